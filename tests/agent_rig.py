@@ -2,9 +2,11 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
@@ -22,7 +24,7 @@ from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent.service import AgentService
 from services.agent.settings import AgentSettings
-from tests.fleet_builder import MIB, a_model, an_event
+from tests.fleet_builder import a_model, an_event
 from tests.waiting import until
 
 NODE = "node-1"
@@ -44,6 +46,13 @@ def write_weights(shm_dir: Path, model: Model, node_id: str = NODE) -> Region:
     region.blob.write_bytes(b"seed")
     region.complete(RegionInfo(path=str(region.blob), num_bytes=4, sha256="", source="file", seconds=0.01))
     return region
+
+
+async def complete(url: str, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    """One completion that is asked of an engine."""
+    body = {"model": "tiny", "prompt": "tell", "max_tokens": 4} | fields
+    async with httpx.AsyncClient(timeout=60) as client:
+        return await client.post(f"{url}/v1/completions", json=body, headers=headers)
 
 
 def start_command(model: Model, instance_id: str, *, gpu: int = 0, node_id: str = NODE, epoch: int = 1) -> Event:
@@ -117,6 +126,20 @@ class AgentRig:
         await until(lambda: not service.not_ready(), "the agent is ready")
         return service
 
+    async def run(self, model: Model, instance_id: str = "i-1", **fields: Any) -> Instance:
+        """An instance is started with its weights in host memory, and gets READY."""
+        write_weights(self.settings.shm_dir.absolute(), model)
+        await self.send(start_command(model, instance_id), **fields)
+        return await self.reaches(instance_id, InstanceState.READY)
+
+    async def send(self, event: Event, **fields: Any) -> None:
+        """A command, whose `fields` may be others."""
+        await self.sender.publish(replace(event, data=replace(event.data, **fields)))
+
+    async def stop(self, instance_id: str, **how: Any) -> Instance:
+        await self.send(stop_command(instance_id, **how))
+        return await self.reaches(instance_id, InstanceState.STOPPED)
+
     async def crash(self) -> None:
         """What is left after a kill -9: engines and files. Nothing is drained, said or saved."""
         service = self.service
@@ -144,9 +167,9 @@ class AgentRig:
         return from_json(raw, Instance) if raw else None
 
     def facts(self, instance_id: str) -> list[str]:
-        """Types of the facts told of one instance, in order."""
-        defaults = [e for e in self.broker.published if e.type.startswith("instance.")]
-        return [e.type for e in defaults if e.data.instance.instance_id == instance_id]
+        """Types of the facts published of one instance, in order."""
+        found = [e for e in self.broker.published if e.type.startswith("instance.")]
+        return [e.type for e in found if e.data.instance.instance_id == instance_id]
 
     def handle(self, instance_id: str) -> dict[str, Any]:
         """The engine's handle as the agent wrote it down."""
@@ -161,6 +184,3 @@ class AgentRig:
     def finished_spans(self) -> dict[str, ReadableSpan]:
         self.tracing._provider.force_flush()
         return {span.name: span for span in self.spans.get_finished_spans()}
-
-
-__all__ = ["MIB", "AgentRig", "emulated_model", "start_command", "stop_command", "until", "write_weights"]

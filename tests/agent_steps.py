@@ -1,7 +1,8 @@
-"""One agent's controller, what it is sent and what it answers, in short words."""
+"""One agent's controller that is checked at each step and brings instances to a state in one call; what it is sent."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Self, TypeVar
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.controller import AgentController
@@ -26,6 +27,10 @@ PARAMS = msg.AgentParams(
     max_tick_gap_s=1000,
 )
 T = TypeVar("T")
+MODEL = a_model(weights_bytes=60 * MIB, kv_bytes=180 * MIB)  # 240 of a GPU's 300
+ALL = ("prewarm", "swap")
+EQ1 = replace(PARAMS, reservation="paper", reservation_step_bytes=1)
+WIDE = replace(MODEL, kv_bytes=160 * MIB, max_concurrency=32)  # M = 160 MiB, M/C = 5 MiB
 
 
 class CheckedAgent(AgentController):
@@ -48,6 +53,82 @@ class CheckedAgent(AgentController):
         self.seen.update((move.before and move.before.state, move.stimulus) for move in self.moves)
         self.validate()
 
+    def instance(self, instance_id: str = "i-1") -> Instance:
+        return self.holdings[instance_id].instance
+
+    def used(self, gpu: int = 0) -> int:
+        return self.ledger.gpus[gpu].used_bytes // MIB
+
+    def owned(self, gpu: int = 0) -> dict[tuple[str, str], int]:
+        """(holder, owner) -> MiB of one GPU."""
+        return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].grants}
+
+    def halves(self, instance_id: str, now_s: float) -> list[Effect]:
+        """Its process is up and its weights are in host memory."""
+        self.handle(msg.EngineLaunched(instance_id), now_s)
+        return self.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
+
+    def ready(self, now_s: float = 10.0, **fields: Any) -> Self:
+        """i-1 through its whole start, READY three seconds after `now_s`."""
+        self.handle(start(**fields), now_s)
+        self.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
+        self.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
+        phases = (
+            Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
+            Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
+        )
+        self.handle(msg.EngineReady("i-1", "http://e:1", phases), now_s + 3)
+        return self
+
+    def stopped(self, instance_id: str = "i-1", now_s: float = 20.0) -> list[Effect]:
+        """An instance is stopped without a grace, and its process is gone a second later."""
+        self.handle(stop(instance_id, grace_s=0), now_s)
+        return self.handle(msg.EngineGone(instance_id), now_s + 1)
+
+    def restarted(
+        self, living: Iterable[str], now_s: float = 50.0, **fields: Any
+    ) -> tuple["CheckedAgent", list[Effect]]:
+        """What follows an agent that was killed, and what it asks for. `fields` are `make`'s."""
+        reborn = make(self.memory(), **fields)
+        return reborn, reborn.handle(msg.Recalled(frozenset(living)), now_s)
+
+    def loading(self, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> Self:
+        self.handle(start_of(instance_id, **fields), now_s)
+        self.halves(instance_id, now_s)
+        return self
+
+    def replica(self, instance_id: str = "r-1", now_s: float = 10.0, **fields: Any) -> Self:
+        """A replica, PREWARMED a second after `now_s`."""
+        self.loading(instance_id, now_s, replica=True, **fields)
+        self.handle(msg.EnginePrewarmed(instance_id), now_s + 1)
+        return self
+
+    def serving(self, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> Self:
+        """An instance that is READY a second after `now_s`."""
+        self.loading(instance_id, now_s, **fields)
+        self.handle(msg.EngineReady(instance_id, "http://e"), now_s + 1)
+        return self
+
+    def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:
+        """i-1 has nothing left to run."""
+        self.handle(stop(becomes=becomes), now_s)
+        return self.handle(msg.InFlight("i-1", 0), now_s + 1)
+
+    def asleep(self, becomes: str, now_s: float = 20.0) -> Self:
+        """i-1 has drained and left its GPU two seconds after `now_s`."""
+        self.drained(becomes, now_s)
+        self.handle(msg.EngineAsleep("i-1"), now_s + 2)
+        return self
+
+    def draining(self) -> Self:
+        """i-1 of WIDE drains, to become a replica."""
+        self.serving(model=WIDE)
+        self.handle(stop(becomes="prewarmed"), 20.0)
+        return self
+
+    def state(self, instance_id: str) -> str:
+        return self.instance(instance_id).state.value
+
 
 def make(
     memory: msg.AgentMemory | None = None,
@@ -56,7 +137,7 @@ def make(
     gpus: int = 1,
     abilities: Iterable[str] = (),
     params: msg.AgentParams = PARAMS,
-) -> AgentController:
+) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities`."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB) for n in range(gpus)])
     engines = {
@@ -108,38 +189,6 @@ def code(effects: list[Effect]) -> str:
     return found
 
 
-def instance(agent: AgentController, instance_id: str = "i-1") -> Instance:
-    return agent.holdings[instance_id].instance
-
-
-def used(agent: AgentController, gpu: int = 0) -> int:
-    return agent.ledger.gpus[gpu].used_bytes // MIB
-
-
-def owned(agent: AgentController, gpu: int = 0) -> dict[tuple[str, str], int]:
-    """(holder, owner) -> MiB of one GPU."""
-    return {(g.holder, g.owner.value): g.num_bytes // MIB for g in agent.ledger.gpus[gpu].grants}
-
-
-def halves(agent: AgentController, instance_id: str, now_s: float) -> list[Effect]:
-    """Its process is up and its weights are in host memory."""
-    agent.handle(msg.EngineLaunched(instance_id), now_s)
-    return agent.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
-
-
-def ready(agent: AgentController, now_s: float = 10.0, **fields: Any) -> AgentController:
-    """i-1 through its whole start, READY three seconds after `now_s`."""
-    agent.handle(start(**fields), now_s)
-    agent.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
-    agent.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
-    phases = (
-        Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
-        Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
-    )
-    agent.handle(msg.EngineReady("i-1", "http://e:1", phases), now_s + 3)
-    return agent
-
-
-def recalled(memory: msg.AgentMemory, living: set[str], now_s: float = 50.0) -> tuple[AgentController, list[Effect]]:
-    agent = make(memory)
-    return agent, agent.handle(msg.Recalled(frozenset(living)), now_s)
+def start_of(instance_id: str = "i-1", **fields: Any) -> Event:
+    """A start on GPU 0 whose worker names no bytes."""
+    return start(instance_id, **({"model": MODEL, "workers": workers(instance_id, 0)} | fields))

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from glowplug.controllers.agent.transaction import fact_of
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef, model_key
@@ -57,15 +58,8 @@ def an_instance(
     **fields: Any,
 ) -> Instance:
     worker = Worker(worker_id=f"{instance_id}-0", node_id=gpu_id.rpartition("/")[0], gpu_id=gpu_id, num_bytes=mib * MIB)
-    return Instance(
-        instance_id=instance_id,
-        model_key=model,
-        engine="emulated",
-        state=state,
-        workers=(worker,),
-        revision=revision,
-        **fields,
-    )
+    given: dict[str, Any] = {"engine": "emulated", "workers": (worker,), "revision": revision}
+    return Instance(instance_id=instance_id, model_key=model, state=state, **(given | fields))
 
 
 def an_event(
@@ -80,6 +74,11 @@ def an_event(
         epoch=epoch,
         traceparent=traceparent,
     )
+
+
+def instance_event(instance: Instance, code: str = "") -> Event:
+    """The fact that publishes the state of `instance`; `code` of one that has FAILED."""
+    return an_event(fact_of(instance, code))
 
 
 def load_report(router_id: str = "router-1", **loads: ModelLoad) -> Event:

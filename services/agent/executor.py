@@ -19,15 +19,14 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError
+from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
-from services.agent.ports import EnginePorts
-from services.agent.processes import LIMIT, MemoryWatch, limit_bytes, until_exit
+from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 
@@ -40,6 +39,13 @@ REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not 
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV cache and features, as JSON
+# What a piece of work that failed is reported as, by its kind; the others are asked for again by the controller.
+_FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, code, why) -> outcome
+    **dict.fromkeys(("launch", "load", "serve"), msg.EngineStartFailed),
+    "weights": msg.WeightsFailed,
+    "consolidate": lambda instance_id, _, why: msg.ConsolidationFailed(instance_id, why),
+    "stop": lambda instance_id, *_: msg.EngineGone(instance_id, clean=False),
+}
 
 
 class EngineExecutor:
@@ -148,17 +154,13 @@ class EngineExecutor:
         try:
             await body
         except Exception as error:
-            if isinstance(error, GlowplugError) and kind in ("launch", "load", "serve", "consolidate"):
+            if isinstance(error, GlowplugError) and kind in _FAILED and kind != "stop":
                 code, why = error.code, error.message
             else:
                 log.exception("%s of %s failed", kind, instance_id)
                 code, why = "internal_error", f"{kind}: {error!r}"
-            if kind in ("launch", "weights", "load", "serve"):
-                await self._report(msg.EngineStartFailed(instance_id, code, why))
-            elif kind == "consolidate":
-                await self._report(msg.ConsolidationFailed(instance_id, why))
-            elif kind == "stop":
-                await self._report(msg.EngineGone(instance_id, clean=False))
+            if (outcome := _FAILED.get(kind)) is not None:
+                await self._report(outcome(instance_id, code, why))
 
     async def _report(self, stimulus: Any) -> None:
         assert self._put is not None, "connect() first"
@@ -176,7 +178,7 @@ class EngineExecutor:
             reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
             await self._report(msg.EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
             return
-        num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
+        num_bytes = sum(w.num_bytes for w in effect.workers)
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
         key_id = secrets.token_hex(8)
         try:
@@ -187,7 +189,7 @@ class EngineExecutor:
                 num_bytes=num_bytes or effect.model.memory_bytes,
                 run_dir=run_dir,
                 log_path=log_path,
-                gpu_id=effect.worker.gpu_id,
+                gpu_id=effect.workers[0].gpu_id,
                 gpu_kind=effect.gpu_kind,
                 gpu_index=effect.gpu_index,
                 traceparent=effect.traceparent,
@@ -201,9 +203,7 @@ class EngineExecutor:
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = await driver.launch(request)
         except OSError as error:
-            await self._report(
-                msg.EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}")
-            )
+            raise NoSpace(f"cannot prepare {run_dir}: {error}") from error
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
             data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
@@ -224,11 +224,7 @@ class EngineExecutor:
         if not effect.weights.uri:
             await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
             return
-        try:
-            digest = region_digest(effect.weights)
-        except GlowplugError as error:
-            await self._report(msg.WeightsFailed(effect.instance_id, error.code, error.message))
-            return
+        digest = region_digest(effect.weights)
         region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
         began = self._clock()
         is_first = True
@@ -237,9 +233,7 @@ class EngineExecutor:
             if status.state is RegionState.COMPLETE and status.info is not None:
                 declared, found = effect.weights.num_bytes, status.info.num_bytes
                 if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
-                    wrong = f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}"
-                    await self._report(msg.WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
-                    return
+                    raise ChecksumMismatch(f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}")
                 region.touch(self._clock())
                 await self._report(msg.WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
                 return
@@ -356,19 +350,9 @@ class EngineExecutor:
         launching = self._tasks.get((effect.instance_id, "launch"))
         if launching is not None:  # a launch cut in half would leave a process nobody knows
             await asyncio.wait([launching])
-        for kind in (
-            "weights",
-            "load",
-            "serve",
-            "consolidate",
-            "abandon",
-            "sleep",
-            "limit",
-            "watch",
-            "health",
-            "count",
-        ):
-            await self._cancel(effect.instance_id, kind)
+        for instance_id, kind in list(self._tasks):
+            if instance_id == effect.instance_id and kind != "stop":
+                await self._cancel(instance_id, kind)
         self._weights.pop(effect.instance_id, None)
         self._kv_limits.pop(effect.instance_id, None)
         handle = self._state.handles.get(effect.instance_id)
@@ -405,9 +389,8 @@ class EngineExecutor:
     async def _check_health(self, effect: msg.CheckHealth) -> None:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
-            await self._report(
-                msg.HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
-            )
+            unknown = msg.HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
+            await self._report(unknown)
             return
         seen = await self._driver(handle).health(handle)
         if not seen.alive:

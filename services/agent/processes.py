@@ -1,4 +1,4 @@
-"""The processes of engines, as the kernel tells of them: their end, their memory, and those that nobody knows.
+"""The processes of engines, as the kernel knows them: their ports, their end, their memory, and those without a record.
 
 An engine that takes more host memory than its grant and its overhead is ended before the machine has none left. The
 agent looks; the kernel enforces nothing: cgroups need a delegation that few machines give, RLIMIT_AS counts mapped
@@ -8,15 +8,19 @@ names are those of an agent that died between starting one and writing it down.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from glowplug.controllers.agent.messages import EngineOverLimit
+from glowplug.domain.address import PortRange
+from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle, LaunchRequest
 from glowplug.engines.process import kill_group, started_at
 from glowplug.memory.discovery import EMULATED
@@ -25,6 +29,53 @@ log = logging.getLogger(__name__)
 LIMIT = "host_bytes_limit"  # in a handle's data; absent where an agent without this watch has started the engine
 MIB = 1 << 20
 REAP_S = 2.0  # between two looks for ended children that nobody waits for
+
+
+class EnginePorts:
+    """Gives out free ports one after another, of a range that is open to the routers, where an agent has one: after a
+    start that failed over a taken port the next one gets another.
+
+    A range belongs to one agent of an address: an engine binds its port seconds after it was handed out.
+    """
+
+    def __init__(self, host: str, ports: PortRange | None) -> None:
+        self._host, self._range = host, ports
+        self._next = ports.first if ports else 0
+        self._launching: dict[str, int] = {}
+
+    def take(self, instance_id: str, held: Iterable[int]) -> int:
+        """A port nobody listens on, none of `held` (those of engines that live); 0 without a range.
+
+        Raises EngineFailed when there is none.
+        """
+        if self._range is None:
+            return 0
+        used = {*held, *self._launching.values()}
+        first, size = self._range.first, len(self._range)
+        for step in range(size):
+            port = first + (self._next - first + step) % size
+            if port not in used and self._is_free(port):
+                self._next = port + 1
+                self._launching[instance_id] = port
+                return port
+        raise EngineFailed(f"no free port in GLOWPLUG_ENGINE_PORTS={self._range}: {len(used)} are in use by engines")
+
+    def settled(self, instance_id: str) -> None:
+        """The launch of that instance is over: its handle keeps the port, or nobody does."""
+        self._launching.pop(instance_id, None)
+
+    def _is_free(self, port: int) -> bool:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((self._host, port))
+                sock.listen(1)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise EngineFailed(f"engines cannot listen on {self._host}: {error.strerror}") from error
+                return False
+        return True
 
 
 def limit_bytes(request: LaunchRequest, overhead_bytes: int) -> int:

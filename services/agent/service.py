@@ -1,22 +1,27 @@
-"""One agent, whole: engines and memory first, then the store and the bus, until it is asked to stop."""
+"""One agent, whole: engines and memory first, then the store and the bus, until it is asked to stop; and which engines
+its node has."""
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from glowplug.bus.port import Bus
-from glowplug.controllers.agent.controller import NODES
-from glowplug.controllers.agent.messages import NodeStopping, Recalled, Surroundings
+from glowplug.controllers.agent.controller import NODES, AgentController
+from glowplug.controllers.agent.messages import NodeStopping, Recalled, ReportStart, Surroundings
+from glowplug.controllers.agent.params import EngineKind
 from glowplug.controllers.agent.reads import READS
 from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
+from glowplug.domain.errors import GlowplugError
+from glowplug.engines import drivers
 from glowplug.engines.port import EngineDriver
 from glowplug.events.facts import NodeJoined, NodeLeft
-from glowplug.memory.discovery import discover
+from glowplug.memory.discovery import EMULATED, HOST, discover
+from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.service import announce
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
@@ -24,7 +29,6 @@ from glowplug.state.port import Store
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.inventory import read_cached, read_links
-from services.agent import handlers
 from services.agent.executor import EngineExecutor
 from services.agent.processes import kill_orphans, reap_strays
 from services.agent.settings import AgentSettings
@@ -57,10 +61,10 @@ class AgentService:
     ) -> None:
         self.settings, self._bus, self._connect = settings, bus, connect
         self._lock = NodeLock(settings.node_dir, settings.node)
-        self._drivers, refused = handlers.find_engines(settings) if drivers is None else (drivers, {})
-        gpu_kind = handlers.gpu_kind(settings.gpu_kind, self._drivers)
-        kinds = refused | handlers.kinds_of(self._drivers, gpu_kind)
-        found = discover(settings.node, gpu_kind, settings.gpu_budgets.split(","))
+        self._drivers, refused = find_engines(settings) if drivers is None else (drivers, {})
+        kind = gpu_kind(settings.gpu_kind, self._drivers)
+        kinds = refused | {name: engine_kind(driver, kind) for name, driver in self._drivers.items()}
+        found = discover(settings.node, kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:
             log.warning("%s", warning)
@@ -68,7 +72,15 @@ class AgentService:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         self._state = StateFile(settings.node_dir / "agent.json")
         self.engines = EngineExecutor(settings, self._drivers, self._state)
-        self.controller = handlers.make_controller(settings, found, kinds, self._state.memory)
+        reporter = StartReporter(tracing, engine_tracing, registry)
+        self.controller = AgentController(
+            settings.node,
+            ByteLedger(found.gpus),
+            kinds,
+            agent_url=settings.agent_url,
+            params=settings.params(),
+            memory=self._state.memory,
+        )
         self.shell = Shell(
             "agent",
             settings.service_id,
@@ -78,7 +90,7 @@ class AgentService:
             tracing,
             metrics,
             reads=READS,
-            executors=handlers.executors(self.engines, StartReporter(tracing, engine_tracing, registry)),
+            executors={**self.engines.executors(), ReportStart: reporter.execute},
             tick_s=settings.tick_s,
             resync_s=settings.resync_s,
         )
@@ -193,3 +205,34 @@ def _log_fault(task: asyncio.Task[None]) -> None:
     """A part of the agent that ends by a fault of ours is never silent; /ready tells when it was the joining."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a part of the agent ended", exc_info=error)
+
+
+def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:
+    """Drivers that can start here, and the other engines that were asked for with why they cannot, logged once."""
+    asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or list(drivers.NAMES)
+    found: dict[str, EngineDriver] = {}
+    refused: dict[str, EngineKind] = {}
+    for name in asked:
+        try:
+            driver = drivers.driver(name, settings.engine_settings())
+            why, emulated = driver.unavailable(), driver.capabilities.emulated
+        except (GlowplugError, ImportError) as error:
+            driver, why, emulated = None, str(error), False
+        if driver is not None and not why:
+            found[name] = driver
+        else:
+            log.info("engine %s is not available on %s: %s", name, settings.node, why)
+            refused[name] = EngineKind(name=name, emulated=emulated, unavailable=why)
+    return found, refused
+
+
+def engine_kind(driver: EngineDriver, gpu_kind: str) -> EngineKind:
+    """What the controller knows of an engine that can start, on GPUs of that kind."""
+    abilities = frozenset(driver.abilities(gpu_kind))
+    return EngineKind(name=driver.name, emulated=driver.capabilities.emulated, abilities=abilities)
+
+
+def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:
+    """Budgets of host memory are emulated where nothing but emulated engines can be granted them."""
+    only_emulated = bool(available) and all(driver.capabilities.emulated for driver in available.values())
+    return EMULATED if asked == HOST and only_emulated else asked

@@ -57,32 +57,22 @@ class StartReporter:
     def __init__(self, tracing: Tracing, engine_tracing: Tracing, registry: CollectorRegistry = REGISTRY) -> None:
         self._tracing, self._engine_tracing = tracing, engine_tracing
         self._model = LabelCap()
-        self._seconds = Histogram(
-            semconv.COLD_START_SECONDS,
-            "Seconds of each phase of a cold start; phase `total` is command to ready",
-            ["model", "phase"],
-            registry=registry,
-            buckets=SECONDS_BUCKETS,
+
+        def histogram(name: str, doc: str, labels: list[str]) -> Histogram:
+            return Histogram(name, doc, labels, registry=registry, buckets=SECONDS_BUCKETS)
+
+        actual = "Seconds of each phase of a cold start; phase `total` is command to ready"
+        self._seconds = histogram(semconv.COLD_START_SECONDS, actual, ["model", "phase"])
+        expected = "What each phase was expected to take"
+        self._predicted = histogram(semconv.COLD_START_PREDICTED_SECONDS, expected, ["phase"])
+        self._error = histogram(
+            semconv.COLD_START_ERROR_SECONDS, "How far the prediction was off, either way", ["phase"]
         )
         self._starts = Counter(
             semconv.STARTS_TOTAL,
             "Starts that ended READY, by where the weights were",
             ["model", "weights"],
             registry=registry,
-        )
-        self._predicted = Histogram(
-            semconv.COLD_START_PREDICTED_SECONDS,
-            "What each phase was expected to take",
-            ["phase"],
-            registry=registry,
-            buckets=SECONDS_BUCKETS,
-        )
-        self._error = Histogram(
-            semconv.COLD_START_ERROR_SECONDS,
-            "How far the prediction was off, either way",
-            ["phase"],
-            registry=registry,
-            buckets=SECONDS_BUCKETS,
         )
 
     async def execute(self, effect: ReportStart, _: Event | None) -> None:

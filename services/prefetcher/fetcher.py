@@ -20,6 +20,7 @@ from glowplug.controllers.prefetcher.messages import (
     MarkFailed,
     NameRegion,
     RaiseUrgency,
+    RegionChanged,
     RegionLost,
     StartFetch,
     StopFetch,
@@ -31,14 +32,14 @@ from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
-from glowplug.weights.fetch import Fetch, FetchOptions, FetchResult
+from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.inventory import is_whole, write_links
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region
-from glowplug.weights.source import Source, SourceOptions
+from glowplug.weights.source import Source, SourceInterrupted, SourceOptions
 from glowplug.weights.sources import open_source
+from glowplug.weights.writer import is_unchanged
 from services.prefetcher.metrics import PrefetcherMetrics
-from services.prefetcher.source_checks import SourceChecks
 
 log = logging.getLogger(__name__)
 
@@ -109,17 +110,20 @@ class Fetcher:
             source = open_source(effect.weights.uri, self._source_options)
             scheme = source.scheme
             running.fetch = self._fetch(running, source)
-            end = self._landed(effect, await running.fetch.run(), scheme)
+            landed = await running.fetch.run()
+            has_all = landed.info is not None
+            end = FetchEnded(
+                digest=effect.digest, num_bytes=landed.num_bytes, whole=has_all, seconds=landed.seconds, source=scheme
+            )
         except asyncio.CancelledError:
             if not running.stopping:
                 raise  # the process stops: what landed is resumed by the next one
             end = await self._failed(running, CANCELLED, "stopped")
         except GlowplugError as error:
             end = await self._failed(running, error.code, error.message)
-        except OSError as error:
-            end = await self._failed(running, WeightsUnavailable.code, f"{type(error).__name__}: {error}")
         except Exception as error:
-            log.exception("fetch of %s", effect.digest)
+            if not isinstance(error, OSError):
+                log.exception("fetch of %s", effect.digest)
             end = await self._failed(running, WeightsUnavailable.code, f"{type(error).__name__}: {error}")
         finally:
             if source is not None:
@@ -148,15 +152,6 @@ class Fetcher:
             priority=running.urgency,
             first_byte=effect.first_byte,
             last_byte=effect.last_byte,
-        )
-
-    def _landed(self, effect: StartFetch, result: FetchResult, scheme: str) -> FetchEnded:
-        return FetchEnded(
-            digest=effect.digest,
-            num_bytes=result.num_bytes,
-            whole=result.info is not None,
-            seconds=result.seconds,
-            source=scheme,
         )
 
     async def _failed(self, running: _Running, code: str, message: str) -> FetchEnded:
@@ -190,8 +185,8 @@ class Fetcher:
                     semconv.ATTR_NODE_ID: self.node_id,
                     semconv.ATTR_DIGEST: effect.digest,
                     semconv.ATTR_SOURCE: scheme,
-                    semconv.ATTR_BYTES: fetch.num_bytes_fetched if fetch else 0,
-                    semconv.ATTR_RESUMED_BYTES: fetch.num_bytes_resumed if fetch else 0,
+                    semconv.ATTR_BYTES: fetched,
+                    semconv.ATTR_RESUMED_BYTES: resumed,
                     semconv.ATTR_RETRIES: fetch.num_retries if fetch else 0,
                     semconv.ATTR_INSTANCE_ID: getattr(effect.cause.data, "instance_id", ""),
                 },
@@ -279,3 +274,39 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class SourceChecks:
+    """Has the source of cached weights changed? It is asked for weights that no checksum pins, beside everything else.
+
+    At most one check per region at a time. A source that cannot be asked keeps its copy: the bytes were good."""
+
+    def __init__(self, put: Callable[[Any], Awaitable[None]], options: SourceOptions) -> None:
+        self._put, self._options = put, options
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return list(self._running.values())
+
+    def spawn(self, region: Region, uri: str) -> None:
+        if region.digest not in self._running:
+            task = asyncio.create_task(self._check(region, uri))
+            self._running[region.digest] = task
+            task.add_done_callback(lambda _: self._running.pop(region.digest, None))
+
+    async def _check(self, region: Region, uri: str) -> None:
+        try:
+            source = open_source(uri, self._options)
+        except WeightsUnavailable as error:
+            log.warning("cannot check %s: %s", region.digest[:12], error)
+            return
+        try:
+            info = await source.probe()
+        except (WeightsUnavailable, SourceInterrupted) as error:
+            log.debug("cannot check %s: %s", region.digest[:12], error)
+            return
+        finally:
+            await source.close()
+        if not is_unchanged(region.read_meta(), info):
+            await self._put(RegionChanged(region.digest))

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -20,6 +21,7 @@ from tests.agent_rig import (
     MIB,
     NODE,
     AgentRig,
+    complete,
     emulated_model,
     resume_command,
     start_command,
@@ -30,8 +32,9 @@ from tests.waiting import until
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[AgentRig]:
-    rig = AgentRig(tmp_path)
+async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[AgentRig]:
+    """A node whose agent runs, with the settings that a test gives by `set_to`."""
+    rig = AgentRig(tmp_path, **getattr(request, "param", {}))
     await rig.start()
     yield rig
     rig.store.down = rig.broker.down = False
@@ -39,16 +42,17 @@ async def rig(tmp_path: Path) -> AsyncIterator[AgentRig]:
     await rig.service.stop()
 
 
-async def started(rig: AgentRig, instance_id: str = "i-1", *, mib: int = 100) -> str:
-    model = emulated_model(mib=mib)
-    write_weights(rig.settings.shm_dir, model)
-    await rig.sender.publish(start_command(model, instance_id))
-    return (await rig.reaches(instance_id, InstanceState.READY)).url
+def set_to(**settings: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("rig", [settings], indirect=True, ids=[""])
+
+
+async def started(rig: AgentRig, *, mib: int = 100) -> str:
+    return (await rig.run(emulated_model(mib=mib))).url
 
 
 async def test_start_serve_drain_stop(rig: AgentRig) -> None:
     model = emulated_model(mib=100)
-    await rig.sender.publish(start_command(model, "i-1"))
+    await rig.send(start_command(model, "i-1"))
     await rig.reaches("i-1", InstanceState.STARTING)
     await until(lambda: rig.handle("i-1"), "the engine process starts before its weights are there")
     assert rig.used_bytes() == 100 * MIB
@@ -62,22 +66,15 @@ async def test_start_serve_drain_stop(rig: AgentRig) -> None:
     assert [p.name for p in ready.phases] == [name for name in PhaseName if name is not PhaseName.ROOM]
     assert all(p.ended_at >= p.started_at for p in ready.phases)
     pid = rig.handle("i-1")["pid"]
-    await rig.sender.publish(stop_command("i-1"))
-    stopped = await rig.reaches("i-1", InstanceState.STOPPED)
+    stopped = await rig.stop("i-1")
     assert started_at(pid) is None and rig.used_bytes() == 0
-    assert rig.facts("i-1") == [
-        "instance.starting",
-        "instance.loading",
-        "instance.ready",
-        "instance.draining",
-        "instance.stopped",
-    ]
+    states = ("starting", "loading", "ready", "draining", "stopped")
+    assert rig.facts("i-1") == [f"instance.{state}" for state in states]
     assert (await until(lambda: rig.row("i-1") == stopped, "the store has the end")) is True
 
 
-async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path, engine_secret="s", health_every_s=0.05)
-    await rig.start()
+@set_to(engine_secret="s", health_every_s=0.05)
+async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(rig: AgentRig) -> None:
     url = await started(rig)
     ready = rig.instance("i-1")
     assert ready is not None and ready.key_id
@@ -85,64 +82,46 @@ async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(tmp_path: 
     row = str(msgspec.to_builtins(ready))
     key = engine_key("s", ready.key_id)
     assert key not in row
-    async with httpx.AsyncClient() as client:
-        refused = await client.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
-        given = {"authorization": f"Bearer {key}"}
-        answered = await client.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=given)
-        assert answered.status_code == 200
-    await rig.sender.publish(stop_command("i-1"))
-    await rig.reaches("i-1", InstanceState.STOPPED)
-    await rig.service.stop()
+    refused = await complete(url)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert (await complete(url, headers={"authorization": f"Bearer {key}"})).status_code == 200
+    await rig.stop("i-1")
 
 
 async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
-    model = emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0})
-    write_weights(rig.settings.shm_dir, model)
-    await rig.sender.publish(start_command(model, "i-1"))
-    url = (await rig.reaches("i-1", InstanceState.READY)).url
-    asked = {"model": "tiny", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
-    async with httpx.AsyncClient(timeout=60) as client:
-        request = asyncio.create_task(client.post(f"{url}/v1/completions", json=asked))
-        await asyncio.sleep(0.3)
-        await rig.sender.publish(stop_command("i-1"))
-        await rig.reaches("i-1", InstanceState.DRAINING)
-        answer = await request
+    url = (await rig.run(emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0}))).url
+    request = asyncio.create_task(complete(url, max_tokens=40, ignore_eos=True))
+    await asyncio.sleep(0.3)
+    await rig.send(stop_command("i-1"))
+    await rig.reaches("i-1", InstanceState.DRAINING)
+    answer = await request
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 40
     await rig.reaches("i-1", InstanceState.STOPPED)
 
 
-async def test_a_drain_is_undone(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path, drain_quiet_s=5.0)
-    await rig.start()
+@set_to(drain_quiet_s=5.0)
+async def test_a_drain_is_undone(rig: AgentRig) -> None:
     await started(rig)
-    await rig.sender.publish(stop_command("i-1"))
+    await rig.send(stop_command("i-1"))
     await rig.reaches("i-1", InstanceState.DRAINING)
-    await rig.sender.publish(resume_command("i-1"))
+    await rig.send(resume_command("i-1"))
     ready = await rig.reaches("i-1", InstanceState.READY)
     assert ready.reason == "wanted again" and rig.used_bytes() == 100 * MIB
     rig.settings.drain_s = 0.0
-    await rig.service.stop()
 
 
-async def test_an_engine_that_takes_too_much_memory_is_ended_with_a_reason(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path, engine_overhead_bytes=100 * MIB, engine_memory_s=0.02)
-    await rig.start()
+@set_to(engine_overhead_bytes=100 * MIB, engine_memory_s=0.02)
+async def test_an_engine_that_takes_too_much_memory_is_ended_with_a_reason(rig: AgentRig) -> None:
     model = emulated_model(engine_args={"time_scale": 50.0, "faults": {"grow_bytes_per_token": 8 * MIB}})
-    write_weights(rig.settings.shm_dir, model)
-    await rig.sender.publish(start_command(model, "i-1"))
-    url = (await rig.reaches("i-1", InstanceState.READY)).url
+    url = (await rig.run(model)).url
     pid = rig.handle("i-1")["pid"]
-    asked = {"model": "tiny", "prompt": "tell", "max_tokens": 1000, "ignore_eos": True}
-    async with httpx.AsyncClient(timeout=60) as client:
-        with pytest.raises(httpx.HTTPError):
-            await client.post(f"{url}/v1/completions", json=asked)
+    with pytest.raises(httpx.HTTPError):
+        await complete(url, max_tokens=1000, ignore_eos=True)
     failed = await rig.reaches("i-1", InstanceState.FAILED)
     assert "MiB of host memory, more than its limit of " in failed.reason and "OVERHEAD_BYTES" in failed.reason
     await until(lambda: rig.used_bytes() == 0, "the ledger is free")
     assert started_at(pid) is None
     assert rig.broker.of_type("instance.failed")[-1].data.instance.reason == failed.reason
-    await rig.service.stop()
 
 
 async def test_killed_engine_fails_and_frees(rig: AgentRig) -> None:
@@ -155,21 +134,19 @@ async def test_killed_engine_fails_and_frees(rig: AgentRig) -> None:
     assert failure.data.code == "engine_failed" and failure.data.instance.instance_id == "i-1"
 
 
-async def test_hung_engine_is_replaced_by_a_failure(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path, health_every_s=0.05, health_timeout_s=0.1, health_misses=3)
-    await rig.start()
+@set_to(health_every_s=0.05, health_timeout_s=0.1, health_misses=3)
+async def test_hung_engine_is_replaced_by_a_failure(rig: AgentRig) -> None:
     await started(rig)
     pid = rig.handle("i-1")["pid"]
     os.kill(pid, signal.SIGSTOP)
     failed = await rig.reaches("i-1", InstanceState.FAILED)
     assert "its engine hangs" in failed.reason
     await until(lambda: started_at(pid) is None and rig.used_bytes() == 0, "the hung process is killed")
-    await rig.service.stop()
 
 
 async def test_no_room_harms_nobody(rig: AgentRig) -> None:
     await started(rig, mib=250)
-    await rig.sender.publish(start_command(emulated_model("other", mib=100), "i-2"))
+    await rig.send(start_command(emulated_model("other", mib=100), "i-2"))
     failed = await rig.reaches("i-2", InstanceState.FAILED)
     assert rig.broker.of_type("instance.failed")[-1].data.code == "out_of_memory"
     assert "free" in failed.reason and rig.used_bytes() == 250 * MIB
@@ -178,7 +155,7 @@ async def test_no_room_harms_nobody(rig: AgentRig) -> None:
 
 async def test_failed_weights_end_the_start(rig: AgentRig) -> None:
     model = emulated_model()
-    await rig.sender.publish(start_command(model, "i-1"))
+    await rig.send(start_command(model, "i-1"))
     await until(lambda: rig.handle("i-1"), "the engine launches")
     region = write_weights(rig.settings.shm_dir / "elsewhere", model)
     region = type(region)(rig.settings.shm_dir / NODE / region.digest)
@@ -190,11 +167,10 @@ async def test_failed_weights_end_the_start(rig: AgentRig) -> None:
 
 
 async def test_a_start_under_way_is_given_up(rig: AgentRig) -> None:
-    await rig.sender.publish(start_command(emulated_model(), "i-1"))
+    await rig.send(start_command(emulated_model(), "i-1"))
     await until(lambda: rig.handle("i-1"), "the engine launches")
     pid = rig.handle("i-1")["pid"]
-    await rig.sender.publish(stop_command("i-1"))
-    await rig.reaches("i-1", InstanceState.STOPPED)
+    await rig.stop("i-1")
     assert started_at(pid) is None and rig.used_bytes() == 0
 
 
@@ -218,9 +194,7 @@ async def test_an_emptied_store_heals(rig: AgentRig) -> None:
 
 async def test_taken_back_after_kill_9(rig: AgentRig) -> None:
     url = await started(rig)
-    await rig.sender.publish(start_command(emulated_model("dies"), "i-2"))
-    write_weights(rig.settings.shm_dir, emulated_model("dies"))
-    await rig.reaches("i-2", InstanceState.READY)
+    await rig.run(emulated_model("dies"), "i-2")
     before, handle, dead = rig.instance("i-1"), rig.handle("i-1"), rig.handle("i-2")["pid"]
     await rig.crash()
     os.kill(dead, signal.SIGKILL)
@@ -231,13 +205,12 @@ async def test_taken_back_after_kill_9(rig: AgentRig) -> None:
     assert before is not None and again.revision > before.revision and again.url == url
     assert rig.handle("i-1") == handle and "while its agent was down" in failed.reason
     await until(lambda: rig.used_bytes() == 100 * MIB, "only the living hold bytes")
-    await rig.sender.publish(stop_command("i-1"))
-    await rig.reaches("i-1", InstanceState.STOPPED)
+    await rig.stop("i-1")
 
 
 async def test_a_start_goes_on_after_kill_9(rig: AgentRig) -> None:
     model = emulated_model()
-    await rig.sender.publish(start_command(model, "i-1"))
+    await rig.send(start_command(model, "i-1"))
     first = await until(lambda: rig.handle("i-1"), "the engine launches")
     await rig.crash()
     await rig.start()

@@ -5,31 +5,19 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.engines import probe, process
-from glowplug.events.envelope import Event
-from tests.agent_rig import MIB, AgentRig, emulated_model, start_command, stop_command, write_weights
+from glowplug.engines import process
+from tests.agent_rig import MIB, AgentRig, complete, emulated_model, start_command, stop_command, write_weights
 from tests.waiting import until
 
 
-def given(event: Event, **fields: Any) -> Event:
-    """The same command, said otherwise."""
-    return replace(event, data=replace(event.data, **fields))
-
-
-def replica_of(model: Model, instance_id: str) -> Event:
-    event = start_command(model, instance_id)
-    return given(event, replica=True, workers=tuple(replace(w, num_bytes=0) for w in event.data.workers))
-
-
 class Live(AgentRig):
-    """An agent whose node has room for two small models, and one such model."""
+    """An agent whose node has memory for two small models, and one such model."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, kv_reservation="paper")
@@ -61,15 +49,19 @@ class Live(AgentRig):
         pid: int = self.handle(instance_id)["pid"]
         return pid
 
-    async def ask(self, instance: Instance) -> str:
-        """What the engine answers to one request."""
-        body = {"model": self.model.name, "prompt": "hello", "max_tokens": 4}
-        status, answer = await probe.ask(
-            instance.url, "/v1/completions", 10.0, method="POST", body=json.dumps(body).encode()
-        )
-        assert status == 200, answer
-        text: str = json.loads(answer)["choices"][0]["text"]
-        return text
+    async def replica(self, model: Model, *, mib: int = 0, until: InstanceState = InstanceState.PREWARMED) -> Instance:
+        """r-1, whose worker names `mib` MiB, or leaves the bytes to the agent."""
+        event = start_command(model, "r-1")
+        workers = tuple(replace(w, num_bytes=mib * MIB) for w in event.data.workers)
+        await self.send(event, replica=True, workers=workers)
+        return await self.reaches("r-1", until)
+
+    async def grow(self, instance_id: str = "i-1", source: str = "r-1", model: Model | None = None) -> Instance:
+        """A start from what lies dormant. The instance answers once it is READY."""
+        ready = await self.run(model or self.model, instance_id, source=source)
+        answer = await complete(ready.url, model=self.model.name)
+        assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
+        return ready
 
 
 @pytest.fixture
@@ -82,80 +74,66 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
 
 async def test_a_replica_becomes_an_instance_in_the_same_process(live: Live) -> None:
     assert live.service.controller.node(0.0).abilities == ("emulated:prewarm", "emulated:swap")
-    await live.sender.publish(replica_of(live.model, "r-1"))
-    row = await live.reaches("r-1", InstanceState.PREWARMED)
+    row = await live.replica(live.model)
     assert not row.serves and live.granted() == {"prewarm": 60}
     pid = live.pid("r-1")
-    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
-    ready = await live.reaches("i-1", InstanceState.READY)
-    assert await live.ask(ready) and live.pid("i-1") == pid and live.granted() == {"weights": 60, "kv": 100}
+    ready = await live.grow()
+    assert live.pid("i-1") == pid and live.granted() == {"weights": 60, "kv": 100}
     assert (live.instance("r-1") or row).state is InstanceState.STOPPED and ready.source == "r-1"
     assert [p.name.value for p in ready.phases] == ["decide", "load"]
     assert "ready" in live.service.engines.log_path("i-1").read_text()
-    await live.sender.publish(stop_command("i-1", grace_s=0))
-    await live.reaches("i-1", InstanceState.STOPPED)
+    await live.stop("i-1", grace_s=0)
     assert not live.granted() and not live.processes
 
 
 async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_all(live: Live) -> None:
     """WarmServe section 4: a third of the weights is granted and loaded; the start that grows from it takes all."""
-    event = replica_of(live.model, "r-1")
-    workers = tuple(replace(w, num_bytes=20 * MIB) for w in event.data.workers)
-    await live.sender.publish(given(event, workers=workers))
-    await live.reaches("r-1", InstanceState.PREWARMED)
+    await live.replica(live.model, mib=20)
     assert live.granted() == {"prewarm": 20}
     spec = json.loads((live.service.engines.run_dir("r-1") / "spec.json").read_bytes())
     assert spec["first_bytes"] == 20 * MIB < spec["weights_bytes"]
-    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
-    assert await live.ask(await live.reaches("i-1", InstanceState.READY))
+    await live.grow()
     assert live.granted() == {"weights": 60, "kv": 100}
 
 
 async def test_an_activation_waits_for_the_load_that_is_under_way(live: Live) -> None:
     slow = replace(live.model, engine_args={"time_scale": 1.0, "launch_s": 0.1, "load_bytes_per_s": 120 * MIB})
-    await live.sender.publish(replica_of(slow, "r-1"))
-    await live.reaches("r-1", InstanceState.LOADING)
-    await live.sender.publish(given(start_command(slow, "i-1"), source="r-1"))
-    assert await live.ask(await live.reaches("i-1", InstanceState.READY))
+    await live.replica(slow, until=InstanceState.LOADING)
+    await live.grow(model=slow)
     assert live.processes == ["i-1"]
 
 
 async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: Live) -> None:
-    await live.sender.publish(start_command(live.model, "i-1"))
-    await live.reaches("i-1", InstanceState.READY)
+    await live.run(live.model)
     pid = live.pid("i-1")
-    await live.sender.publish(given(stop_command("i-1"), becomes="swapped_out"))
+    await live.send(stop_command("i-1"), becomes="swapped_out")
     await live.reaches("i-1", InstanceState.SWAPPED_OUT)
     assert not live.granted() and live.pid("i-1") == pid
-    await live.sender.publish(given(start_command(live.model, "i-2"), source="i-1"))
-    assert await live.ask(await live.reaches("i-2", InstanceState.READY)) and live.pid("i-2") == pid
+    await live.grow("i-2", "i-1")
+    assert live.pid("i-2") == pid
 
 
 async def test_what_sleeps_survives_its_agent(live: Live) -> None:
-    await live.sender.publish(replica_of(live.model, "r-1"))
-    await live.reaches("r-1", InstanceState.PREWARMED)
+    await live.replica(live.model)
     pid = live.pid("r-1")
     await live.crash()
     await live.start()
     await live.reaches("r-1", InstanceState.PREWARMED)
     assert live.granted() == {GrantOwner.PREWARM.value: 60}
-    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
-    assert await live.ask(await live.reaches("i-1", InstanceState.READY)) and live.pid("i-1") == pid
+    await live.grow()
+    assert live.pid("i-1") == pid
 
 
 async def test_a_process_that_dies_asleep_is_noticed(live: Live) -> None:
-    await live.sender.publish(replica_of(live.model, "r-1"))
-    await live.reaches("r-1", InstanceState.PREWARMED)
+    await live.replica(live.model)
     live.kill("r-1")
     assert "ended by itself" in (await live.reaches("r-1", InstanceState.FAILED)).reason
     await until(lambda: not live.granted(), "its bytes are free")
 
 
 async def test_a_woken_engine_that_dies_is_noticed_at_once(live: Live) -> None:
-    await live.sender.publish(replica_of(live.model, "r-1"))
-    await live.reaches("r-1", InstanceState.PREWARMED)
-    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
-    await live.reaches("i-1", InstanceState.READY)
+    await live.replica(live.model)
+    await live.grow()
     live.kill("i-1")
     await live.reaches("i-1", InstanceState.FAILED)
     await until(lambda: not live.granted() and not live.processes, "nothing is left of it")
@@ -164,19 +142,16 @@ async def test_a_woken_engine_that_dies_is_noticed_at_once(live: Live) -> None:
 async def test_a_draining_engine_gives_up_kv_cache_for_a_replica_and_finishes_what_it_runs(live: Live) -> None:
     """WarmServe section 4.1, live: 64 MiB of weights find room where a KV cache was."""
     wide = replace(live.model, kv_bytes=230 * MIB, context_tokens=64, engine_args={"time_scale": 1.0, "launch_s": 0.0})
-    await live.sender.publish(start_command(wide, "i-1"))
-    serving = await live.reaches("i-1", InstanceState.READY)
-    body = json.dumps({"model": wide.name, "prompt": "hello", "max_tokens": 48, "ignore_eos": True}).encode()
-    running = asyncio.create_task(probe.ask(serving.url, "/v1/completions", 30.0, method="POST", body=body))
+    url = (await live.run(wide)).url
+    running = asyncio.create_task(complete(url, model=wide.name, max_tokens=48, ignore_eos=True))
     await asyncio.sleep(0.2)
-    await live.sender.publish(given(stop_command("i-1"), becomes="prewarmed"))
+    await live.send(stop_command("i-1"), becomes="prewarmed")
     await until(lambda: live.granted().get("kv", 0) < 100, "its KV cache is cut")
     assert not running.done()
     other = emulated_model("other", mib=64)
     write_weights(live.settings.shm_dir.absolute(), other)
-    await live.sender.publish(replica_of(other, "r-1"))
-    await live.reaches("r-1", InstanceState.PREWARMED)
-    status, answer = await running
-    assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 48
+    await live.replica(other)
+    answer = await running
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 48
     await live.reaches("i-1", InstanceState.PREWARMED)
     assert live.granted() == {"prewarm": 60 + 64}

@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import httpx
 import psutil
 import pytest
 
@@ -25,11 +24,12 @@ from glowplug.events.envelope import Event, from_json
 from glowplug.events.subjects import entity_facts
 from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
-from tests.agent_rig import emulated_model, start_command, stop_command, write_weights
+from tests.agent_rig import complete, emulated_model, start_command, stop_command, write_weights
 from tests.ports import free_ports
 from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import until
 
+T = TypeVar("T")
 PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
 
 
@@ -80,23 +80,19 @@ class AgentProcess:
         await self.bus.connect()
         await self.bus.subscribe([entity_facts("instance"), entity_facts("node")], keep, durable=f"t-{self.node_id}")
 
-    async def node(self) -> Node | None:
+    async def row(self, table: str, key: str, cls: type[T]) -> T | None:
         try:
-            raw = await self.store.get("nodes", self.node_id)
+            raw = await self.store.get(table, key)
         except StoreUnavailable:
             return None
-        return from_json(raw, Node) if raw else None
+        return from_json(raw, cls) if raw else None
 
-    async def instance(self, instance_id: str) -> Instance | None:
-        try:
-            raw = await self.store.get("instances", instance_id)
-        except StoreUnavailable:
-            return None
-        return from_json(raw, Instance) if raw else None
+    async def node(self) -> Node | None:
+        return await self.row("nodes", self.node_id, Node)
 
     async def reaches(self, instance_id: str, state: InstanceState, above: int = 0) -> Instance:
         async def look() -> Instance | None:
-            found = await self.instance(instance_id)
+            found = await self.row("instances", instance_id, Instance)
             return found if found and found.state is state and found.revision > above else None
 
         found: Instance = await until(look, f"{instance_id} is {state}")
@@ -144,9 +140,7 @@ async def agent(tmp_path: Path, infra: Infra, request: pytest.FixtureRequest) ->
 
 
 async def serves(instance: Instance) -> bool:
-    asked = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
-    async with httpx.AsyncClient(timeout=20) as client:
-        return (await client.post(f"{instance.url}/v1/completions", json=asked)).status_code == 200
+    return (await complete(instance.url)).status_code == 200
 
 
 async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) -> None:

@@ -1,5 +1,7 @@
 """REST of autoscaler, placer and predictor, over real controllers on a memory bus and store."""
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -7,11 +9,15 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.controllers.placer.reads import READS
 from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.controllers.reads import Reads
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.lease import Leader
 from glowplug.events.commands import PlaceInstance, StopInstance
+from glowplug.events.envelope import from_json, to_json
+from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
 from glowplug.policies.scaling.baselines import reactive as scale
@@ -27,7 +33,7 @@ from services.placer import app as placer_app
 from services.placer.settings import PlacerSettings
 from services.predictor import app as predictor_app
 from services.predictor.settings import PredictorSettings
-from tests.fleet_builder import a_node
+from tests.fleet_builder import a_node, an_event
 
 TOKEN = {"Authorization": "Bearer secret"}
 MODEL = {"name": "Org/Tiny.1", "engine": "emulated", "weights_bytes": "10MiB", "aliases": ["tiny"]}
@@ -41,23 +47,15 @@ class Fleet:
         self.shells: list[Shell] = []
         self.apps: dict[str, FastAPI] = {}
 
-    async def add(self, name: str, controller, make, reads=None) -> None:
-        class World:
-            service, store, bus = name, self.store, MemoryBus(self.broker)
+    def service(self, name: str, reads: Reads | None = None) -> ControlService:
+        """One that is not connected yet."""
+        world = SimpleNamespace(service=name, store=self.store, bus=MemoryBus(self.broker))
+        return ControlService(world, reads or Reads(service=name))
 
-        service = ControlService(World(), reads or Reads(service=name))
-        metrics = ShellMetrics(name, CollectorRegistry())
-        shell = Shell(
-            name,
-            f"{name}-1",
-            controller,
-            World.bus,
-            self.store,
-            Tracing(name, name),
-            metrics,
-            reads=reads or Reads(service=name),
-            epoch=1,
-        )
+    async def add(self, name: str, controller, make, reads=None) -> None:
+        service, reads = self.service(name, reads), reads or Reads(service=name)
+        means = (MemoryBus(self.broker), self.store, Tracing(name, name), ShellMetrics(name, CollectorRegistry()))
+        shell = Shell(name, f"{name}-1", controller, *means, reads=reads, epoch=1)
         await shell.start()
         service.shell = shell
         self.shells.append(shell)
@@ -168,8 +166,6 @@ async def test_numbers_that_nobody_can_mean_are_400_and_name_the_field(fleet, gi
 
 
 async def test_the_placer_shows_nodes_decisions_and_why(fleet):
-    from glowplug.events.envelope import to_json
-
     await fleet.store.put("nodes", "node-1", to_json(a_node()))
     await fleet.shells[1]._resync()
     async with fleet.client("autoscaler", headers=TOKEN) as autoscaler, fleet.client("placer") as placer:
@@ -197,11 +193,6 @@ async def test_draining_a_node_needs_a_node_and_the_token(fleet):
 
 
 async def test_the_cordon_of_a_node_that_has_left_is_shown_and_lifted(fleet):
-    from glowplug.controllers.placer.controller import Cordon
-    from glowplug.events.envelope import from_json
-    from glowplug.events.facts import NodeJoined, NodeLeft
-    from tests.fleet_builder import an_event
-
     await fleet.shells[1].on_event(an_event(NodeJoined(node=a_node("gone-1"))))
     async with fleet.client("placer", headers=TOKEN) as client:
         assert (await client.post("/v1/nodes/gone-1/drain")).status_code == 202
@@ -215,10 +206,6 @@ async def test_the_cordon_of_a_node_that_has_left_is_shown_and_lifted(fleet):
 
 
 async def test_decisions_and_leaders_that_cannot_be_read_are_left_out(fleet):
-    from glowplug.domain.decision import DecisionRecord
-    from glowplug.domain.lease import Leader
-    from glowplug.events.envelope import to_json
-
     made = DecisionRecord(decision_id="d-1", kind="place", policy="p", service="placer", reason="r", made_at=1.0)
     leader = Leader(service="placer", service_id="placer-1", url="http://p", epoch=1, since=1.0)
     for raw in (b"\xff", b"[]", b"{}", to_json(made), b""):
@@ -251,16 +238,12 @@ async def test_every_service_has_health_metrics_and_openapi(fleet, name):
 
 @pytest.mark.parametrize("name", ["autoscaler", "placer", "predictor"])
 async def test_while_connecting_it_is_alive_but_not_ready(fleet, name):
-    class World:
-        service, store, bus = name, fleet.store, MemoryBus(fleet.broker)
-
-    service = ControlService(World(), Reads(service="placer"))
     make = {
         "autoscaler": lambda s: autoscaler_app.make(s, AutoscalerSettings(), ModelWatch(None, 1)),
         "placer": lambda s: placer_app.make(s, PlacerSettings(), {}),
         "predictor": lambda s: predictor_app.make(s, PredictorSettings()),
     }[name]
-    fleet.apps["young"] = make(service)
+    fleet.apps["young"] = make(fleet.service(name))
     path = {"autoscaler": "/v1/models", "placer": "/v1/nodes", "predictor": "/v1/forecasts"}[name]
     async with fleet.client("young") as client:
         assert (await client.get("/live")).status_code == 200

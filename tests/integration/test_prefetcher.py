@@ -29,7 +29,7 @@ from glowplug.events.subjects import entity_facts
 from glowplug.runtime.service import listen
 from glowplug.state.redis_store import RedisStore
 from glowplug.weights.inventory import read_cached, read_links
-from glowplug.weights.region import Region, RegionState, RegionStatus, region_digest
+from glowplug.weights.region import Region, RegionFailure, RegionState, RegionStatus, region_digest
 from tests.fleet_builder import a_model, an_instance
 from tests.servers import Infra
 from tests.waiting import until
@@ -99,11 +99,22 @@ class Prefetcher:
         )
 
     def state(self, ref: WeightsRef, instance_id: str = "") -> RegionStatus:
-        return Region.at(self.shm_dir, self.node_id, region_digest(ref)).read_state(instance_id)
+        return self.region(ref).read_state(instance_id)
 
     async def until_state(self, ref: WeightsRef, state: RegionState, instance_id: str = "") -> RegionStatus:
         await until(lambda: self.state(ref, instance_id).state is state)
         return self.state(ref, instance_id)
+
+    async def until_complete(self, ref: WeightsRef, instance_id: str = "") -> RegionStatus:
+        return await self.until_state(ref, RegionState.COMPLETE, instance_id)
+
+    async def until_failed(self, ref: WeightsRef, instance_id: str) -> RegionFailure:
+        failure = (await self.until_state(ref, RegionState.FAILED, instance_id)).failure
+        assert failure is not None
+        return failure
+
+    def region(self, ref: WeightsRef) -> Region:
+        return Region.at(self.shm_dir, self.node_id, region_digest(ref))
 
     def received(self, kind: str) -> list[Any]:
         return [e.data for e in self.facts if e.type == kind and e.data.node_id == self.node_id]
@@ -145,7 +156,7 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA, num_bytes=len(DATA))
         await prefetcher.fetch(ref, model_key="one")
-        status = await prefetcher.until_state(ref, RegionState.COMPLETE)
+        status = await prefetcher.until_complete(ref)
         assert status.info and Path(status.info.path).read_bytes() == DATA
         await until(lambda: prefetcher.received("weights.fetched"))
         num_requests = len(server.requests)
@@ -162,9 +173,8 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     body = prefetcher.get("/v1/cache").json()
     assert body["used_bytes"] == len(DATA) and body["data"][0]["model_keys"] == ["one", "two"]
     metrics, node = prefetcher.get("/metrics").text, prefetcher.node_id
-    assert f'glowplug_fetched_bytes_total{{node="{node}",source="http"}} {float(len(DATA))}' in metrics.replace(
-        "3e+06", "3000000.0"
-    )
+    fetched = f'glowplug_fetched_bytes_total{{node="{node}",source="http"}} {float(len(DATA))}'
+    assert fetched in metrics.replace("3e+06", "3000000.0")
     assert f'glowplug_cache_hits_total{{node="{node}"}} 1.0' in metrics
     assert f'glowplug_cache_misses_total{{node="{node}"}} 1.0' in metrics
     await dropped_over_rest(prefetcher)
@@ -191,14 +201,14 @@ async def test_failures_are_written_down_with_their_reason(
     with WeightServer(data, statuses=[status] * 20 if status else []) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA)
         await prefetcher.fetch(ref, "i-1")
-        failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
-        assert failed.failure and failed.failure.code == code
+        failure = await prefetcher.until_failed(ref, "i-1")
+        assert failure.code == code
         assert prefetcher.state(ref, "i-2").state is RegionState.ABSENT
         await until(lambda: prefetcher.received("weights.fetch_failed"))
         assert prefetcher.received("weights.fetch_failed")[0].code == code
         server.data, server.statuses, server.etag = DATA, [], '"v2"'
         await prefetcher.fetch(ref, "i-2")
-        await prefetcher.until_state(ref, RegionState.COMPLETE, "i-2")
+        await prefetcher.until_complete(ref, "i-2")
 
 
 async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> None:
@@ -213,14 +223,14 @@ async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> Non
         await prefetcher.store.put("instances", instance.instance_id, to_json(instance))
         await prefetcher.start()
         await prefetcher.fetch(ref, instance.instance_id, model.key)
-        region = Region.at(prefetcher.shm_dir, prefetcher.node_id, SHA)
+        region = prefetcher.region(ref)
         await until(lambda: sum(b - a for a, b in region.read_meta().get("landed", [])) >= 500_000)
         prefetcher.kill()
         assert region.read_state().state is RegionState.FETCHING
         kept = sum(b - a for a, b in region.read_meta()["landed"])
         server.step_s, before = 0.0, server.bytes_sent
         await prefetcher.start()
-        await prefetcher.until_state(ref, RegionState.COMPLETE, instance.instance_id)
+        await prefetcher.until_complete(ref, instance.instance_id)
         assert server.bytes_sent - before <= len(DATA) - kept + 500_000  # the first connections' last steps too
     await prefetcher.store.delete("models", model.key)
     await prefetcher.store.delete("instances", instance.instance_id)
@@ -232,10 +242,10 @@ async def test_complete_regions_are_adopted_and_damaged_ones_are_not(prefetcher:
         good, bad = WeightsRef(uri=server.url), WeightsRef(uri=server.url + "?2")
         await prefetcher.fetch(good)
         await prefetcher.fetch(bad)
-        await prefetcher.until_state(good, RegionState.COMPLETE)
-        await prefetcher.until_state(bad, RegionState.COMPLETE)
+        await prefetcher.until_complete(good)
+        await prefetcher.until_complete(bad)
         prefetcher.kill()
-        with (Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(bad)).blob).open("ab") as blob:
+        with (prefetcher.region(bad).blob).open("ab") as blob:
             blob.truncate(10)
         await prefetcher.start()
         digests = [c["digest"] for c in prefetcher.get("/v1/cache").json()["data"] if c["complete"]]
@@ -243,24 +253,21 @@ async def test_complete_regions_are_adopted_and_damaged_ones_are_not(prefetcher:
         assert prefetcher.state(bad).state is RegionState.ABSENT
         num_requests = len(server.requests)
         await prefetcher.fetch(bad, "i-9")
-        await prefetcher.until_state(bad, RegionState.COMPLETE)
+        await prefetcher.until_complete(bad)
         assert len(server.requests) > num_requests
-        assert Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(bad)).blob.read_bytes() == DATA
+        assert prefetcher.region(bad).blob.read_bytes() == DATA
 
 
 async def test_old_epochs_are_refused_and_duplicates_are_one_fetch(prefetcher: Prefetcher) -> None:
     await prefetcher.start()
     with WeightServer(DATA) as server:
         ref, other = WeightsRef(uri=server.url), WeightsRef(uri=server.url + "?old")
-        await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=ref), epoch=7)
-        for _ in range(5):
+        for _ in range(6):
             await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=ref), epoch=7)
         await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=other), epoch=6)
-        await prefetcher.until_state(ref, RegionState.COMPLETE)
-        await until(lambda: "glowplug_stale_commands_total" in prefetcher.get("/metrics").text)
-        await until(
-            lambda: 'glowplug_stale_commands_total{service="prefetcher"} 1.0' in prefetcher.get("/metrics").text
-        )
+        await prefetcher.until_complete(ref)
+        refused = 'glowplug_stale_commands_total{service="prefetcher"} 1.0'
+        await until(lambda: refused in prefetcher.get("/metrics").text)
         assert prefetcher.state(other).state is RegionState.ABSENT
         assert server.requests.count("bytes=0-0") == 1
 
@@ -270,18 +277,18 @@ async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -
     with WeightServer(DATA) as server:
         first, second = WeightsRef(uri=server.url + "?1"), WeightsRef(uri=server.url + "?2")
         await prefetcher.fetch(first)
-        await prefetcher.until_state(first, RegionState.COMPLETE)
+        await prefetcher.until_complete(first)
         await prefetcher.fetch(second, "i-2")
-        await prefetcher.until_state(second, RegionState.COMPLETE)
+        await prefetcher.until_complete(second)
         assert prefetcher.state(first).state is RegionState.ABSENT
         await prefetcher.fetch(first, "i-1")
-        failed = await prefetcher.until_state(first, RegionState.FAILED, "i-1")
-        assert failed.failure and failed.failure.code == "no_space" and "(i-2 uses it)" in failed.failure.message
+        failure = await prefetcher.until_failed(first, "i-1")
+        assert failure.code == "no_space" and "(i-2 uses it)" in failure.message
         server.data = DATA + DATA
         huge = WeightsRef(uri=server.url + "?3")
         await prefetcher.fetch(huge, "i-3")
-        failed = await prefetcher.until_state(huge, RegionState.FAILED, "i-3")
-        assert failed.failure and failed.failure.code == "no_space"
+        failure = await prefetcher.until_failed(huge, "i-3")
+        assert failure.code == "no_space"
     await until(lambda: prefetcher.received("weights.evicted"))
     assert prefetcher.received("weights.evicted")[0].digest == region_digest(first)
 
@@ -293,11 +300,11 @@ async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None
         await prefetcher.fetch(ref, "i-1")
         await prefetcher.until_state(ref, RegionState.FETCHING)
         await prefetcher.send(DropWeights(target=prefetcher.node_id, digest=region_digest(ref), reason="not wanted"))
-        failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
-        assert failed.failure and failed.failure.message == "the fetch was given up: not wanted"
+        failure = await prefetcher.until_failed(ref, "i-1")
+        assert failure.message == "the fetch was given up: not wanted"
         await until(lambda: prefetcher.get("/v1/fetches").json()["data"] == [])
         assert prefetcher.get("/v1/cache").json()["used_bytes"] == 0
-        assert not Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(ref)).blob.exists()
+        assert not prefetcher.region(ref).blob.exists()
 
 
 async def test_it_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
@@ -319,7 +326,7 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
     with WeightServer(b"garbage") as server:
         ref = WeightsRef(uri=str(file) if scheme == "file" else server.url)
         await prefetcher.fetch(ref)
-        await prefetcher.until_state(ref, RegionState.COMPLETE)
+        await prefetcher.until_complete(ref)
         file.write_bytes(DATA)
         server.data, server.etag = DATA, '"v2"'
         if scheme == "http":
@@ -327,7 +334,7 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
         await until(lambda: prefetcher.received("weights.evicted"))
         assert prefetcher.received("weights.evicted")[0].reason == "its source has changed"
         await prefetcher.fetch(ref, "i-1")
-        status = await prefetcher.until_state(ref, RegionState.COMPLETE, "i-1")
+        status = await prefetcher.until_complete(ref, "i-1")
         assert status.info and status.info.sha256 == SHA
 
 
@@ -353,7 +360,7 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
     with WeightServer(DATA, cuts=[100_000]) as server:
         ref = WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA)
         await prefetcher.fetch(ref, "i-1")
-        await prefetcher.until_state(ref, RegionState.COMPLETE)
+        await prefetcher.until_complete(ref)
         await until(lambda: [s for s in received if s.name == "weights.fetch"])
     sink.shutdown()
     (span,) = [s for s in received if s.name == "weights.fetch"]

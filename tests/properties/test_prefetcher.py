@@ -45,6 +45,7 @@ class Prefetching(RuleBasedStateMachine):
         self.tasks: dict[str, bool] = {}  # digest -> has room
         self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
         self.gone: set[str] = set()
+        self.later: list[FetchEnded] = []  # outcomes on their way to the controller
 
     def born(self, caching: str) -> PrefetcherController:
         params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
@@ -92,10 +93,6 @@ class Prefetching(RuleBasedStateMachine):
         if not kept:
             self.disk.pop(digest, None)
         self.later.append(FetchEnded(digest=digest, num_bytes=self.disk.get(digest, 0), code=code, message=code))
-
-    @property
-    def later(self) -> list[FetchEnded]:
-        return self.__dict__.setdefault("_later", [])
 
     @rule(name=names, instance_id=instance_ids, priority=st.integers(0, 3), ranged=st.booleans())
     def ask(self, name: str, instance_id: str, priority: int, ranged: bool) -> None:

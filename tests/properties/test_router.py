@@ -1,6 +1,5 @@
 """Whatever happens in whatever order: each request ends once, in order, never beyond an instance's capacity."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,38 +20,15 @@ from glowplug.controllers.router.messages import (
     RequestEnded,
 )
 from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.snapshot import Target
-from glowplug.events import Event, facts
 from glowplug.policies.registry import KINDS
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.tracked import Tracker
+from tests.fleet_builder import a_model, an_instance, instance_event
 
-FACTS: dict[InstanceState, Callable[..., Any]] = {
-    InstanceState.STARTING: facts.InstanceStarting,
-    InstanceState.LOADING: facts.InstanceLoading,
-    InstanceState.READY: facts.InstanceReady,
-    InstanceState.DRAINING: facts.InstanceDraining,
-    InstanceState.STOPPED: facts.InstanceStopped,
-    InstanceState.FAILED: facts.InstanceFailed,
-}
+STATES = [state for state in InstanceState if not state.is_dormant]
 KEYS, INSTANCES = ("a", "b"), ("a-1", "a-2", "b-1", "b-2")
-WORKER = Worker(worker_id="w", node_id="n", gpu_id="n/0", num_bytes=1)
-
-
-def a_model(key: str, revision: int, max_queue: int) -> Model:
-    return Model(
-        name=key,
-        key=key,
-        engine="e",
-        weights=WeightsRef(uri="file:///w"),
-        weights_bytes=1,
-        kv_bytes=1,
-        max_queue=max_queue,
-        max_wait_s=5.0,
-        revision=revision,
-    )
 
 
 class Router(RuleBasedStateMachine):
@@ -63,9 +39,7 @@ class Router(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.controller = RouterController(
-            RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer),
-        )
+        self.controller = RouterController(RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer))
         self.asked: dict[int, RequestArrived] = {}
         self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
@@ -74,7 +48,8 @@ class Router(RuleBasedStateMachine):
         self.model_of: dict[int, str] = {}
         self.ended: set[int] = set()
         self.state: dict[str, Instance] = {}
-        self.controller.restore("models", {key: a_model(key, 1, 6) for key in KEYS}, self.now_s)
+        models = {key: a_model(key, max_queue=6, max_wait_s=5.0) for key in KEYS}
+        self.controller.restore("models", models, self.now_s)
 
     def tell(self, stimulus: Any) -> None:
         self.check(self.controller.handle(stimulus, self.now_s))
@@ -123,7 +98,7 @@ class Router(RuleBasedStateMachine):
 
     @rule(
         instance_id=st.sampled_from(INSTANCES),
-        state=st.sampled_from(list(FACTS)),
+        state=st.sampled_from(STATES),
         room=st.integers(1, 3),
         kv_tokens=st.sampled_from([0, 50, 500]),
         stale=st.booleans(),
@@ -131,21 +106,12 @@ class Router(RuleBasedStateMachine):
     def instance_changes(self, instance_id: str, state: InstanceState, room: int, kv_tokens: int, stale: bool) -> None:
         """Facts with old revisions are part of life, and change nothing."""
         self.revision += 1
-        made = Instance(
-            instance_id=instance_id,
-            model_key=instance_id[0],
-            engine="e",
-            state=state,
-            workers=(WORKER,),
-            url="http://x:1",
-            max_concurrency=room,
-            kv_tokens=kv_tokens,
-            revision=1 if stale and instance_id in self.state else self.revision,
-        )
+        revision = 1 if stale and instance_id in self.state else self.revision
+        given: dict[str, Any] = {"url": "http://x:1", "max_concurrency": room, "kv_tokens": kv_tokens}
+        made = an_instance(instance_id, instance_id[0], state, revision=revision, **given)
         if made.revision == self.revision:
             self.state[instance_id] = made
-        data = FACTS[state](instance=made)
-        self.tell(Event(event_id="e", type=data.TYPE, occurred_at=self.now_s, issuer="t", data=data))
+        self.tell(instance_event(made))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -192,7 +158,7 @@ class Router(RuleBasedStateMachine):
         self.check(self.controller.restore("instances", rows, self.now_s))
 
     @invariant()
-    def books_agree(self) -> None:
+    def counts_agree(self) -> None:
         loads = self.controller.loads()
         for key in KEYS:
             load = loads.get(key)
@@ -219,19 +185,13 @@ class Router(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When time runs out for everybody and the engines are done, nobody is left."""
-        for ticket in sorted(self.running):
-            self.end(ticket)
-            self.tell(RequestEnded(ticket))
-        while self.running:
-            ticket = next(iter(self.running))
-            self.end(ticket)
-            self.tell(RequestEnded(ticket))
-        self.now_s += 6.0
-        self.tell(Tick())
-        while self.running:
-            ticket = next(iter(self.running))
-            self.end(ticket)
-            self.tell(RequestEnded(ticket))
+        for seconds in (0.0, 6.0):
+            self.now_s += seconds
+            self.tell(Tick())
+            while self.running:
+                ticket = min(self.running)
+                self.end(ticket)
+                self.tell(RequestEnded(ticket))
         assert self.ended == set(self.model_of) and not self.controller.requests
         self.tokens_agree()
 

@@ -1,29 +1,38 @@
-"""The executor with a driver that misbehaves: every effect ends in an outcome, whatever the engine does."""
+"""The executor with drivers that misbehave: every effect ends in an outcome, whatever the engine does. Engines serve,
+sleep or run in stages, or should and cannot."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
-from glowplug.domain.instance import Worker
-from glowplug.domain.model import WeightsRef
-from glowplug.engines import process
-from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
-from services.agent.executor import EngineExecutor
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines import drivers, process
+from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport, Stager
+from services.agent.executor import EngineExecutor, file_name
 from services.agent.processes import kill_orphans
+from services.agent.service import gpu_kind
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 from tests.agent_rig import write_weights
+from tests.agent_steps import workers
 from tests.fleet_builder import a_model
 from tests.waiting import until
+
+MODEL = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
 
 
 class FakeEngineDriver:
@@ -33,28 +42,19 @@ class FakeEngineDriver:
     capabilities = EngineCapabilities(emulated=True)
 
     def __init__(self) -> None:
-        self.launch_error: Exception | None = None
-        self.load_error: Exception | None = None
-        self.stop_error: Exception | None = None
+        self.errors: dict[str, Exception] = {}  # method -> what it raises
         self.is_immortal = False
         self.launch_s = 0.0
         self.may_load = asyncio.Event()
         self.may_load.set()
 
-    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        return frozenset()
-
-    def unavailable(self) -> str:
-        return ""
-
-    async def warm(self) -> None: ...
-
-    async def close(self) -> None: ...
+    def fails(self, method: str) -> None:
+        if method in self.errors:
+            raise self.errors[method]
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
         await asyncio.sleep(self.launch_s)
-        if self.launch_error:
-            raise self.launch_error
+        self.fails("launch")
         argv = [sys.executable, "-c", "print('hello from the engine', flush=True); import time; time.sleep(600)"]
         pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=dict(os.environ))
         return EngineHandle(
@@ -68,8 +68,7 @@ class FakeEngineDriver:
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         await self.may_load.wait()
-        if self.load_error:
-            raise self.load_error
+        self.fails("load")
         return LoadReport(handle=handle, phases=())
 
     async def health(self, handle: EngineHandle) -> Health:
@@ -79,8 +78,7 @@ class FakeEngineDriver:
         return 0
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
-        if self.stop_error:
-            raise self.stop_error
+        self.fails("stop")
         if not self.is_immortal:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s)
 
@@ -88,13 +86,64 @@ class FakeEngineDriver:
         return process.is_alive(handle.pid, handle.pid_started_at)
 
 
+class FakeSleeper(FakeEngineDriver):
+    """Keeps its calls, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.may_limit = asyncio.Event()
+
+    async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
+        report = await super().load(handle, weights_path)
+        self.calls.append(f"load {weights_path}")
+        handle = replace(report.handle, url="http://127.0.0.1:1")
+        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",))
+
+    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
+        self.fails("sleep")
+        self.calls.append(becomes)
+
+    async def wake(self, handle: EngineHandle) -> None:
+        self.calls.append("wake")
+
+    async def kv_bytes_used(self, handle: EngineHandle) -> int:
+        return 7
+
+    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
+        self.calls.append(f"kv {num_bytes}")
+        await self.may_limit.wait()
+
+
+class FakeStager(FakeEngineDriver, Stager):
+    """An engine that runs in stages; how that goes is up to the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_become_whole = asyncio.Event()
+        self.left: int | None = None  # what an abandoned consolidation has left: KV tokens of a whole one
+
+    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
+        self.fails("stages")
+        return LoadReport(handle=replace(handle, url="http://127.0.0.1:1"), phases=(), num_slots=16, kv_tokens=900)
+
+    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
+        self.fails("stages")
+        await self.may_become_whole.wait()
+        return 1200
+
+    async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
+        self.fails("stages")
+        return self.left
+
+
 class Rig:
     """An executor whose outcomes are kept in a list."""
 
-    def __init__(self, folder: Path, driver: FakeEngineDriver | None = None) -> None:
+    def __init__(self, folder: Path, driver: Any) -> None:
         self.settings = AgentSettings(node_id="node-1", state_dir=folder / "state", shm_dir=folder / "shm")
         self.settings.node_dir.mkdir(parents=True)
-        self.driver = driver or FakeEngineDriver()
+        self.driver = driver
         self.state = StateFile(self.settings.node_dir / "agent.json")
         self.engines = EngineExecutor(self.settings, {"fake": self.driver}, self.state)
         self.outcomes: list[Any] = []
@@ -110,20 +159,40 @@ class Rig:
     async def outcome(self, kind: type[Any]) -> Any:
         return await until(lambda: next((o for o in self.outcomes if isinstance(o, kind)), None), kind.__name__)
 
-    async def launch(self) -> EngineHandle:
-        worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-        await self.do(msg.LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    def saw(self, *kinds: type[Any]) -> bool:
+        return any(isinstance(o, kinds) for o in self.outcomes)
+
+    async def begin_launch(self, instance_id: str = "i-1", *gpus: int, replica: bool = False) -> None:
+        own = workers(instance_id, *(gpus or (0,)))
+        await self.do(msg.LaunchEngine(instance_id, MODEL, own, "host", 0, replica=replica))
+
+    async def launch(self, instance_id: str = "i-1", *, replica: bool = False) -> EngineHandle:
+        await self.begin_launch(instance_id, replica=replica)
         await self.outcome(msg.EngineLaunched)
-        return self.state.handles["i-1"]
+        return self.state.handles[instance_id]
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    rig = Rig(tmp_path)
+@asynccontextmanager
+async def rig_of(folder: Path, driver: FakeEngineDriver) -> AsyncIterator[Rig]:
+    rig = Rig(folder, driver)
     yield rig
     await rig.engines.close()
     for handle in rig.state.handles.values():
         process.kill_group(handle.pid, handle.pid_started_at)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig_of(tmp_path, FakeSleeper()) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def launched(tmp_path: Path) -> AsyncIterator[Rig]:
+    """With i-1 launched, an engine that runs in stages."""
+    async with rig_of(tmp_path, FakeStager()) as launched:
+        await launched.launch()
+        yield launched
 
 
 async def test_whole_life(rig: Rig) -> None:
@@ -135,7 +204,7 @@ async def test_whole_life(rig: Rig) -> None:
     await rig.do(msg.StopEngine("i-1", 0.0))
     assert (await rig.outcome(msg.EngineGone)).clean
     assert not process.is_alive(handle.pid, handle.pid_started_at) and not rig.state.handles
-    assert not any(isinstance(o, msg.EngineExited) for o in rig.outcomes)
+    assert not rig.saw(msg.EngineExited)
     assert not rig.engines.run_dir("i-1").exists() and "hello" in rig.engines.log_path("i-1").read_text()
     await rig.do(msg.ForgetEngine("i-1"))
     assert not rig.engines.log_path("i-1").exists()
@@ -153,55 +222,49 @@ async def test_exit_is_told_at_once_with_the_end_of_the_log(rig: Rig) -> None:
     ("error", "code"), [(EngineFailed("no such binary"), "engine_failed"), (RuntimeError("bug"), "internal_error")]
 )
 async def test_launch_that_fails_is_told(rig: Rig, error: Exception, code: str) -> None:
-    rig.driver.launch_error = error
-    worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-    await rig.do(msg.LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    rig.driver.errors["launch"] = error
+    await rig.begin_launch()
     failed = await rig.outcome(msg.EngineStartFailed)
     assert failed.code == code and str(error) in failed.reason
 
 
-async def test_load_that_fails_is_told(rig: Rig) -> None:
-    await rig.launch()
-    rig.driver.load_error = EngineFailed("not a model\nlast line of the log")
-    await rig.do(msg.LoadEngine("i-1", "/weights"))
-    assert "last line" in (await rig.outcome(msg.EngineStartFailed)).reason
+async def test_load_that_fails_is_told(launched: Rig) -> None:
+    launched.driver.errors["load"] = EngineFailed("not a model\nlast line of the log")
+    await launched.do(msg.LoadEngine("i-1", "/weights"))
+    assert "last line" in (await launched.outcome(msg.EngineStartFailed)).reason
 
 
 async def test_stop_during_a_launch_leaves_no_process(rig: Rig) -> None:
     rig.driver.launch_s = 0.1
-    worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-    await rig.do(msg.LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    await rig.begin_launch()
     await rig.do(msg.StopEngine("i-1", 0.0))
     assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
     assert not kill_orphans(rig.settings.node_dir / "run", ())
 
 
-async def test_stop_during_a_load_gives_it_up(rig: Rig) -> None:
-    await rig.launch()
-    rig.driver.may_load.clear()
-    await rig.do(msg.LoadEngine("i-1", "/weights"))
-    await rig.do(msg.StopEngine("i-1", 0.0))
-    assert (await rig.outcome(msg.EngineGone)).clean
-    assert not any(isinstance(o, msg.EngineReady | msg.EngineStartFailed) for o in rig.outcomes)
+async def test_stop_during_a_load_gives_it_up(launched: Rig) -> None:
+    launched.driver.may_load.clear()
+    await launched.do(msg.LoadEngine("i-1", "/weights"))
+    await launched.do(msg.StopEngine("i-1", 0.0))
+    assert (await launched.outcome(msg.EngineGone)).clean
+    assert not launched.saw(msg.EngineReady, msg.EngineStartFailed)
 
 
-async def test_process_that_outlives_its_stop_is_not_called_gone(rig: Rig) -> None:
-    await rig.launch()
-    rig.driver.is_immortal = True
-    await rig.do(msg.StopEngine("i-1", 0.0))
-    assert not (await rig.outcome(msg.EngineGone)).clean and "i-1" in rig.state.handles
-    rig.driver.is_immortal = False
+async def test_process_that_outlives_its_stop_is_not_called_gone(launched: Rig) -> None:
+    launched.driver.is_immortal = True
+    await launched.do(msg.StopEngine("i-1", 0.0))
+    assert not (await launched.outcome(msg.EngineGone)).clean and "i-1" in launched.state.handles
+    launched.driver.is_immortal = False
     await asyncio.sleep(0.05)
-    rig.outcomes.clear()
-    await rig.do(msg.StopEngine("i-1", 0.0))
-    assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
+    launched.outcomes.clear()
+    await launched.do(msg.StopEngine("i-1", 0.0))
+    assert (await launched.outcome(msg.EngineGone)).clean and not launched.state.handles
 
 
-async def test_stop_that_breaks_is_not_called_gone(rig: Rig) -> None:
-    await rig.launch()
-    rig.driver.stop_error = RuntimeError("bug")
-    await rig.do(msg.StopEngine("i-1", 0.0))
-    assert not (await rig.outcome(msg.EngineGone)).clean and "i-1" in rig.state.handles
+async def test_stop_that_breaks_is_not_called_gone(launched: Rig) -> None:
+    launched.driver.errors["stop"] = RuntimeError("bug")
+    await launched.do(msg.StopEngine("i-1", 0.0))
+    assert not (await launched.outcome(msg.EngineGone)).clean and "i-1" in launched.state.handles
 
 
 async def test_stop_of_nothing_is_over_at_once(rig: Rig) -> None:
@@ -210,19 +273,17 @@ async def test_stop_of_nothing_is_over_at_once(rig: Rig) -> None:
 
 
 async def test_weights_are_waited_for(rig: Rig) -> None:
-    model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    await rig.do(msg.AwaitWeights("i-1", model.weights, 9e9))
+    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
     await asyncio.sleep(0.05)
     assert not rig.outcomes
-    region = write_weights(rig.settings.shm_dir.absolute(), model)
+    region = write_weights(rig.settings.shm_dir.absolute(), MODEL)
     complete = await rig.outcome(msg.WeightsComplete)
     assert complete.path == str(region.blob) and not complete.cached
 
 
 async def test_weights_in_memory_already_are_cached(rig: Rig) -> None:
-    model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    write_weights(rig.settings.shm_dir.absolute(), model)
-    await rig.do(msg.AwaitWeights("i-1", model.weights, 9e9))
+    write_weights(rig.settings.shm_dir.absolute(), MODEL)
+    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
     assert (await rig.outcome(msg.WeightsComplete)).cached
 
 
@@ -231,15 +292,14 @@ async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_th
     write_weights(rig.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
     await rig.do(msg.AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
     failed = await rig.outcome(msg.WeightsFailed)
-    assert (failed.code, failed.message) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
+    assert (failed.code, failed.reason) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
 
 
 async def test_weights_that_fail_are_told_to_those_who_wait(rig: Rig) -> None:
-    model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    region = write_weights(rig.settings.shm_dir.absolute(), model)
+    region = write_weights(rig.settings.shm_dir.absolute(), MODEL)
     region.fail("weights_corrupt", "checksum differs", failed_at=1.0, instance_ids=("i-2",))
-    await rig.do(msg.AwaitWeights("i-1", model.weights, 9e9))
-    await rig.do(msg.AwaitWeights("i-2", model.weights, 9e9))
+    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
+    await rig.do(msg.AwaitWeights("i-2", MODEL.weights, 9e9))
     failed = await rig.outcome(msg.WeightsFailed)
     assert failed == msg.WeightsFailed("i-2", "weights_corrupt", "checksum differs")
     await asyncio.sleep(0.05)
@@ -256,6 +316,156 @@ async def test_health_of_an_engine_nobody_knows(rig: Rig) -> None:
     assert not (await rig.outcome(msg.HealthSeen)).alive
 
 
+async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.LoadEngine("r-1", "/w"))
+    await rig.outcome(msg.EnginePrewarmed)
+    assert rig.driver.calls == ["load /w", "prewarmed"]
+    pid = rig.state.handles["r-1"].pid
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    ready = await rig.outcome(msg.EngineReady)
+    assert rig.driver.calls[2:] == ["wake"] and ready.url == "http://127.0.0.1:1"
+    assert [phase.name.value for phase in ready.phases] == ["load"]
+    assert (ready.num_slots, ready.kv_tokens, ready.lacks) == (3, 6144, ("tool_choice",)), "as its load has said"
+    handles = rig.state.handles
+    assert list(handles) == ["i-1"] and (handles["i-1"].pid, handles["i-1"].instance_id) == (pid, "i-1")
+    process.kill_group(pid, handles["i-1"].pid_started_at)
+    assert (await rig.outcome(msg.EngineExited)).instance_id == "i-1"
+
+
+async def test_a_load_and_an_activation_in_one_turn_load_once(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    rig.driver.may_load.clear()
+    await rig.do(msg.LoadEngine("r-1", "/w"))
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await asyncio.sleep(0.01)
+    rig.driver.may_load.set()
+    assert (await rig.outcome(msg.EngineReady)).instance_id == "i-1"
+    assert rig.driver.calls == ["load /w", "wake"]
+    assert not rig.saw(msg.EnginePrewarmed, msg.EngineStartFailed)
+
+
+async def test_a_stop_right_behind_an_activation_ends_the_process(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.LoadEngine("r-1", "/w"))
+    await rig.outcome(msg.EnginePrewarmed)
+    handle = rig.state.handles["r-1"]
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert (await rig.outcome(msg.EngineGone)).instance_id == "i-1"
+    assert not rig.state.handles and not process.is_alive(handle.pid, handle.pid_started_at)
+
+
+async def test_an_activation_of_what_is_gone_fails(rig: Rig) -> None:
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    failed = await rig.outcome(msg.EngineStartFailed)
+    assert (failed.instance_id, failed.code) == ("i-1", "engine_failed") and "r-1 is gone" in failed.reason
+
+
+async def test_an_engine_that_cannot_sleep_is_stopped(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    rig.driver.errors["sleep"] = EngineFailed("it will not")
+    await rig.do(msg.SleepEngine("r-1", "swapped_out"))
+    assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
+    assert not rig.saw(msg.EngineAsleep)
+
+
+async def test_one_that_sleeps_says_so(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.SleepEngine("r-1", "swapped_out"))
+    assert await rig.outcome(msg.EngineAsleep) and rig.driver.calls == ["swapped_out"]
+    await rig.do(msg.SleepEngine("i-404", "prewarmed"))
+    assert (await rig.outcome(msg.EngineGone)).instance_id == "i-404"
+
+
+async def test_of_limits_that_come_fast_the_newest_counts(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.LimitKv("r-1", 30))
+    await asyncio.sleep(0.01)
+    for num_bytes in (20, 10):
+        await rig.do(msg.LimitKv("r-1", num_bytes))
+    rig.driver.may_limit.set()
+    await asyncio.sleep(0.01)
+    assert rig.driver.calls == ["kv 30", "kv 10"]
+    await rig.do(msg.LimitKv("r-1", 40))
+    await asyncio.sleep(0.01)
+    assert rig.driver.calls[2:] == ["kv 40"]
+
+
+async def test_several_gpus_are_for_engines_that_say_so(rig: Rig) -> None:
+    await rig.begin_launch("i-1", 0, 1)
+    failed = await rig.outcome(msg.EngineStartFailed)
+    assert failed.code == "engine_unavailable" and "not on 2" in failed.reason
+
+
+def test_every_effect_has_an_executor(tmp_path: Path) -> None:
+    """ReportStart is performed by the reporter of starts (see AgentService)."""
+    assert {*Rig(tmp_path, FakeEngineDriver()).executors, msg.ReportStart} == set(msg.EFFECTS)
+
+
+async def test_stages_serve_and_become_whole(launched: Rig) -> None:
+    await launched.do(msg.ServeStages("i-1"))
+    ready = await launched.outcome(msg.EngineReady)
+    assert (ready.url, ready.num_slots, ready.kv_tokens) == ("http://127.0.0.1:1", 16, 900)
+    launched.driver.may_become_whole.set()
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    assert (await launched.outcome(msg.EngineConsolidated)).kv_tokens == 1200
+    assert json.loads(launched.state.handles["i-1"].data["holds"])["kv_tokens"] == 1200, "a wake reports it"
+
+
+@pytest.mark.parametrize("left", [None, 77])
+async def test_a_consolidation_that_is_given_up_says_what_it_has_left(launched: Rig, left: int | None) -> None:
+    launched.driver.left = left
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    await launched.do(msg.AbandonConsolidation("i-1"))
+    if left is None:
+        assert (await launched.outcome(msg.ConsolidationFailed)).reason == "given up"
+    else:
+        assert (await launched.outcome(msg.EngineConsolidated)).kv_tokens == 77
+    assert len([o for o in launched.outcomes if isinstance(o, msg.EngineConsolidated | msg.ConsolidationFailed)]) == 1
+
+
+@pytest.mark.parametrize("error", [EngineFailed("a stage is gone"), RuntimeError("a stage is gone")])
+async def test_stages_that_fail_are_reported(launched: Rig, error: Exception) -> None:
+    launched.driver.errors["stages"] = error
+    await launched.do(msg.ServeStages("i-1"))
+    assert "a stage is gone" in (await launched.outcome(msg.EngineStartFailed)).reason
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    assert "a stage is gone" in (await launched.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_an_engine_that_does_not_answer_says_nothing_of_its_consolidation(launched: Rig) -> None:
+    launched.driver.errors["stages"] = EngineFailed("no answer")
+    launched.outcomes.clear()
+    await launched.do(msg.AbandonConsolidation("i-1"))
+    await asyncio.sleep(0.05)
+    assert not launched.outcomes, "its bytes stay granted, and the controller asks again"
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> None:
+    """The ability keeps such a command away; without that, it has an outcome all the same."""
+    if is_launched:
+        await rig.launch("r-1", replica=True)
+    why = "does not" if is_launched else "no engine is known"
+    await rig.do(msg.ServeStages("r-1"))
+    failed = await rig.outcome(msg.EngineStartFailed)
+    assert failed.code == ("engine_unable" if is_launched else "engine_failed") and why in failed.reason
+    await rig.do(msg.ConsolidateEngine("r-1", MODEL))
+    assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
+    if is_launched:
+        rig.outcomes.clear()
+        await rig.do(msg.AbandonConsolidation("r-1"))
+        assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_stop_ends_a_consolidation(launched: Rig) -> None:
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    await launched.do(msg.StopEngine("i-1", 0.0))
+    assert (await launched.outcome(msg.EngineGone)).clean
+    assert not launched.saw(msg.EngineConsolidated, msg.ConsolidationFailed)
+
+
 def test_orphans_are_found_by_where_they_work_and_the_known_are_spared(tmp_path: Path) -> None:
     run_root = tmp_path / "run"
     (run_root / "i-1").mkdir(parents=True)
@@ -270,3 +480,36 @@ def test_orphans_are_found_by_where_they_work_and_the_known_are_spared(tmp_path:
         for child in (lost, known, elsewhere):
             child.kill()
             child.wait()
+
+
+# Whatever an instance is called, its files stay in their folder
+ODD = ("", ".", "..", "/", "/etc", "../../x", "a/b", "a\\b", "\x00", "x" * 5000, "é", "\udc80", ".hidden", "a\nb", " ")
+
+
+@given(st.text(st.characters(codec=None)) | st.sampled_from(ODD))
+def test_a_name_is_one_name(given: str) -> None:
+    name = file_name(given)
+    assert Path("/folder", name).parent == Path("/folder") and Path(name).name == name
+    assert len(name.encode()) <= 128 and not name.startswith(".") and name.isprintable()
+
+
+def test_names_that_the_control_plane_gives_stay_and_others_differ() -> None:
+    for name in ("m-1x9-1", "i-1.2", "smol-chat-kx3f-2"):
+        assert file_name(name) == name
+    assert len({file_name(name) for name in ODD}) == len(ODD)
+
+
+@pytest.mark.parametrize("instance_id", ODD)
+def test_engines_keep_to_their_node(tmp_path: Path, instance_id: str) -> None:
+    rig = Rig(tmp_path, FakeEngineDriver())
+    assert rig.engines.run_dir(instance_id).resolve().parent == (rig.settings.node_dir / "run").resolve()
+    assert rig.engines.log_path(instance_id).resolve().parent == (rig.settings.node_dir / "logs").resolve()
+
+
+def test_budgets_are_emulated_where_only_emulated_engines_can_have_them() -> None:
+    settings = AgentSettings().engine_settings()
+    emulated, real = drivers.driver("emulated", settings), drivers.driver("llamacpp", settings)
+    assert gpu_kind("host", {"emulated": emulated}) == "emulated"
+    assert gpu_kind("host", {"emulated": emulated, "llamacpp": real}) == "host"
+    assert gpu_kind("host", {}) == "host", "a node without engines emulates nothing"
+    assert gpu_kind("cuda", {"emulated": emulated}) == "cuda", "devices that were read are devices"

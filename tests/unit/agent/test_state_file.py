@@ -8,7 +8,7 @@ import pytest
 from glowplug.controllers.agent.messages import AgentMemory
 from glowplug.engines.port import EngineHandle
 from services.agent.state_file import NodeLock, NodeTaken, StateFile
-from tests.agent_steps import make, ready
+from tests.agent_steps import make
 
 HANDLE = EngineHandle(
     engine="emulated", instance_id="i-1", pid=7, pid_started_at=1.5, run_dir="/r", log_path="/l", data={"a": "b"}
@@ -33,7 +33,7 @@ ODD = [
 
 
 def test_memory_and_handles_come_back(tmp_path: Path) -> None:
-    memory = ready(make()).memory()
+    memory = make().ready().memory()
     first = StateFile(tmp_path / "agent.json")
     first.remember(memory)
     first.put_handle(HANDLE)

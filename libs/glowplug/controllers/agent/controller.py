@@ -29,7 +29,7 @@ belongs to (starts.py, lifecycle.py, drains.py, stages.py), which its row names;
 listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from typing import Any
 from glowplug.controllers.agent import lifecycle, starts
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.params import AgentParams, EngineKind
-from glowplug.controllers.agent.record import Holding, State, faults
+from glowplug.controllers.agent.record import Holding, State
 from glowplug.controllers.agent.table import STIMULI, TABLE, wrong
 from glowplug.controllers.agent.transaction import INSTANCES, Ledger, Move, Transaction, fact_of
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
@@ -47,11 +47,10 @@ from glowplug.controllers.port import Handler, dispatch
 from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event
-from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
-MOVES_KEPT = 500  # where nobody checks them
+MOVES_KEPT = 500  # of those that are not checked
 
 
 class AgentController:
@@ -78,33 +77,22 @@ class AgentController:
         self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
         self.holdings: dict[str, Holding] = {}
         self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
-        self.handlers = self._dispatch()
+        commands = [kind for kind in STIMULI if hasattr(kind, "TYPE")]  # payloads of events
+        outcomes = [kind for kind in STIMULI if issubclass(kind, msg.Outcome)]
+        actions: dict[type[Any], Callable[[Transaction, Any], None]] = {
+            **dict.fromkeys(commands, self._command),
+            Tick: self._tick,
+            msg.Recalled: self._recall,
+            msg.Surroundings: self._look,
+            msg.NodeStopping: self._node_stopping,
+            **dict.fromkeys(outcomes, self._outcome),
+        }
+        self.handlers: dict[type[Any], Handler] = {kind: partial(self._do, do) for kind, do in actions.items()}
         self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
         self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # not checked yet, the latest of them
         self._is_checked = True
-
-    def _dispatch(self) -> dict[type[Any], Handler]:
-        commands: dict[type[Any], Callable[[Transaction, Any], None]] = {
-            StartInstance: self._start,
-            StopInstance: self._stop,
-            JoinStages: self._command,
-            ConsolidateInstance: self._command,
-            ResumeInstance: self._resume,
-        }
-        others: dict[type[Any], Callable[[Transaction, Any], None]] = {
-            Tick: self._tick,
-            msg.Recalled: self._recall,
-            msg.Surroundings: self._look,
-            msg.NodeStopping: self._node_stopping,
-        }
-        outcomes = [kind for kind in STIMULI if issubclass(kind, msg.Outcome)]
-        return {
-            **{kind: partial(self._on_command, do) for kind, do in commands.items()},
-            **{kind: partial(self._on_stimulus, do) for kind, do in others.items()},
-            **{kind: partial(self._on_stimulus, self._outcome) for kind in outcomes},
-        }
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -148,26 +136,14 @@ class AgentController:
         an outcome that makes no sense, TypeError for what is no stimulus of an agent."""
         return dispatch(self.handlers, stimulus, now_s)
 
-    def _on_stimulus(self, do: Callable[[Transaction, Any], None], stimulus: Any, now_s: float) -> list[Effect]:
+    def _do(self, action: Callable[[Transaction, Any], None], stimulus: Any, now_s: float) -> list[Effect]:
+        """One transaction, with a beat where the grants have changed or it is time."""
         transaction = self._transaction(now_s)
         grants_before = self.ledger.gpus
-        do(transaction, stimulus)
+        action(transaction, stimulus)
         if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
             self._beat(transaction)
         return self._effects(transaction)
-
-    def _on_command(self, do: Callable[[Transaction, Any], None], event: Event, now_s: float) -> list[Effect]:
-        """A command for this node, of a controller that still leads."""
-
-        def admitted(transaction: Transaction, command: Any) -> None:
-            if command.target != self.node_id:
-                return
-            seen = dict(self._fence.seen)
-            self._fence.admit(event)
-            transaction.event, transaction.is_dirty = event, seen != self._fence.seen
-            do(transaction, command)
-
-        return self._on_stimulus(admitted, event.data, now_s)
 
     def _transaction(self, now_s: float) -> Transaction:
         return Transaction(
@@ -188,26 +164,16 @@ class AgentController:
         remember = [msg.Remember(self.memory())] if transaction.is_dirty else []
         return [*remember, *transaction.in_order()]
 
-    # commands
+    # stimuli
 
-    def _start(self, transaction: Transaction, command: StartInstance) -> None:
-        transaction.step(command.instance_id, command)
-
-    def _stop(self, transaction: Transaction, command: StopInstance) -> None:
-        if command.instance_id in self.holdings:
-            transaction.step(command.instance_id, command)
-        else:
-            self._overtaken[command.instance_id] = (transaction.now_s, command.reason)
-
-    def _resume(self, transaction: Transaction, command: ResumeInstance) -> None:
-        if not self.is_stopping:
-            self._command(transaction, command)
-
-    def _command(self, transaction: Transaction, command: Any) -> None:
-        if command.instance_id in self.holdings:
-            transaction.step(command.instance_id, command)
-
-    # stimuli of the agent's own
+    def _command(self, transaction: Transaction, event: Event) -> None:
+        """A command for this node, of a controller that still leads."""
+        if event.data.target != self.node_id:
+            return
+        seen = dict(self._fence.seen)
+        self._fence.admit(event)
+        transaction.event, transaction.is_dirty = event, seen != self._fence.seen
+        transaction.step(event.data.instance_id, event.data)
 
     def _outcome(self, transaction: Transaction, stimulus: Any) -> None:
         """What became of something this controller has asked for: of the instance itself, or of the one that has taken
@@ -315,29 +281,28 @@ class AgentController:
         self._is_checked = True
         found = [what for move in self.moves for what in wrong(move)]
         self.moves.clear()
-        found += [what for holding in self.holdings.values() for what in faults(holding)]
+        found += [what for holding in self.holdings.values() for what in holding.faults()]
         return (*found, *self._wrong_bytes(), *self._wrong_owners())
 
     def _wrong_bytes(self) -> Iterator[str]:
         """Every byte of a GPU has one owner among the records, and no GPU holds more than it has."""
-        said = {
+        recorded = {
             (gpu_id, name, owner): num_bytes
             for name, holding in self.holdings.items()
             for gpu_id, of_gpu in holding.shares.items()
             for owner, num_bytes in of_gpu.items()
             if num_bytes
         }
-        held: dict[tuple[str, str, GrantOwner], int] = {}
+        held: Counter[tuple[str, str, GrantOwner]] = Counter()
         for gpu in self.ledger.gpus:
             if not 0 <= gpu.used_bytes <= gpu.total_bytes:
                 yield f"{gpu.gpu_id} holds {gpu.used_bytes} of {gpu.total_bytes} bytes"
             for grant in gpu.grants:
-                key = gpu.gpu_id, grant.holder, grant.owner
-                held[key] = held.get(key, 0) + grant.num_bytes
-        for gpu_id, name, owner in sorted(said.keys() | held.keys()):
-            key = gpu_id, name, owner
-            if said.get(key, 0) != held.get(key, 0):
-                yield f"{name} has {held.get(key, 0)} bytes of {gpu_id} for {owner}, its record {said.get(key, 0)}"
+                held[gpu.gpu_id, grant.holder, grant.owner] += grant.num_bytes
+        for key in sorted(recorded.keys() | held.keys()):
+            gpu_id, name, owner = key
+            if recorded.get(key, 0) != held[key]:
+                yield f"{name} has {held[key]} bytes of {gpu_id} for {owner}, its record {recorded.get(key, 0)}"
 
     def _wrong_owners(self) -> Iterator[str]:
         """Each process belongs to one record, each record stands under its own id, and host memory is not oversold."""

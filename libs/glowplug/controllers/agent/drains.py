@@ -18,18 +18,7 @@ from dataclasses import replace
 
 from glowplug.controllers.agent import lifecycle, stages
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import (
-    COMING,
-    DORMANT,
-    Drain,
-    Holding,
-    Shares,
-    State,
-    enter,
-    own_workers,
-    shares_of,
-    total_of,
-)
+from glowplug.controllers.agent.record import COMING, DORMANT, Drain, Holding, Shares, State
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import OutOfMemory
@@ -79,7 +68,7 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
     if holding.state in DORMANT or (holding.instance.replica and is_coming):
         lifecycle.drop(transaction, holding, reason)
     elif is_coming:
-        holding = transaction.publish(enter(holding, State.STOPPING), reason=reason)
+        holding = transaction.publish(holding.enter(State.STOPPING), reason=reason)
         if holding.stop is None:
             lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
     elif holding.state is State.FALLING_ASLEEP:
@@ -93,7 +82,7 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
     else:
         quiet_until = min(transaction.now_s + transaction.params.drain_quiet_s, deadline_at)
         drain = Drain(deadline_at=deadline_at, quiet_until=quiet_until, becomes=becomes)
-        holding = transaction.publish(enter(holding, State.DRAINING, drain=drain), reason=reason)
+        holding = transaction.publish(holding.enter(State.DRAINING, drain=drain), reason=reason)
         _expire(transaction, holding)
 
 
@@ -133,7 +122,7 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
         transaction.ask(msg.SleepEngine(holding.engine, drain.becomes))
         drain = replace(drain, deadline_at=transaction.now_s + transaction.params.start_deadline_s)
-        transaction.keep(enter(holding, State.FALLING_ASLEEP, drain=drain))
+        transaction.keep(holding.enter(State.FALLING_ASLEEP, drain=drain))
     else:
         lifecycle.stop(transaction, holding, grace_s, State.STOPPING)
 
@@ -158,13 +147,13 @@ def on_asleep(transaction: Transaction, holding: Holding, _: msg.EngineAsleep) -
     was, leaves = holding.shares, holding.drain is not None and holding.drain.becomes == "swapped_out"
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
-        asleep = enter(holding, State.SWAPPED_OUT)
+        asleep = holding.enter(State.SWAPPED_OUT)
         transaction.publish(asleep, url="", reason="it sleeps in host memory")
         return
     weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
-    workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in own_workers(holding.instance))
+    workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in holding.own_workers)
     instance = replace(holding.instance, replica=True, workers=workers, url="")
-    holding = transaction.grant(enter(holding, State.PREWARMED, instance=instance))
+    holding = transaction.grant(holding.enter(State.PREWARMED, instance=instance))
     transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
 
 
@@ -173,16 +162,16 @@ def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewar
     if holding.instance.replica:
         seconds = transaction.now_s - holding.instance.created_at
         why = f"its weights came to the GPU within {seconds:.2f} s"
-        transaction.publish(enter(holding, State.PREWARMED), ready_at=transaction.now_s, reason=why)
+        transaction.publish(holding.enter(State.PREWARMED), ready_at=transaction.now_s, reason=why)
 
 
 def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
     """End a drain that is no longer wanted. A KV cache that has been cut down takes its bytes back, or the drain
     goes on."""
     instance = holding.instance
-    if not instance.url:
+    if transaction.node_stops or not instance.url:
         return
-    whole = shares_of(instance, holding.model, transaction.node_id)
+    whole = holding.shares_on(transaction.node_id)
     if holding.consolidation is None and holding.shares != whole:
         try:
             holding = transaction.grant(replace(holding, shares={}), (instance.instance_id,))
@@ -191,8 +180,8 @@ def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstanc
             if instance.reason != why:
                 transaction.publish(holding, reason=why)
             return
-        transaction.ask(msg.LimitKv(instance.instance_id, total_of(whole, GrantOwner.KV)))
-    transaction.publish(enter(holding, State.READY, snapshot_bytes=0), reason=command.reason)
+        transaction.ask(msg.LimitKv(instance.instance_id, sum(_kv_of(whole).values())))
+    transaction.publish(holding.enter(State.READY, snapshot_bytes=0), reason=command.reason)
 
 
 # the KV cache meanwhile
@@ -203,7 +192,7 @@ def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> 
     instance = holding.instance
     if not transaction.params.reservation or holding.consolidation is not None or seen.kv_bytes_used < 0:
         return
-    whole = _kv_of(shares_of(instance, holding.model, transaction.node_id))
+    whole = _kv_of(holding.shares_on(transaction.node_id))
     held = _kv_of(holding.shares)
     total = sum(whole.values())  # M
     used = min(seen.kv_bytes_used, total)  # K

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import ENDED, Holding, Start, State, Stop, enter
+from glowplug.controllers.agent.record import ENDED, Holding, Start, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
@@ -24,24 +24,13 @@ def begin(transaction: Transaction, holding: Holding) -> None:
     """Launch the process while the weights are on their way; both report back."""
     instance, start = holding.instance, holding.start
     assert start is not None
-    workers = transaction.workers_here(instance)
-    gpus = transaction.ledger.gpus
-    index = next(i for i, gpu in enumerate(gpus) if gpu.gpu_id == workers[0].gpu_id)
-    stage, name = holding.pipeline.stage if holding.pipeline else 0, instance.instance_id
+    workers = holding.workers_on(transaction.node_id)
+    index, gpu = next((n, g) for n, g in enumerate(transaction.ledger.gpus) if g.gpu_id == workers[0].gpu_id)
+    name, traceparent = instance.instance_id, holding.cause.traceparent
+    stages = holding.pipeline.stage if holding.pipeline else 0, instance.num_stages
     transaction.ask(
-        msg.LaunchEngine(
-            name,
-            holding.model,
-            workers[0],
-            gpus[index].kind,
-            index,
-            holding.cause.traceparent,
-            workers,
-            instance.replica,
-            stage,
-            instance.num_stages,
-        ),
-        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, stage, instance.num_stages),
+        msg.LaunchEngine(name, holding.model, workers, gpu.kind, index, traceparent, instance.replica, *stages),
+        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages),
     )
 
 
@@ -68,16 +57,15 @@ def _advance(transaction: Transaction, holding: Holding) -> None:
         transaction.keep(holding)
         return
     transaction.ask(msg.LoadEngine(holding.engine, start.weights_path))
-    loading = activate(transaction, holding, holding.engine_id) if holding.engine_id else enter(holding, State.LOADING)
+    loading = activate(transaction, holding, holding.engine_id) if holding.engine_id else holding.enter(State.LOADING)
     transaction.publish(loading, reason="its weights are in host memory")
 
 
 def activate(transaction: Transaction, holding: Holding, source: str) -> Holding:
     """Let the engine of `source` go on as this one's, from now on under its own id. The caller publishes it."""
-    instance = holding.instance
-    workers = transaction.workers_here(instance)
-    transaction.ask(msg.ActivateEngine(instance.instance_id, source, holding.model, workers))
-    return enter(holding, State.ACTIVATING, engine_id="")
+    workers = holding.workers_on(transaction.node_id)
+    transaction.ask(msg.ActivateEngine(holding.instance.instance_id, source, holding.model, workers))
+    return holding.enter(State.ACTIVATING, engine_id="")
 
 
 def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
@@ -93,7 +81,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
     else:
         kind = fresh_kind(is_cached=holding.was_cached).value
     holding = transaction.publish(
-        enter(holding, State.READY),
+        holding.enter(State.READY),
         url=report.url,
         ready_at=transaction.now_s,
         phases=_predicted(start.predicted, (*instance.phases, *measured)),
@@ -123,12 +111,9 @@ def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
 # failures
 
 
-def on_start_failed(
-    transaction: Transaction, holding: Holding, report: msg.WeightsFailed | msg.EngineStartFailed
-) -> None:
+def on_start_failed(transaction: Transaction, holding: Holding, report: Any) -> None:
     """Its start is over."""
-    reason = report.message if isinstance(report, msg.WeightsFailed) else report.reason
-    fail(transaction, holding, report.code, reason)
+    fail(transaction, holding, report.code, report.reason)
 
 
 def on_exited(transaction: Transaction, holding: Holding, report: msg.EngineExited | msg.EngineOverLimit) -> None:
@@ -159,7 +144,7 @@ def check_health(transaction: Transaction, holding: Holding) -> Holding:
 def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
     """FAILED for everyone at once; the bytes stay granted until the process is gone."""
     was = holding.instance.state
-    holding = transaction.publish(enter(holding, State.FAILED), code, reason=reason)
+    holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason)
     if was.is_coming:
         transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))
     if holding.stop is None and (holding.shares or was.is_dormant):
@@ -172,13 +157,13 @@ def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> 
 def stop(transaction: Transaction, holding: Holding, grace_s: float, state: State) -> Holding:
     """Ask for the end of its process; it is in `state` meanwhile."""
     transaction.ask(msg.StopEngine(holding.engine, grace_s))
-    return transaction.keep(enter(holding, state, stop=Stop(transaction.now_s + grace_s)))
+    return transaction.keep(holding.enter(state, stop=Stop(transaction.now_s + grace_s)))
 
 
 def drop(transaction: Transaction, holding: Holding, reason: str) -> None:
     """End a dormant instance, or a replica on its way: its bytes are free at once (its pages are mapped anew,
     WarmServe section 4.2), its process follows."""
-    holding = transaction.publish(enter(transaction.ungrant(holding), State.STOPPED), reason=reason)
+    holding = transaction.publish(transaction.ungrant(holding).enter(State.STOPPED), reason=reason)
     if holding.stop is None:
         stop(transaction, holding, 0.0, State.STOPPED)
 
@@ -196,16 +181,16 @@ def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) 
         return  # a stop that was asked for twice ends twice
     if not report.clean:
         state = State.STOPPING if state is State.FALLING_ASLEEP else state
-        transaction.keep(enter(holding, state, stop=Stop(transaction.now_s)))
+        transaction.keep(holding.enter(state, stop=Stop(transaction.now_s)))
     elif state is State.RESTARTING and holding.start is not None:
         decided = tuple(p for p in holding.instance.phases if p.name in BEFORE_START)
         instance = replace(holding.instance, source="", phases=decided)
         start = Start(deadline_at=holding.start.deadline_at, predicted=holding.start.predicted, has_restarted=True)
-        again = enter(holding, State.STARTING, instance=instance, start=start, engine_id="")
+        again = holding.enter(State.STARTING, instance=instance, start=start, engine_id="")
         begin(transaction, transaction.keep(again))
     else:
         state = state if state in ENDED else State.STOPPED
-        ended = enter(transaction.ungrant(holding), state, stop=None, engine_id="", snapshot_bytes=0)
+        ended = transaction.ungrant(holding).enter(state, stop=None, engine_id="", snapshot_bytes=0)
         if holding.instance.state.is_gone:
             transaction.keep(ended)
         else:
@@ -218,7 +203,7 @@ def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
     stops = holding.stop is None and holding.state not in ENDED
     why = "it has another id now"
     instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=transaction.now_s, reason=why)
-    holding = transaction.keep(enter(holding, State.LOST, instance=instance))
+    holding = transaction.keep(holding.enter(State.LOST, instance=instance))
     if stops:
         stop(transaction, holding, 0.0, State.LOST)
 

@@ -48,7 +48,7 @@ class WeightsFailed(Outcome):
     """`code` is an error code of domain/errors.py."""
 
     code: str
-    message: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,10 @@ class LaunchEngine(ForEngine):
     """Start the process now; weights may still be on their way. Outcome: EngineLaunched or EngineStartFailed."""
 
     model: Model
-    worker: Worker
-    gpu_kind: str
+    workers: tuple[Worker, ...]  # of this node: one, or a tensor group
+    gpu_kind: str  # of the first worker's
     gpu_index: int
     traceparent: str = ""
-    workers: tuple[Worker, ...] = ()  # all of this node: one, or a tensor group
     replica: bool = False  # weights only: outcome of its load is EnginePrewarmed
     stage: int = 0
     num_stages: int = 1

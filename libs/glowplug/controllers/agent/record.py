@@ -1,7 +1,7 @@
 """One instance as its agent keeps it: its state, the parts that exist in that state alone, and the bytes it holds.
 
 `State` is finer than the public InstanceState. `RULES` says of each state what it is to the fleet, what it means, and
-which parts a record has there; `faults` holds a record against that. Times are epoch seconds, sizes bytes.
+which parts a record has there; `Holding.faults` holds a record against that. Times are epoch seconds, sizes bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -128,6 +128,72 @@ class Holding:
         """Whether it is the stage of a pipeline that answers for all of them."""
         return not self.instance.is_whole and not self.instance.part_of
 
+    @property
+    def own_workers(self) -> tuple[Worker, ...]:
+        """The GPU processes that are this row's own: all, but of a pipeline's first stage, which lists one (or one
+        tensor group) of each stage, the first."""
+        workers = self.instance.workers
+        return workers[: max(1, len(workers) // self.instance.num_stages)] if self.is_first_stage else workers
+
+    def workers_on(self, node_id: str) -> tuple[Worker, ...]:
+        """Its own GPU processes on one node."""
+        return tuple(w for w in self.own_workers if w.node_id == node_id)
+
+    def shares_on(self, node_id: str) -> dict[str, dict[GrantOwner, int]]:
+        """What it is to hold of that node's GPUs. Workers that name no bytes take an even part of the model's memory;
+        a replica holds weights alone, as prewarmed."""
+        shares: dict[str, dict[GrantOwner, int]] = {}
+        model, num_stages = self.model, self.instance.num_stages
+        weights = weights_per_gpu(model, num_stages)
+        for worker in self.workers_on(node_id):
+            of_gpu = shares.setdefault(worker.gpu_id, {})
+            if self.instance.replica:
+                parts = {GrantOwner.PREWARM: worker.num_bytes or weights}
+            else:
+                num_bytes = worker.num_bytes or bytes_per_gpu(model, num_stages)
+                parts = {GrantOwner.WEIGHTS: min(weights, num_bytes), GrantOwner.KV: max(0, num_bytes - weights)}
+            for owner, part in parts.items():
+                of_gpu[owner] = of_gpu.get(owner, 0) + part
+        return shares
+
+    def enter(self, state: State, **changes: Any) -> "Holding":
+        """The record in `state`, without the parts that it may not have there."""
+        rule = RULES[state]
+        dropped = {part: None for part in _ENDING_WITH_STATE if part not in rule.needs | rule.may}
+        return replace(self, state=state, **(dropped | changes))
+
+    def faults(self) -> Iterator[str]:
+        """What of the record contradicts its state."""
+        rule, instance = RULES[self.state], self.instance
+        name = instance.instance_id
+        allowed = frozenset() if self.is_over else rule.needs | rule.may
+        for part in PARTS:
+            is_there = bool(getattr(self, part))
+            if part in rule.needs and not is_there:
+                yield f"{name} is {self.state} without {part}"
+            elif is_there and part not in allowed:
+                yield f"{name} is {self.state} and has {part}"
+        if instance.state is not rule.public:
+            yield f"{name} is {self.state} and the fleet sees it {instance.state}"
+        if (self.pipeline is None) is not instance.is_whole:
+            yield f"{name} has {instance.num_stages} stages and pipeline={self.pipeline}"
+        if self.consolidation is not None and instance.is_whole:
+            yield f"{name} is whole and consolidates"
+        if self.state in (State.READY, State.DRAINING):
+            is_running = self.consolidation is not None and self.consolidation.state is ConsolidationState.RUNNING
+            if instance.consolidating is not is_running:
+                yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
+        start = self.start
+        if self.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
+            yield f"{name} has its process and its weights, and does not load"
+        if self.state is State.FALLING_ASLEEP and self.drain is not None and not self.drain.becomes:
+            yield f"{name} falls asleep to become nothing"
+        for gpu_id, of_gpu in self.shares.items():
+            if any((owner is GrantOwner.PREWARM) is not instance.replica for owner, n in of_gpu.items() if n):
+                yield f"{name} (replica: {instance.replica}) holds {dict(of_gpu)} of {gpu_id}"
+            if any(num_bytes < 0 for num_bytes in of_gpu.values()):
+                yield f"{name} holds less than nothing of {gpu_id}"
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -170,75 +236,3 @@ RULES: Mapping[State, Rule] = {
 COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
 ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left
-
-
-def enter(holding: Holding, state: State, **changes: Any) -> Holding:
-    """The record in `state`, without the parts that it may not have there."""
-    rule = RULES[state]
-    kept = rule.needs | rule.may
-    dropped = {part: None for part in _ENDING_WITH_STATE if part not in kept}
-    return replace(holding, state=state, **(dropped | changes))
-
-
-def faults(holding: Holding) -> Iterator[str]:
-    """What of one record contradicts its state."""
-    name, rule, instance = holding.instance.instance_id, RULES[holding.state], holding.instance
-    allowed = frozenset() if holding.is_over else rule.needs | rule.may
-    for part in PARTS:
-        is_there = bool(getattr(holding, part))
-        if part in rule.needs and not is_there:
-            yield f"{name} is {holding.state} without {part}"
-        elif is_there and part not in allowed:
-            yield f"{name} is {holding.state} and has {part}"
-    if instance.state is not rule.public:
-        yield f"{name} is {holding.state} and the fleet sees it {instance.state}"
-    if (holding.pipeline is None) is not instance.is_whole:
-        yield f"{name} has {instance.num_stages} stages and pipeline={holding.pipeline}"
-    if holding.consolidation is not None and instance.is_whole:
-        yield f"{name} is whole and consolidates"
-    if holding.state in (State.READY, State.DRAINING):
-        is_running = holding.consolidation is not None and holding.consolidation.state is ConsolidationState.RUNNING
-        if instance.consolidating is not is_running:
-            yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
-    start = holding.start
-    if holding.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
-        yield f"{name} has its process and its weights, and does not load"
-    if holding.state is State.FALLING_ASLEEP and holding.drain is not None and not holding.drain.becomes:
-        yield f"{name} falls asleep to become nothing"
-    for gpu_id, of_gpu in holding.shares.items():
-        if any((owner is GrantOwner.PREWARM) is not instance.replica for owner, n in of_gpu.items() if n):
-            yield f"{name} (replica: {instance.replica}) holds {dict(of_gpu)} of {gpu_id}"
-        if any(num_bytes < 0 for num_bytes in of_gpu.values()):
-            yield f"{name} holds less than nothing of {gpu_id}"
-
-
-def own_workers(instance: Instance) -> tuple[Worker, ...]:
-    """The GPU processes that are this row's own: all, but of a pipeline's first stage, which lists one (or one tensor
-    group) of each stage, the first."""
-    if instance.num_stages > 1 and not instance.part_of:
-        return instance.workers[: max(1, len(instance.workers) // instance.num_stages)]
-    return instance.workers
-
-
-def shares_of(instance: Instance, model: Model, node_id: str) -> dict[str, dict[GrantOwner, int]]:
-    """What it is to hold of that node's GPUs. Workers that name no bytes take an even part of the model's memory; a
-    replica holds weights alone, as prewarmed."""
-    shares: dict[str, dict[GrantOwner, int]] = {}
-    weights = weights_per_gpu(model, instance.num_stages)
-    for worker in own_workers(instance):
-        if worker.node_id != node_id:
-            continue
-        of_gpu = shares.setdefault(worker.gpu_id, {})
-        if instance.replica:
-            of_gpu[GrantOwner.PREWARM] = of_gpu.get(GrantOwner.PREWARM, 0) + (worker.num_bytes or weights)
-        else:
-            num_bytes = worker.num_bytes or bytes_per_gpu(model, instance.num_stages)
-            part = min(weights, num_bytes)
-            of_gpu[GrantOwner.WEIGHTS] = of_gpu.get(GrantOwner.WEIGHTS, 0) + part
-            of_gpu[GrantOwner.KV] = of_gpu.get(GrantOwner.KV, 0) + num_bytes - part
-    return shares
-
-
-def total_of(shares: Shares, owner: GrantOwner) -> int:
-    """Bytes of one owner over all GPUs."""
-    return sum(of_gpu.get(owner, 0) for of_gpu in shares.values())

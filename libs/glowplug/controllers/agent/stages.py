@@ -12,16 +12,7 @@ from dataclasses import replace
 
 from glowplug.controllers.agent import lifecycle
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import (
-    Consolidation,
-    ConsolidationState,
-    Holding,
-    Pipeline,
-    State,
-    enter,
-    own_workers,
-    shares_of,
-)
+from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import BEFORE_START, Instance
@@ -48,7 +39,7 @@ def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady
         lifecycle.become_ready(transaction, replace(holding, instance=replace(instance, phases=decided)), whole)
     else:
         holding = transaction.publish(
-            enter(holding, State.STAGE_LOADED),
+            holding.enter(State.STAGE_LOADED),
             url=report.url,
             key_id=report.key_id,
             phases=(*instance.phases, *report.phases),
@@ -70,7 +61,7 @@ def on_join(transaction: Transaction, holding: Holding, _: JoinStages) -> None:
 
 def _serve(transaction: Transaction, holding: Holding) -> None:
     transaction.ask(msg.ServeStages(holding.engine))
-    transaction.keep(enter(holding, State.JOINING))
+    transaction.keep(holding.enter(State.JOINING))
 
 
 def on_consolidate(transaction: Transaction, holding: Holding, command: ConsolidateInstance) -> None:
@@ -84,7 +75,7 @@ def on_consolidate(transaction: Transaction, holding: Holding, command: Consolid
         _abandon(transaction, holding, "its engine does not say what became of the last time")
         return
     try:
-        shares = shares_of(_whole(holding), holding.model, transaction.node_id)
+        shares = replace(holding, instance=_whole(holding)).shares_on(transaction.node_id)
         holding = transaction.grant(replace(holding, shares=shares), (instance.instance_id,))
     except OutOfMemory as error:
         why = _stays(holding, error.message)
@@ -140,7 +131,7 @@ def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.
     under_way = holding.consolidation
     if under_way is None:
         return
-    shares = shares_of(holding.instance, holding.model, transaction.node_id)
+    shares = holding.shares_on(transaction.node_id)
     holding = transaction.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
     holding = replace(holding, consolidation=None)
     if under_way.state is ABANDONED:  # that is published already
@@ -167,11 +158,6 @@ def _failed(transaction: Transaction, holding: Holding, why: str) -> None:
     transaction.publish(replace(holding, pipeline=pipeline), consolidating=False, reason=reason)
 
 
-def pipeline_of(instance: Instance, stage: int) -> Pipeline | None:
-    """What a new instance knows of being one stage of several; None for a whole one."""
-    return None if instance.is_whole else Pipeline(stage=stage)
-
-
 def _stays(holding: Holding, why: str) -> str:
     stage = holding.pipeline.stage if holding.pipeline is not None else 0
     return f"it stays stage {stage} of {holding.instance.num_stages}: {why}"
@@ -180,5 +166,5 @@ def _stays(holding: Holding, why: str) -> str:
 def _whole(holding: Holding) -> Instance:
     """The instance as it is once it is consolidated, with memory for all of the model."""
     num_bytes = bytes_per_gpu(holding.model)
-    workers = tuple(replace(w, num_bytes=max(w.num_bytes, num_bytes)) for w in own_workers(holding.instance))
+    workers = tuple(replace(w, num_bytes=max(w.num_bytes, num_bytes)) for w in holding.own_workers)
     return replace(holding.instance, workers=workers, num_stages=1, part_of="")

@@ -11,26 +11,12 @@ from dataclasses import replace
 
 from glowplug.controllers.agent import lifecycle, stages
 from glowplug.controllers.agent.messages import GivesWay, Recalled, TakenOver
-from glowplug.controllers.agent.record import (
-    COMING,
-    DORMANT,
-    ENDED,
-    RULES,
-    Holding,
-    Start,
-    State,
-    Stop,
-    enter,
-    faults,
-    own_workers,
-    shares_of,
-)
-from glowplug.controllers.agent.stages import pipeline_of
+from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, RULES, Holding, Pipeline, Start, State, Stop
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.events.commands import StartInstance
+from glowplug.events.commands import StartInstance, StopInstance
 
 
 def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
@@ -38,9 +24,9 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
     holding = _new(transaction, command)
     overtaken = transaction.overtaken.pop(command.instance_id, None)
     if overtaken is not None:
-        transaction.publish(enter(holding, State.STOPPED), reason=overtaken[1])
+        transaction.publish(holding.enter(State.STOPPED), reason=overtaken[1])
         return
-    refusal = _refusal(transaction, command, holding.instance)
+    refusal = _refusal(transaction, command, holding)
     if refusal is not None:
         lifecycle.fail(transaction, holding, *refusal)
         return
@@ -60,6 +46,11 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         return
     why = "its memory is granted, its engine starts and its weights are on their way"
     lifecycle.begin(transaction, transaction.publish(holding, reason=why))
+
+
+def on_early_stop(transaction: Transaction, _: None, command: StopInstance) -> None:
+    """Remember it: its start, which comes later, ends STOPPED."""
+    transaction.overtaken[command.instance_id] = (transaction.now_s, command.reason)
 
 
 def _new(transaction: Transaction, command: StartInstance) -> Holding:
@@ -93,16 +84,16 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         model=model,
         cause=replace(event, data=None),
         start=Start(deadline_at=now_s + transaction.params.start_deadline_s, predicted=command.predicted),
-        pipeline=pipeline_of(instance, command.stage),
+        pipeline=None if instance.is_whole else Pipeline(stage=command.stage),
     )
 
 
-def _refusal(transaction: Transaction, command: StartInstance, instance: Instance) -> tuple[str, str] | None:
+def _refusal(transaction: Transaction, command: StartInstance, holding: Holding) -> tuple[str, str] | None:
     """(code, reason) of a start that this node cannot take at all."""
     node_id, engine = transaction.node_id, command.model.engine
     if transaction.node_stops:
         return "node_stopping", f"node {node_id} is stopping: {transaction.node_stops}"
-    mine = transaction.workers_here(instance)
+    mine = holding.workers_on(node_id)
     gpu_ids = {gpu.gpu_id for gpu in transaction.ledger.gpus}
     if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
         return "bad_request", f"node {node_id} has the GPUs {sorted(gpu_ids)}, and {list(mine)} were asked for"
@@ -134,7 +125,7 @@ def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
         return None
     if _engine_of(holding.model) != _engine_of(command.model):
         return None
-    places = {w.gpu_id for w in own_workers(holding.instance)}, {w.gpu_id for w in command.workers}
+    places = {w.gpu_id for w in holding.own_workers}, {w.gpu_id for w in command.workers}
     return holding if holding.state is State.SWAPPED_OUT or places[0] == places[1] else None
 
 
@@ -163,7 +154,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
 
 def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) -> None:
     """Its bytes are the other one's already."""
-    ended = enter(holding, State.STOPPED, shares={}, snapshot_bytes=0)
+    ended = holding.enter(State.STOPPED, shares={}, snapshot_bytes=0)
     transaction.publish(ended, reason=f"it goes on as {taker.instance_id}")
 
 
@@ -182,15 +173,15 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
     for holding in holdings:
         instance = holding.instance
         if not holding.shares and "shares" in RULES[holding.state].needs:
-            holding = replace(holding, shares=shares_of(instance, holding.model, transaction.node_id))
-        if why := next(faults(holding), ""):
+            holding = replace(holding, shares=holding.shares_on(transaction.node_id))
+        if why := next(holding.faults(), ""):
             doubts[instance.instance_id] = f"what its agent remembered of it contradicts itself: {why}"
             holding = Holding(
                 state=State.FAILED,
                 instance=replace(instance, state=InstanceState.FAILED),
                 model=holding.model,
                 cause=holding.cause,
-                pipeline=pipeline_of(instance, 0),
+                pipeline=None if instance.is_whole else Pipeline(stage=0),
                 stop=Stop(0.0),
                 engine_id=holding.engine_id,
                 past_ids=holding.past_ids,
@@ -222,7 +213,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
             lifecycle.stop(transaction, holding, 0.0, state)
     elif state in COMING:
         why = "its agent restarted during the start, and its engine starts again"
-        holding = transaction.publish(enter(holding, State.RESTARTING), reason=why)
+        holding = transaction.publish(holding.enter(State.RESTARTING), reason=why)
         lifecycle.stop(transaction, holding, 0.0, State.RESTARTING)
     elif not is_living and holding.instance.state.is_dormant:
         lifecycle.drop(transaction, holding, "its engine went while its agent was down")
@@ -230,4 +221,4 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:
         state = State.DRAINING if state is State.FALLING_ASLEEP else state
-        transaction.publish(enter(holding, state), reason="its agent has restarted and found it again")
+        transaction.publish(holding.enter(state), reason="its agent has restarted and found it again")

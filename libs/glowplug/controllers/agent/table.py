@@ -55,6 +55,7 @@ _ROWS: tuple[_Row, ...] = (
     (ConsolidateInstance, [S.READY], stages.on_consolidate, (STAYS,), _CONSOLIDATE),
     (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), ()),
     (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), ()),
+    (StopInstance, [NONE], starts.on_early_stop, (STAYS,), ()),
     (StopInstance, _BEGUN, drains.on_stop, (STAYS, S.STOPPING, S.STOPPED), _STOP),
     (StopInstance, _SERVING, drains.on_stop, (S.DRAINING, S.FALLING_ASLEEP, S.STOPPING), _END_DRAIN),
     (StopInstance, [S.FALLING_ASLEEP], drains.on_stop, (STAYS, S.STOPPING), _STOP),
@@ -105,6 +106,7 @@ _STARTED = (msg.EngineLaunched, msg.WeightsComplete)
 _START_ENDED = (msg.WeightsFailed, msg.EngineStartFailed, msg.EngineReady, msg.EnginePrewarmed)
 _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
     ([StartInstance], State, "a start that is known already"),
+    ([JoinStages, ConsolidateInstance, ResumeInstance], [NONE], "its start has not come, or it is forgotten"),
     ([StopInstance, msg.StopAsked, msg.NodeStopping], _ENDING, "it ends already"),
     ([msg.EngineExited, msg.EngineOverLimit, msg.HealthSeen], {S.RESTARTING, *_ENDING}, "its process is to end"),
     ([msg.InFlight], {*State} - COMING - {S.DRAINING}, "the drain is over or was taken back"),

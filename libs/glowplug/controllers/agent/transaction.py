@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from glowplug.controllers.agent.params import AgentParams, EngineKind
-from glowplug.controllers.agent.record import RULES, Holding, State, own_workers, shares_of
+from glowplug.controllers.agent.record import RULES, Holding, State
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.hardware import Gpu, GrantOwner
-from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event, facts
 
 INSTANCES = "instances"
@@ -21,6 +21,7 @@ _FACTS = {
     InstanceState.PREWARMED: facts.InstancePrewarmed,
     InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
 }
+_RANKS = {Publish: 1, Save: 2, Remove: 2}
 Action = Callable[["Transaction", Any, Any], None]  # (transaction, record, stimulus)
 
 
@@ -90,11 +91,6 @@ def fact_of(instance: Instance, code: str = "") -> Any:
     return _FACTS[instance.state](instance=instance)
 
 
-def _rank(effect: Effect) -> int:
-    """What needs nobody else goes first, so that a slow bus or store delays no engine."""
-    return {Publish: 1, Save: 2, Remove: 2}.get(type(effect), 0)
-
-
 @dataclass(slots=True, kw_only=True)
 class Transaction:
     """One stimulus at `now_s`. `holdings`, `overtaken` and the ledger are the controller's own; an action changes a
@@ -153,15 +149,15 @@ class Transaction:
         return self.keep(replace(holding, instance=instance))
 
     def in_order(self) -> list[Effect]:
-        """The effects, those that need neither bus nor store first."""
-        return sorted(self.effects, key=_rank)
+        """The effects, those that need neither bus nor store first, so that a slow one delays no engine."""
+        return sorted(self.effects, key=lambda effect: _RANKS.get(type(effect), 0))
 
     def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
         """Take the bytes of its workers on this node, in one step with giving up those of `releases`.
 
         Raises OutOfMemory, with nothing changed.
         """
-        shares = holding.shares or shares_of(holding.instance, holding.model, self.node_id)
+        shares = holding.shares or holding.shares_on(self.node_id)
         self.ledger.exchange(releases, holding.instance.instance_id, shares)
         return replace(holding, shares=shares)
 
@@ -169,10 +165,6 @@ class Transaction:
         """Free what it holds."""
         self.ledger.release(holding.instance.instance_id)
         return replace(holding, shares={})
-
-    def workers_here(self, instance: Instance) -> tuple[Worker, ...]:
-        """Its own GPU processes on this node."""
-        return tuple(w for w in own_workers(instance) if w.node_id == self.node_id)
 
     def can(self, engine: str, ability: str) -> bool:
         """Whether engines of that name have the ability here."""

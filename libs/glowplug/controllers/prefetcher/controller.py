@@ -3,7 +3,7 @@
     fetch and drop commands | instances and models | outcomes of fetch tasks | tick
         ──▶ one fetch per digest · policy `caching` ──▶ start, grant, stop, use, drop · weights.* facts
 
-What it is told
+What it is notified of
   - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of whoever sends them.
   - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
   - By its shell: what lay in memory at the start (RegionsFound), how a fetch task goes (FetchSized, FetchProgressed,
@@ -31,22 +31,15 @@ What it never does
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, HostCache
-from glowplug.controllers.prefetcher.fetches import (
-    FetchJob,
-    MemoryAsk,
-    Stage,
-    failed,
-    fetched,
-    one_per_model,
-    progressed,
-)
 from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.messages import (
     CANCELLED,
@@ -72,12 +65,62 @@ from glowplug.domain.errors import Conflict, InvalidModelFile, NoSpace, NotFound
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
-from glowplug.events.facts import InstanceChange, ModelDeployed, ModelUndeployed, WeightsEvicted, WeightsFetchFailed
+from glowplug.events.facts import (
+    InstanceChange,
+    ModelDeployed,
+    ModelUndeployed,
+    WeightsEvicted,
+    WeightsFetched,
+    WeightsFetchFailed,
+    WeightsProgressed,
+)
 from glowplug.policies.caching.mcache_importance import CacheFacts
 from glowplug.policies.registry import choose
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
 EVENTS_REMEMBERED = 4096
+
+
+class Stage(StrEnum):
+    QUEUED = "queued"
+    SIZING = "sizing"  # task runs; its size is unknown yet, or it waits for host memory
+    MOVING = "moving"  # host memory is granted
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAsk:
+    """A running fetch waits for so many bytes of host memory (0: as many as are free)."""
+
+    num_bytes: int
+    asked_at: float
+
+
+@dataclass(slots=True)
+class FetchJob:
+    """One digest on its way in, however many asked."""
+
+    digest: str
+    wants: list[Want]
+    order: int
+    stage: Stage = Stage.QUEUED
+    first_byte: int = 0
+    last_byte: int = 0
+    started_at: float = 0.0
+    asks: MemoryAsk | None = None  # its size is known (or will not be), memory not granted
+    num_bytes: int = 0
+    num_bytes_done: int = 0
+    is_counted: bool = False  # the cache's order knows of the miss
+    is_resumed: bool = False  # some bytes were here before: its seconds are no measure of a whole fetch
+    is_squeezed: bool = False  # idle weights have left for it already because memory was fuller than it seemed
+
+    @property
+    def urgency(self) -> int:
+        return max((w.urgency for w in self.wants), default=0)
+
+    @property
+    def instance_ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(w.instance_id for w in self.wants if w.instance_id))
 
 
 class PrefetcherController:
@@ -183,10 +226,7 @@ class PrefetcherController:
         try:
             digest = self._digest_of(data.weights)
         except InvalidModelFile as error:
-            fact = WeightsFetchFailed(
-                node_id=self.node_id, model_key=data.model_key, digest="", code=error.code, message=error.message
-            )
-            return [Publish(fact, command)]
+            return [self._fact(WeightsFetchFailed, "", want, code=error.code, message=error.message)]
         self._failed.pop(data.instance_id, None)
         return self._take(want, digest, now_s)
 
@@ -215,7 +255,8 @@ class PrefetcherController:
             entry.last_used_at = now_s
             entry.model_keys.add(want.model_key)
             self.cache.used(digest, entry.num_bytes, now_s, hit=True)
-            return [UseRegion(digest, want), fetched(self.node_id, digest, want, entry.num_bytes, 0.0, "cache")]
+            hit = {"num_bytes": entry.num_bytes, "seconds": 0.0, "source": "cache"}
+            return [UseRegion(digest, want), self._fact(WeightsFetched, digest, want, **hit)]
         if len(self.jobs) >= self.params.max_queue:
             message = f"{len(self.jobs)} fetches are waiting on {self.node_id}"
             return self._refuse(digest, [want], WeightsUnavailable.code, message, keep=True)
@@ -305,7 +346,8 @@ class PrefetcherController:
         if job is None or not job.wants:
             return []
         job.num_bytes_done, job.num_bytes = progress.num_bytes_done, progress.num_bytes
-        return [progressed(self.node_id, job)]
+        done = {"num_bytes_done": job.num_bytes_done, "num_bytes": job.num_bytes}
+        return [self._fact(WeightsProgressed, job.digest, job.wants[0], **done)]
 
     def _on_ended(self, end: FetchEnded, now_s: float) -> list[Effect]:
         job = self.jobs.pop(end.digest, None)
@@ -326,9 +368,10 @@ class PrefetcherController:
 
     def _answer(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
+        came = {"num_bytes": end.num_bytes, "seconds": end.seconds, "source": end.source}
         for want in one_per_model(job.wants):
             self.cache.entries[job.digest].model_keys.add(want.model_key)
-            fact = fetched(self.node_id, job.digest, want, end.num_bytes, end.seconds, end.source)
+            fact = self._fact(WeightsFetched, job.digest, want, **came)
             effects += [NameRegion(job.digest, want.model_key), fact]
         return effects
 
@@ -349,8 +392,9 @@ class PrefetcherController:
         self._failed |= dict.fromkeys(waiting)
         while len(self._failed) > EVENTS_REMEMBERED:
             del self._failed[next(iter(self._failed))]
-        effects: list[Effect] = [MarkFailed(digest, code, message, waiting, keep)]
-        return [*effects, *(failed(self.node_id, digest, want, code, message) for want in one_per_model(wants))]
+        why = {"code": code, "message": message}
+        facts = [self._fact(WeightsFetchFailed, digest, want, **why) for want in one_per_model(wants)]
+        return [MarkFailed(digest, code, message, waiting, keep), *facts]
 
     # regions
 
@@ -401,3 +445,14 @@ class PrefetcherController:
                 self.cache.adopt(entry)
         self._failed |= dict.fromkeys(found.failed)
         return []  # a lowered capacity is enforced by the next tick, when the instances are known
+
+    # facts
+
+    def _fact(self, cls: type[Any], digest: str, want: Want, **fields: Any) -> Publish:
+        """A fact of the weights, for the model that asked for them."""
+        return Publish(cls(node_id=self.node_id, model_key=want.model_key, digest=digest, **fields), want.cause)
+
+
+def one_per_model(wants: Iterable[Want]) -> Iterator[Want]:
+    """The first want of each model, which causes its fact; the models that asked last come first."""
+    return iter({w.model_key: w for w in reversed(list(wants))}.values())

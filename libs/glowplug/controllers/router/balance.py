@@ -9,7 +9,7 @@ most what the others' shares and their arrivals come to; it queues them itself.
 """
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from glowplug.controllers.router.queue import Request
 from glowplug.domain.instance import Instance
@@ -23,36 +23,6 @@ from glowplug.policies.routing.port import Balancer, BalancerParams
 
 Factory = Callable[[BalancerParams], Balancer]
 _NO_LOAD = ModelLoad()
-
-
-@dataclass(slots=True)
-class Quarantine:
-    """Instances that could not be reached a moment ago. A newer row or the end of `for_s` frees them."""
-
-    for_s: float = 1.0
-    until: dict[str, float] = field(default_factory=dict)
-
-    def add(self, instance_id: str, now_s: float) -> None:
-        self.until[instance_id] = now_s + self.for_s
-
-    def holds(self, instance_id: str, now_s: float) -> bool:
-        until = self.until.get(instance_id)
-        if until is None:
-            return False
-        if now_s < until:
-            return True
-        del self.until[instance_id]
-        return False
-
-    def expire(self, now_s: float) -> list[str]:
-        """Free those whose time is over, and return their ids."""
-        over = [instance_id for instance_id, until in self.until.items() if now_s >= until]
-        for instance_id in over:
-            del self.until[instance_id]
-        return over
-
-    def free(self, instance_id: str) -> None:
-        self.until.pop(instance_id, None)
 
 
 class Peers:
@@ -116,10 +86,10 @@ class Balances:
         quarantine_s: float,
     ) -> None:
         self.in_flight: dict[str, int] = {}  # by instance_id, ours
-        self.quarantine = Quarantine(quarantine_s)
+        self.quarantined: dict[str, float] = {}  # by instance_id, until when those are left alone that were not reached
         self.tracks_tokens = factory(params).tracks_tokens
         self._factory, self._params, self._length_params = factory, params, lengths
-        self._fleet, self._peers = fleet, Peers(router_id)
+        self._fleet, self._peers, self._quarantine_s = fleet, Peers(router_id), quarantine_s
         self._balancers: dict[str, Balancer] = {}  # by model_key
         self._lengths: dict[str, ResponseLengths] = {}
         self._now_s = 0.0
@@ -131,8 +101,8 @@ class Balances:
 
     def instance_changed(self, instance: Instance, now_s: float) -> None:
         """Its row is another; whatever was held against it is forgotten."""
-        self.quarantine.free(instance.instance_id)
-        self._put(instance.instance_id, instance.model_key, now_s)
+        self.quarantined.pop(instance.instance_id, None)
+        self._put(instance, now_s)
 
     def instance_gone(self, instance_id: str, model_key: str) -> None:
         if model_key in self._balancers:
@@ -140,16 +110,17 @@ class Balances:
 
     def unreachable(self, instance_id: str, model_key: str, now_s: float) -> None:
         """Leave it alone for a while."""
-        self.quarantine.add(instance_id, now_s)
+        self.quarantined[instance_id] = now_s + self._quarantine_s
         self.instance_gone(instance_id, model_key)
 
     def pass_time(self, now_s: float) -> None:
         """Let those go that have been left alone long enough."""
         self._now_s = now_s
-        for instance_id in self.quarantine.expire(now_s):
+        for instance_id in [i for i, until in self.quarantined.items() if now_s >= until]:
+            del self.quarantined[instance_id]
             instance = self._fleet.instances.get(instance_id)
             if instance is not None:
-                self._put(instance_id, instance.model_key, now_s)
+                self._put(instance, now_s)
 
     def forget_unused(self, models: Container[str]) -> None:
         """Drop what was learned of models that are neither among `models` nor have an instance left."""
@@ -157,9 +128,9 @@ class Balances:
             for key in [k for k in learned if k not in models and not self._fleet.of(k)]:
                 del learned[key]
 
-    def _put(self, instance_id: str, model_key: str, now_s: float) -> None:
-        instance = self._fleet.instances.get(instance_id)
-        if instance is None or not is_target(instance) or self.quarantine.holds(instance_id, now_s):
+    def _put(self, instance: Instance, now_s: float) -> None:
+        instance_id, model_key = instance.instance_id, instance.model_key
+        if not is_target(instance):
             self.instance_gone(instance_id, model_key)
             return
         balancer = self._balancers.get(model_key)
@@ -220,7 +191,7 @@ class Balances:
 
     def choose(self, request: Request, now_s: float) -> Instance | None:
         """Where it should go now."""
-        if self.quarantine.until:
+        if self.quarantined:
             self.pass_time(now_s)
         balancer = self._balancers.get(request.model_key)
         if balancer is None:

@@ -49,7 +49,7 @@ from glowplug.controllers.router.messages import (
 )
 from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
 from glowplug.controllers.router.params import RouterParams
-from glowplug.controllers.router.queue import ModelQueue, Request, load_of, rejected_fact, waiting_fact
+from glowplug.controllers.router.queue import ModelQueue, Request, rejected_fact, waiting_fact
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model, OnCold
@@ -425,9 +425,16 @@ class RouterController:
         if queue is None:
             return ModelLoad()
         mine = self.fleet.of(model_key)
-        running = {i: self.in_flight[i] for i in mine if i in self.in_flight}
-        slots = slots_per_instance(mine.values())
-        return load_of(queue, running, self.balances.outlooks(model_key), slots)
+        return ModelLoad(
+            num_waiting=len(queue.waiting),
+            num_in_flight=queue.num_running,
+            last_active_at=queue.last_active_at,
+            num_arrived=queue.num_arrived,
+            num_dispatched=queue.num_dispatched,
+            in_flight_by_instance={i: self.in_flight[i] for i in mine if i in self.in_flight},
+            outlook_by_instance=self.balances.outlooks(model_key),
+            slots_per_instance=slots_per_instance(mine.values()),
+        )
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

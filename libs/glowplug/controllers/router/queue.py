@@ -4,13 +4,12 @@ Each fact has its request as its cause: the id and the trace of it.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from glowplug.controllers.effects import Publish
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events import Event, facts
 
 
@@ -87,22 +86,6 @@ def rejected_fact(request: Request, error: GlowplugError, router_id: str) -> Pub
         retry_after_s=error.retry_after_s or 0.0,
     )
     return Publish(fact, _cause(request, router_id))
-
-
-def load_of(
-    queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, Outlook], slots_per_instance: int = 0
-) -> ModelLoad:
-    """One model in router.load_reported; `running` and `outlooks` by instance_id."""
-    return ModelLoad(
-        num_waiting=len(queue.waiting),
-        num_in_flight=queue.num_running,
-        last_active_at=queue.last_active_at,
-        num_arrived=queue.num_arrived,
-        num_dispatched=queue.num_dispatched,
-        in_flight_by_instance=running,
-        outlook_by_instance=outlooks,
-        slots_per_instance=slots_per_instance,
-    )
 
 
 def _cause(request: Request, router_id: str) -> Event:

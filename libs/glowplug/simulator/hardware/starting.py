@@ -34,7 +34,7 @@ class Starting:
 
     def _launch(self, effect: aw.LaunchEngine) -> None:
         model, now_s = self.run.models[effect.model.key], self.run.kernel.now_s
-        mine = [w for w in effect.workers or (effect.worker,) if w.node_id == self.node.node_id]
+        mine = [w for w in effect.workers if w.node_id == self.node.node_id]
         engine = SimEngine(
             effect.instance_id,
             self.node.node_id,

@@ -1,4 +1,4 @@
-"""The agent's controller: each transition, and commands that come twice, late, stale or in the wrong order."""
+"""The agent's controller: each transition, commands that come twice, late, stale or in the wrong order, and groups."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,22 +8,24 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
-from glowplug.domain.hardware import CachedWeights
-from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
-from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, resume, start, stop, told, used
-from tests.fleet_builder import a_model
+from glowplug.domain.hardware import CachedWeights, GrantOwner
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from tests.agent_steps import NODE, PARAMS, code, make, of, resume, start, stop, told, workers
+from tests.fleet_builder import MIB, a_model
+
+PAIR = a_model(weights_bytes=101 * MIB, kv_bytes=100 * MIB, num_gpus=2)
 
 
 def test_start_grants_first_then_launches_while_weights_come() -> None:
     agent = make()
     effects = agent.handle(start(), 10.0)
-    assert used(agent) == 100
+    assert agent.used() == 100
     assert [type(e) for e in effects[:3]] == [msg.Remember, msg.LaunchEngine, msg.AwaitWeights]
     assert effects[0].memory.holdings[0].shares
     (launch,) = of(msg.LaunchEngine, effects)
     assert launch.gpu_kind == "host" and launch.gpu_index == 0 and launch.traceparent == "tp"
     assert of(msg.AwaitWeights, effects)[0].deadline_at == 70.0
-    assert told(effects) == ["instance.starting"] and instance(agent).emulated
+    assert told(effects) == ["instance.starting"] and agent.instance().emulated
     assert [e.table for e in of(Save, effects)] == ["instances", "nodes"]
 
 
@@ -46,7 +48,7 @@ def test_ready_tells_url_phases_and_trace() -> None:
     agent.handle(msg.WeightsComplete("i-1", "/w"), 12.0)
     phases = (Phase(name=PhaseName.LOAD, started_at=12.0, ended_at=13.0),)
     effects = agent.handle(msg.EngineReady("i-1", "http://e:1", phases), 13.0)
-    now = instance(agent)
+    now = agent.instance()
     assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and now.ready_at == 13.0
     assert [(p.name, p.actual_s) for p in now.phases] == [("decide", 1.0), ("fetch", 2.0), ("load", 1.0)]
     assert of(msg.ReportStart, effects) == [msg.ReportStart(now, "tp")]
@@ -59,11 +61,9 @@ def test_slots_and_kv_tokens_are_what_the_engine_says_and_else_what_the_model_de
     agent = make()
     for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",)}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
-        agent.handle(start(instance_id), at)
-        agent.handle(msg.EngineLaunched(instance_id), at + 1)
-        agent.handle(msg.WeightsComplete(instance_id, "/w"), at + 2)
+        agent.loading(instance_id, at, model=a_model())
         agent.handle(msg.EngineReady(instance_id, "u", **said), at + 3)
-    rows = [instance(agent, "i-1"), instance(agent, "i-2")]
+    rows = [agent.instance("i-1"), agent.instance("i-2")]
     assert [(r.max_concurrency, r.kv_tokens, r.lacks) for r in rows] == [(3, 6144, ("tool_choice",)), (8, 0, ())]
 
 
@@ -88,9 +88,9 @@ def test_phases_carry_what_the_command_expected_on_whatever_node_they_are() -> N
     agent = make()
     command = replace(start(), data=replace(start().data, predicted={"fetch": 1.5, "load": 0.8}, predicted_s=3.0))
     agent.handle(command, 10.0)
-    assert instance(agent).predicted_s == 3.0
-    agent = ready(agent)
-    assert {p.name: p.predicted_s for p in instance(agent).phases} == {"fetch": 1.5, "launch": 0.0, "load": 0.8}
+    assert agent.instance().predicted_s == 3.0
+    agent = agent.ready()
+    assert {p.name: p.predicted_s for p in agent.instance().phases} == {"fetch": 1.5, "launch": 0.0, "load": 0.8}
 
 
 @pytest.mark.parametrize(("cached", "kind"), [(True, "cached"), (False, "cold")])
@@ -100,14 +100,14 @@ def test_a_start_says_what_it_found(cached: bool, kind: str) -> None:
     agent.handle(msg.WeightsComplete("i-1", "/w", cached=cached), 10.0)
     agent.handle(msg.EngineLaunched("i-1"), 10.5)
     agent.handle(msg.EngineReady("i-1", "u"), 11.0)
-    assert (instance(agent).start_kind, instance(agent).gpu_kind) == (kind, "host")
+    assert (agent.instance().start_kind, agent.instance().gpu_kind) == (kind, "host")
 
 
 def test_no_room_fails_that_start_alone() -> None:
-    agent = ready(make())
+    agent = make().ready()
     effects = agent.handle(start("i-2", mib=201), 20.0)
     assert code(effects) == "out_of_memory" and not of(msg.LaunchEngine, effects) and not of(msg.StopEngine, effects)
-    assert instance(agent).state is InstanceState.READY and used(agent) == 100
+    assert agent.instance().state is InstanceState.READY and agent.used() == 100
     assert told(agent.handle(start("i-3", mib=200), 21.0)) == ["instance.starting"]
 
 
@@ -116,28 +116,29 @@ def test_unknown_gpu_and_engine_fail_with_a_reason() -> None:
     elsewhere = Worker(worker_id="w", node_id=NODE, gpu_id=f"{NODE}/9", num_bytes=1)
     assert code(agent.handle(start("i-1", workers=(elsewhere,)), 1.0)) == "bad_request"
     assert code(agent.handle(start("i-2", model=a_model(engine="vllm")), 2.0)) == "engine_unavailable"
-    assert "no vLLM here" in instance(agent, "i-2").reason and used(agent) == 0
+    assert "no vLLM here" in agent.instance("i-2").reason and agent.used() == 0
 
 
 def test_duplicate_start_changes_nothing() -> None:
-    agent = ready(make())
-    before = instance(agent)
+    agent = make().ready()
+    before = agent.instance()
     effects = agent.handle(start(epoch=1), 13.1)
-    assert instance(agent) == before and not told(effects) and not of(msg.LaunchEngine, effects) and used(agent) == 100
+    assert (
+        agent.instance() == before and not told(effects) and not of(msg.LaunchEngine, effects) and agent.used() == 100
+    )
 
 
 def test_start_of_an_ended_instance_is_ignored() -> None:
-    agent = ready(make())
-    agent.handle(stop(grace_s=0), 20.0)
-    agent.handle(msg.EngineGone("i-1"), 21.0)
-    assert not of(msg.LaunchEngine, agent.handle(start(), 22.0)) and instance(agent).state is InstanceState.STOPPED
+    agent = make().ready()
+    agent.stopped()
+    assert not of(msg.LaunchEngine, agent.handle(start(), 22.0)) and agent.instance().state is InstanceState.STOPPED
 
 
 def test_start_that_its_stop_has_overtaken_ends_stopped() -> None:
     agent = make()
     assert not told(agent.handle(stop(), 1.0))
     effects = agent.handle(start(), 2.0)
-    assert told(effects) == ["instance.stopped"] and not of(msg.LaunchEngine, effects) and used(agent) == 0
+    assert told(effects) == ["instance.stopped"] and not of(msg.LaunchEngine, effects) and agent.used() == 0
     agent.handle(stop("i-9"), 3.0)
     agent.handle(Tick(), 3.0 + PARAMS.keep_gone_s)
     assert told(agent.handle(start("i-9"), 200.0)) == ["instance.starting"]
@@ -151,7 +152,7 @@ def test_stale_epoch_is_refused_and_remembered_over_a_restart() -> None:
     reborn = make(of(msg.Remember, effects)[0].memory)
     with pytest.raises(StaleEpoch):
         reborn.handle(start("i-2", epoch=6), 3.0)
-    assert used(reborn) == 100
+    assert reborn.used() == 100
 
 
 def test_commands_to_another_node_are_not_ours() -> None:
@@ -160,23 +161,22 @@ def test_commands_to_another_node_are_not_ours() -> None:
 
 
 def test_drain_waits_for_quiet_and_for_zero() -> None:
-    agent = ready(make())
+    agent = make().ready()
     assert told(agent.handle(stop(), 20.0)) == ["instance.draining"]
     assert not of(msg.CountInFlight, agent.handle(Tick(), 20.1))
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.2))
     assert of(msg.CountInFlight, agent.handle(Tick(), 20.3)) == [msg.CountInFlight("i-1")]
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 2), 20.4))
-    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.5)) == [
-        msg.StopEngine("i-1", PARAMS.stop_grace_s)
-    ]
+    (asked,) = of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.5))
+    assert asked == msg.StopEngine("i-1", PARAMS.stop_grace_s)
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.6))
-    assert used(agent) == 100
+    assert agent.used() == 100
     effects = agent.handle(msg.EngineGone("i-1"), 21.0)
-    assert told(effects) == ["instance.stopped"] and used(agent) == 0
+    assert told(effects) == ["instance.stopped"] and agent.used() == 0
 
 
 def test_grace_bounds_a_drain() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.handle(stop(grace_s=5), 20.0)
     agent.handle(msg.InFlight("i-1", 3), 24.0)
     assert not of(msg.StopEngine, agent.handle(Tick(), 24.9))
@@ -184,26 +184,27 @@ def test_grace_bounds_a_drain() -> None:
 
 
 def test_second_stop_may_only_hurry() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.handle(stop(grace_s=30), 20.0)
     agent.handle(stop(grace_s=300), 21.0)
     assert of(msg.StopEngine, agent.handle(stop(grace_s=0), 22.0))
 
 
-def test_no_grace_stops_at_once() -> None:
-    effects = ready(make()).handle(stop(grace_s=0), 20.0)
+@pytest.mark.parametrize("asked", [stop(grace_s=0), msg.StopAsked("i-1", "operator", 0.0)], ids=["command", "operator"])
+def test_no_grace_stops_at_once(asked: Any) -> None:
+    effects = make().ready().handle(asked, 20.0)
     assert told(effects) == ["instance.draining"] and of(msg.StopEngine, effects)
 
 
 def test_resume_ends_a_drain_until_the_engine_is_being_stopped() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.handle(stop(), 20.0)
     assert told(agent.handle(resume(), 20.1)) == ["instance.ready"]
     assert not of(msg.CountInFlight, agent.handle(Tick(), 30.0))
     agent.handle(stop(), 31.0)
     agent.handle(msg.InFlight("i-1", 0), 32.0)
     assert not told(agent.handle(resume(), 32.1))
-    assert instance(agent).state is InstanceState.DRAINING
+    assert agent.instance().state is InstanceState.DRAINING
 
 
 def test_stop_gives_up_a_start_under_way() -> None:
@@ -213,7 +214,7 @@ def test_stop_gives_up_a_start_under_way() -> None:
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.draining"]
     late = [msg.EngineLaunched("i-1"), msg.WeightsComplete("i-1", "/w"), msg.EngineReady("i-1", "u"), resume()]
     assert not any(told(agent.handle(s, 12.0)) for s in late)
-    assert told(agent.handle(msg.EngineGone("i-1"), 13.0)) == ["instance.stopped"] and used(agent) == 0
+    assert told(agent.handle(msg.EngineGone("i-1"), 13.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 @pytest.mark.parametrize(
@@ -229,11 +230,11 @@ def test_failed_start_frees_only_when_the_process_is_gone(stimulus: Any, expecte
     agent = make()
     agent.handle(start(), 10.0)
     effects = agent.handle(stimulus, 11.0)
-    assert code(effects) == expected and used(agent) == 100
+    assert code(effects) == expected and agent.used() == 100
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)]
-    assert of(msg.ReportStart, effects) == [msg.ReportStart(instance(agent), "tp")]
-    assert not told(agent.handle(msg.EngineGone("i-1"), 12.0)) and used(agent) == 0
-    assert instance(agent).state is InstanceState.FAILED
+    assert of(msg.ReportStart, effects) == [msg.ReportStart(agent.instance(), "tp")]
+    assert not told(agent.handle(msg.EngineGone("i-1"), 12.0)) and agent.used() == 0
+    assert agent.instance().state is InstanceState.FAILED
 
 
 def test_start_deadline_says_what_was_missing() -> None:
@@ -246,42 +247,41 @@ def test_start_deadline_says_what_was_missing() -> None:
 
 
 def test_dead_engine_fails_at_once() -> None:
-    effects = ready(make()).handle(msg.EngineExited("i-1", "signal 9\nlog"), 20.0)
+    effects = make().ready().handle(msg.EngineExited("i-1", "signal 9\nlog"), 20.0)
     assert code(effects) == "engine_failed" and of(msg.StopEngine, effects)
     assert not of(msg.ReportStart, effects)
 
 
 def test_hung_engine_fails_after_its_misses_in_a_row() -> None:
-    agent = ready(make())
+    agent = make().ready()
     miss = msg.HealthSeen("i-1", ok=False, reason="no answer")
     agent.handle(miss, 20.0)
     agent.handle(miss, 21.0)
     agent.handle(msg.HealthSeen("i-1", ok=True), 22.0)
     agent.handle(miss, 23.0)
     assert not told(agent.handle(miss, 24.0))
-    assert code(agent.handle(miss, 25.0)) == "engine_failed" and "3 health checks failed" in instance(agent).reason
+    assert code(agent.handle(miss, 25.0)) == "engine_failed" and "3 health checks failed" in agent.instance().reason
 
 
 def test_health_is_asked_at_its_pace() -> None:
-    agent = ready(make())
+    agent = make().ready()
     asked = [now for now in (20.0, 20.5, 21.0, 21.2, 22.0) if of(msg.CheckHealth, agent.handle(Tick(), now))]
     assert asked == [20.0, 21.0, 22.0]
 
 
 def test_process_that_outlives_its_stop_keeps_its_bytes_and_is_stopped_again() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.handle(stop(grace_s=0), 20.0)
-    assert not told(agent.handle(msg.EngineGone("i-1", clean=False), 26.0)) and used(agent) == 100
+    assert not told(agent.handle(msg.EngineGone("i-1", clean=False), 26.0)) and agent.used() == 100
     assert not of(msg.StopEngine, agent.handle(Tick(), 27.0))
     assert of(msg.StopEngine, agent.handle(Tick(), 31.0)) == [msg.StopEngine("i-1", 0.0)]
     agent.handle(msg.EngineGone("i-1"), 32.0)
-    assert used(agent) == 0 and instance(agent).state is InstanceState.STOPPED
+    assert agent.used() == 0 and agent.instance().state is InstanceState.STOPPED
 
 
 def test_ended_instances_are_kept_a_while_then_forgotten() -> None:
-    agent = ready(make())
-    agent.handle(stop(grace_s=0), 20.0)
-    agent.handle(msg.EngineGone("i-1"), 21.0)
+    agent = make().ready()
+    agent.stopped()
     assert not of(Remove, agent.handle(Tick(), 200.0)) and agent.instances
     effects = agent.handle(Tick(), 201.0)
     assert of(Remove, effects) == [Remove("instances", "i-1")] and of(msg.ForgetEngine, effects) and not agent.instances
@@ -313,7 +313,7 @@ def test_clock_that_jumps_back_does_not_silence_the_beat() -> None:
 
 
 def test_stopping_node_drains_all_and_starts_none() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.handle(start("i-2"), 19.0)
     effects = agent.handle(msg.NodeStopping("bye", 5.0), 20.0)
     assert told(effects) == ["instance.draining"] * 2 and of(msg.StopEngine, effects) == [msg.StopEngine("i-2", 0.0)]
@@ -325,6 +325,76 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
     assert agent.num_living == 0
 
 
-def test_operator_stops_an_instance() -> None:
-    effects = ready(make()).handle(msg.StopAsked("i-1", "operator", 0.0), 20.0)
-    assert of(msg.StopEngine, effects) and told(effects) == ["instance.draining"]
+# tensor groups and abilities
+
+
+def test_a_tensor_group_takes_its_part_of_each_gpu_in_one_start() -> None:
+    agent = make(gpus=4)
+    effects = agent.handle(start(model=PAIR, workers=workers("i-1", 1, 3)), 10.0)
+    (launch,) = of(msg.LaunchEngine, effects)
+    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_index == 1
+    assert (launch.replica, launch.stage, launch.num_stages) == (False, 0, 1)
+    assert [agent.used(n) for n in range(4)] == [0, 100, 0, 100]
+    (weights, kv) = (agent.ledger.gpus[3].grants[0], agent.ledger.gpus[3].grants[1])
+    assert (weights.num_bytes, kv.num_bytes) == (101 * MIB // 2, 50 * MIB)  # half the weights, half the rest
+    assert len(of(msg.AwaitWeights, effects)) == 1
+
+
+def test_a_group_that_does_not_fit_on_one_gpu_takes_nothing_on_the_others() -> None:
+    agent = make(gpus=2)
+    agent.handle(start("i-0", mib=250, workers=workers("i-0", 1)), 5.0)
+    assert code(agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)) == "out_of_memory"
+    assert agent.used(0) == 0 and agent.used(1) == 250
+
+
+def test_a_group_is_one_instance_to_the_end() -> None:
+    agent = make(gpus=2)
+    agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)
+    agent.halves("i-1", 11.0)
+    agent.handle(msg.EngineReady("i-1", "u", (), 4096), 12.0)
+    now = agent.instance()
+    assert now.state is InstanceState.READY and now.serves and now.is_whole and now.kv_tokens == 4096
+    assert (now.replica, now.part_of, now.num_stages, now.source) == (False, "", 1, "")
+
+
+def test_a_node_tells_what_its_engines_can_do() -> None:
+    node = make(abilities=("prewarm", "swap")).node(1.0)
+    assert node.abilities == ("emulated:prewarm", "emulated:swap")
+    assert node.can("emulated", "swap") and not node.can("emulated", "stages") and not node.can("vllm", "prewarm")
+    assert make().node(1.0).abilities == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [({"replica": True}, "prewarm"), ({"num_stages": 2}, "stages"), ({"part_of": "i-0", "num_stages": 2}, "stages")],
+)
+def test_an_engine_without_the_ability_is_never_asked(fields: dict[str, object], missing: str) -> None:
+    agent = make()
+    effects = agent.handle(start(**fields), 10.0)
+    assert code(effects) == "engine_unavailable" and missing in agent.instance().reason
+    assert not of(msg.LaunchEngine, effects) and agent.used() == 0
+
+
+def test_a_group_keeps_its_grants_over_a_restart() -> None:
+    before = make(gpus=2)
+    before.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)
+    agent, _ = before.restarted(set(), gpus=2)
+    assert agent.owned(0) == before.owned(0) and agent.owned(1) == before.owned(1)
+
+
+def test_rows_of_a_memory_without_shares_are_granted_by_their_workers() -> None:
+    """What an agent of an earlier version wrote down knows no shares."""
+    effects = make().handle(start(), 10.0)
+    memory = of(msg.Remember, effects)[0].memory
+    old = replace(memory, holdings=tuple(replace(h, shares={}) for h in memory.holdings))
+    agent = make(old)
+    assert agent.owned() == {("i-1", GrantOwner.WEIGHTS): 100}
+    assert told(agent.handle(msg.Recalled(frozenset()), 20.0)) == ["instance.starting"]
+
+
+def test_workers_of_other_nodes_are_not_granted_here() -> None:
+    elsewhere = Worker(worker_id="w", node_id="node-2", gpu_id="node-2/0", num_bytes=0)
+    agent = make()
+    agent.handle(start(model=PAIR, workers=(*workers("i-1", 0), elsewhere)), 10.0)
+    row: Instance = agent.instance()
+    assert agent.used() == 100 and len(row.workers) == 2

@@ -1,24 +1,30 @@
-"""Replicas, and the instances that grow from them (WarmServe section 4)."""
+"""Engines that hold weights and do not serve: replicas and what grows from them, what a drained engine becomes, and a
+draining KV cache that gives way (WarmServe section 4, SwapServeLLM section 3.5)."""
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GpuRole
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
-from tests.agent_steps import code, halves, instance, make, of, owned, ready, stop, told, used
-from tests.dormant_steps import (
+from tests.agent_steps import (
     ALL,
+    EQ1,
     MODEL,
-    again,
-    drained,
-    on_gpu,
-    replica,
-    serving,
+    PARAMS,
+    WIDE,
+    code,
+    make,
+    of,
+    resume,
+    start,
     start_of,
-    state,
+    stop,
+    told,
+    workers,
 )
 from tests.fleet_builder import MIB, a_model
 
@@ -28,10 +34,10 @@ def test_section_4_a_replica_holds_weights_alone_and_makes_its_gpu_universal() -
     agent = make(abilities=ALL)
     effects = agent.handle(start_of("r-1", replica=True), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
-    assert launch.replica and owned(agent) == {("r-1", "prewarm"): 60}
-    assert told(halves(agent, "r-1", 11.0)) == ["instance.loading"]
+    assert launch.replica and agent.owned() == {("r-1", "prewarm"): 60}
+    assert told(agent.halves("r-1", 11.0)) == ["instance.loading"]
     effects = agent.handle(msg.EnginePrewarmed("r-1"), 12.0)
-    row = instance(agent, "r-1")
+    row = agent.instance("r-1")
     assert told(effects) == ["instance.prewarmed"] and row.replica and not row.serves and row.url == ""
     assert agent.ledger.gpus[0].role is GpuRole.UNIVERSAL
     assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1))
@@ -40,53 +46,51 @@ def test_section_4_a_replica_holds_weights_alone_and_makes_its_gpu_universal() -
 def test_several_replicas_share_a_gpu() -> None:
     agent = make(abilities=ALL)
     for n in range(5):
-        replica(agent, f"r-{n}", model=a_model(f"m{n}", weights_bytes=60 * MIB, kv_bytes=180 * MIB))
-    assert used(agent) == 300 and {i.state for i in agent.instances} == {InstanceState.PREWARMED}
+        agent.replica(f"r-{n}", model=a_model(f"m{n}", weights_bytes=60 * MIB, kv_bytes=180 * MIB))
+    assert agent.used() == 300 and {i.state for i in agent.instances} == {InstanceState.PREWARMED}
 
 
 def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_turn() -> None:
     """WarmServe section 4.2: the other models' pages are unmapped, the hit's slot takes all the rest as KV cache."""
-    agent = replica(replica(make(abilities=ALL), "r-1"), "r-2", model=a_model("other", weights_bytes=200 * MIB))
+    agent = make(abilities=ALL).replica("r-1").replica("r-2", model=a_model("other", weights_bytes=200 * MIB))
     effects = agent.handle(start_of("i-1", source="r-1", drops=("r-2",)), 20.0)
-    assert of(msg.ActivateEngine, effects) == [msg.ActivateEngine("i-1", "r-1", MODEL, instance(agent).workers)]
+    assert of(msg.ActivateEngine, effects) == [msg.ActivateEngine("i-1", "r-1", MODEL, agent.instance().workers)]
     assert not of(msg.LaunchEngine, effects) and not of(msg.AwaitWeights, effects)
     assert of(msg.StopEngine, effects) == [msg.StopEngine("r-2", 0.0)]
-    assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
+    assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     assert told(effects) == ["instance.stopped", "instance.loading", "instance.stopped"]
-    assert instance(agent, "r-1").reason == "it goes on as i-1" and instance(agent).source == "r-1"
+    assert agent.instance("r-1").reason == "it goes on as i-1" and agent.instance().source == "r-1"
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.5),)
     effects = agent.handle(msg.EngineReady("i-1", "http://e", load), 20.5)
     assert told(effects) == ["instance.ready"] and len(of(msg.ReportStart, effects)) == 1
-    assert [(p.name.value, p.actual_s) for p in instance(agent).phases] == [("load", 0.5)]
-    assert not told(agent.handle(msg.EngineGone("r-2"), 21.0)) and used(agent) == 240
+    assert [(p.name.value, p.actual_s) for p in agent.instance().phases] == [("load", 0.5)]
+    assert not told(agent.handle(msg.EngineGone("r-2"), 21.0)) and agent.used() == 240
 
 
 def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None:
-    agent = replica(make(abilities=ALL), "r-1")
+    agent = make(abilities=ALL).replica("r-1")
     command = start_of("i-1", source="r-1")
     agent.handle(replace(command, data=replace(command.data, predicted={"load": 0.5})), 20.0)
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.7),)
     agent.handle(msg.EngineReady("i-1", "u", load), 20.7)
-    (phase,) = instance(agent).phases
-    assert phase.predicted_s == 0.5 and instance(agent).start_kind == "growth"
+    (phase,) = agent.instance().phases
+    assert phase.predicted_s == 0.5 and agent.instance().start_kind == "growth"
 
 
 def test_all_or_nothing_when_it_does_not_fit() -> None:
-    agent = replica(replica(make(abilities=ALL), "r-1"), "r-2", model=a_model("other", weights_bytes=200 * MIB))
+    agent = make(abilities=ALL).replica("r-1").replica("r-2", model=a_model("other", weights_bytes=200 * MIB))
     before = agent.ledger.gpus
     effects = agent.handle(start_of("i-1", source="r-1"), 20.0)
     assert code(effects) == "out_of_memory" and told(effects) == ["instance.failed"]
-    assert agent.ledger.gpus == before and state(agent, "r-1") == state(agent, "r-2") == "prewarmed"
+    assert agent.ledger.gpus == before and agent.state("r-1") == agent.state("r-2") == "prewarmed"
 
 
 def test_section_4_1_a_source_that_is_still_loading_streams_on() -> None:
     """WarmServe section 4.1: partially prewarmed weights are immediately operational."""
-    agent = make(abilities=ALL)
-    agent.handle(start_of("r-1", replica=True), 10.0)
-    halves(agent, "r-1", 11.0)
+    agent = make(abilities=ALL).loading("r-1", replica=True)
     effects = agent.handle(start_of("i-1", source="r-1"), 12.0)
-    assert of(msg.ActivateEngine, effects) and state(agent, "i-1") == "loading"
-    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and state(agent, "r-1") == "stopped"
+    assert of(msg.ActivateEngine, effects) and agent.state("i-1") == "loading"
+    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and agent.state("r-1") == "stopped"
     assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
@@ -97,16 +101,13 @@ def test_a_source_that_has_not_begun_to_load_hands_over_its_start(launched_first
     first, second = [msg.EngineLaunched("r-1"), msg.WeightsComplete("r-1", "/w")][:: 1 if launched_first else -1]
     agent.handle(first, 10.5)
     effects = agent.handle(start_of("i-1", source="r-1"), 11.0)
-    assert (
-        not of(msg.ActivateEngine, effects) and not of(msg.LaunchEngine, effects) and state(agent, "i-1") == "starting"
-    )
-    assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
+    assert not of(msg.ActivateEngine, effects) and not of(msg.LaunchEngine, effects)
+    assert agent.state("i-1") == "starting"
+    assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     effects = agent.handle(second, 12.0)
-    assert [type(e) for e in effects if isinstance(e, msg.LoadEngine | msg.ActivateEngine)] == [
-        msg.LoadEngine,
-        msg.ActivateEngine,
-    ]
-    assert of(msg.LoadEngine, effects) == [msg.LoadEngine("r-1", "/w")] and told(effects) == ["instance.loading"]
+    load, activate = [e for e in effects if isinstance(e, msg.LoadEngine | msg.ActivateEngine)]
+    assert load == msg.LoadEngine("r-1", "/w") and isinstance(activate, msg.ActivateEngine)
+    assert told(effects) == ["instance.loading"]
     assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
@@ -115,7 +116,7 @@ def test_a_start_taken_over_is_stopped_by_the_id_its_engine_has() -> None:
     agent.handle(start_of("r-1", replica=True), 10.0)
     agent.handle(start_of("i-1", source="r-1"), 11.0)
     assert of(msg.StopEngine, agent.handle(stop(grace_s=0), 12.0)) == [msg.StopEngine("r-1", 0.0)]
-    assert told(agent.handle(msg.EngineGone("r-1"), 13.0)) == ["instance.stopped"] and used(agent) == 0
+    assert told(agent.handle(msg.EngineGone("r-1"), 13.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 @pytest.mark.parametrize("why", ["unknown", "dropped", "other weights", "another gpu"])
@@ -123,37 +124,37 @@ def test_a_start_whose_source_is_gone_begins_from_scratch(why: str) -> None:
     agent = make(abilities=ALL, gpus=2)
     if why != "unknown":
         other = replace(MODEL, weights=replace(MODEL.weights, uri="file:/other"))
-        replica(agent, "r-1", model=other if why == "other weights" else MODEL)
+        agent.replica("r-1", model=other if why == "other weights" else MODEL)
     if why == "dropped":
         agent.handle(stop("r-1", grace_s=0), 12.0)
-    workers = on_gpu(1) if why == "another gpu" else start_of("i-1").data.workers
-    effects = agent.handle(start_of("i-1", source="r-1", workers=workers), 20.0)
+    gpu = int(why == "another gpu")
+    effects = agent.handle(start_of("i-1", source="r-1", workers=workers("i-1", gpu)), 20.0)
     assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects) and told(effects) == ["instance.starting"]
-    assert instance(agent).source == "" and not of(msg.ActivateEngine, effects)
+    assert agent.instance().source == "" and not of(msg.ActivateEngine, effects)
     if why == "unknown":  # its start comes late: it was given away already
         assert told(agent.handle(start_of("r-1", replica=True), 21.0)) == ["instance.stopped"]
     elif why != "dropped":
-        assert state(agent, "r-1") == "prewarmed"
+        assert agent.state("r-1") == "prewarmed"
 
 
 def test_two_starts_want_one_source_and_only_one_gets_it() -> None:
-    agent = replica(make(abilities=ALL), "r-1")
+    agent = make(abilities=ALL).replica("r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     assert code(agent.handle(start_of("i-2", source="r-1"), 20.1)) == "out_of_memory"
-    assert not told(agent.handle(start_of("i-1", source="r-1"), 20.2)) and used(agent) == 240
+    assert not told(agent.handle(start_of("i-1", source="r-1"), 20.2)) and agent.used() == 240
 
 
 def test_only_replicas_give_way() -> None:
-    agent = serving(make(abilities=ALL, mib=500))
+    agent = make(abilities=ALL, mib=500).serving()
     effects = agent.handle(start_of("i-2", drops=("i-1", "nobody")), 20.0)
-    assert told(effects) == ["instance.starting"] and state(agent, "i-1") == "ready" and used(agent) == 480
+    assert told(effects) == ["instance.starting"] and agent.state("i-1") == "ready" and agent.used() == 480
 
 
 def test_a_replica_is_dropped_at_once_and_its_process_follows() -> None:
     """WarmServe section 4.2: its pages are free as they are unmapped."""
-    agent = replica(make(abilities=ALL), "r-1")
+    agent = make(abilities=ALL).replica("r-1")
     effects = agent.handle(stop("r-1", grace_s=0), 20.0)
-    assert told(effects) == ["instance.stopped"] and of(msg.StopEngine, effects) and used(agent) == 0
+    assert told(effects) == ["instance.stopped"] and of(msg.StopEngine, effects) and agent.used() == 0
     assert agent.num_living == 1
     assert not told(agent.handle(stop("r-1", grace_s=0), 20.1)) and not told(agent.handle(msg.EngineGone("r-1"), 20.2))
     assert agent.num_living == 0
@@ -164,51 +165,304 @@ def test_a_replica_on_its_way_is_dropped_at_once_too(phase: str) -> None:
     agent = make(abilities=ALL)
     agent.handle(start_of("r-1", replica=True), 10.0)
     if phase == "loading":
-        halves(agent, "r-1", 11.0)
-    assert told(agent.handle(stop("r-1", grace_s=30), 12.0)) == ["instance.stopped"] and used(agent) == 0
-    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and not told(
-        agent.handle(msg.EngineGone("r-1"), 13.0)
-    )
+        agent.halves("r-1", 11.0)
+    assert told(agent.handle(stop("r-1", grace_s=30), 12.0)) == ["instance.stopped"] and agent.used() == 0
+    late = (msg.EnginePrewarmed("r-1"), msg.EngineGone("r-1"))
+    assert not any(told(agent.handle(stimulus, 13.0)) for stimulus in late)
 
 
 def test_a_replica_whose_engine_dies_is_failed() -> None:
-    agent = replica(make(abilities=ALL), "r-1")
+    agent = make(abilities=ALL).replica("r-1")
     assert code(agent.handle(msg.EngineExited("r-1", "killed"), 20.0)) == "engine_failed"
     assert of(msg.StopEngine, agent.handle(Tick(), 40.0)) and told(agent.handle(msg.EngineGone("r-1"), 41.0)) == []
-    assert used(agent) == 0
+    assert agent.used() == 0
 
 
-def test_engine_of_a_forgotten_source_is_not_forgotten_before_its_heir() -> None:
-    agent = replica(make(abilities=ALL), "r-1")
+def test_engine_of_a_forgotten_source_is_not_forgotten_before_the_one_that_grew_from_it() -> None:
+    agent = make(abilities=ALL).replica("r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     agent.handle(msg.EngineReady("i-1", "u"), 21.0)
-    drained(agent, "swapped_out", 22.0)
-    agent.handle(msg.EngineAsleep("i-1"), 24.0)
+    agent.asleep("swapped_out", 22.0)
     agent.handle(start_of("i-2", source="i-1"), 25.0)
     agent.handle(msg.EngineReady("i-2", "u"), 26.0)
     assert not of(msg.ForgetEngine, agent.handle(Tick(), 300.0)) and list(agent.holdings) == ["i-2"]
-    agent.handle(stop("i-2", grace_s=0), 301.0)
-    agent.handle(msg.EngineGone("i-2"), 302.0)
+    agent.stopped("i-2", 301.0)
     assert [e.instance_id for e in of(msg.ForgetEngine, agent.handle(Tick(), 500.0))] == ["i-2", "r-1", "i-1"]
 
 
 def test_ready_of_another_engine_is_as_it_was() -> None:
     """A replica's load never makes it serve."""
-    agent = make(abilities=ALL)
-    agent.handle(start_of("r-1", replica=True), 10.0)
-    halves(agent, "r-1", 11.0)
+    agent = make(abilities=ALL).loading("r-1", replica=True)
     assert not told(agent.handle(msg.EngineReady("r-1", "u"), 12.0))
-    assert instance(ready(make())).state is InstanceState.READY
+    assert make().ready().instance().state is InstanceState.READY
 
 
 def test_a_start_from_a_source_begins_from_scratch_after_a_restart() -> None:
     """Nobody knows how far the engine had come, nor under which id it is known."""
-    agent = replica(make(abilities=ALL), "r-1")
+    agent = make(abilities=ALL).replica("r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
-    reborn, effects = again(agent, {"r-1"})
+    reborn, effects = agent.restarted({"r-1"}, abilities=ALL)
     assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
     reborn.handle(msg.EngineGone("r-1"), 50.5)
     effects = reborn.handle(msg.EngineGone("i-1"), 51.0)
-    assert of(msg.LaunchEngine, effects) and used(reborn) == 240 and instance(reborn).source == ""
-    halves(reborn, "i-1", 52.0)
+    assert of(msg.LaunchEngine, effects) and reborn.used() == 240 and reborn.instance().source == ""
+    reborn.halves("i-1", 52.0)
     assert told(reborn.handle(msg.EngineReady("i-1", "u"), 53.0)) == ["instance.ready"]
+
+
+# what a drained engine becomes
+
+
+def test_section_4_1_a_drained_engine_keeps_its_weights_as_a_replica() -> None:
+    """WarmServe section 4.2: the GPU holds the prewarm slots of the new models and of the one that ran before."""
+    agent = make(abilities=ALL).serving()
+    assert of(msg.SleepEngine, agent.drained("prewarmed")) == [msg.SleepEngine("i-1", "prewarmed")]
+    assert agent.used() == 240 and agent.state("i-1") == "draining"
+    effects = agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    row = agent.instance()
+    assert told(effects) == ["instance.prewarmed"] and agent.owned() == {("i-1", "prewarm"): 60}
+    assert row.replica and not row.serves and row.url == "" and row.workers[0].num_bytes == 60 * MIB
+    assert of(msg.ActivateEngine, agent.handle(start_of("i-2", source="i-1"), 30.0)) and agent.used() == 240
+
+
+def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
+    """SwapServeLLM section 3.5: a snapshot holds nothing of the GPU."""
+    agent = make(abilities=ALL, gpus=2).serving()
+    assert of(msg.SleepEngine, agent.drained("swapped_out")) == [msg.SleepEngine("i-1", "swapped_out")]
+    assert told(agent.handle(msg.EngineAsleep("i-1"), 22.0)) == ["instance.swapped_out"]
+    assert agent.used() == 0 and not agent.instance().serves
+    effects = agent.handle(start_of("i-2", source="i-1", workers=workers("i-1", 1)), 30.0)
+    assert of(msg.ActivateEngine, effects) and agent.used(1) == 240 and agent.state("i-1") == "stopped"
+    assert told(agent.handle(msg.EngineReady("i-2", "u"), 31.0)) == ["instance.ready"]
+
+
+@pytest.mark.parametrize(("becomes", "abilities"), [("prewarmed", ("swap",)), ("swapped_out", ("prewarm",))])
+def test_without_the_ability_a_drain_ends_in_a_stop(becomes: str, abilities: tuple[str, ...]) -> None:
+    agent = make(abilities=abilities).serving()
+    effects = agent.drained(becomes)
+    assert of(msg.StopEngine, effects) and not of(msg.SleepEngine, effects)
+    assert told(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"]
+
+
+def test_over_the_budget_of_host_memory_an_engine_simply_stops() -> None:
+    params = replace(PARAMS, swap_host_bytes=100 * MIB)  # one snapshot of 84 MiB
+    agent = make(abilities=ALL, gpus=2, params=params).serving()
+    agent.serving("i-2", 12.0, workers=workers("i-2", 1))
+    agent.handle(stop("i-2", becomes="swapped_out"), 14.0)
+    assert of(msg.StopEngine, agent.drained("swapped_out"))  # promised to i-2, though that still drains
+    agent.handle(msg.EngineGone("i-1"), 22.0)
+    assert of(msg.SleepEngine, agent.handle(msg.InFlight("i-2", 0), 22.5))
+    agent.handle(msg.EngineAsleep("i-2"), 23.0)
+    agent.stopped("i-2", 24.0)
+    agent.serving("i-3", 30.0)
+    agent.handle(stop("i-3", becomes="swapped_out"), 40.0)
+    assert of(msg.SleepEngine, agent.handle(msg.InFlight("i-3", 0), 41.0))
+
+
+def test_grace_that_is_over_puts_to_sleep_too() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.handle(stop(grace_s=5, becomes="swapped_out"), 20.0)
+    agent.handle(msg.InFlight("i-1", 3), 24.0)
+    assert of(msg.SleepEngine, agent.handle(Tick(), 25.0))
+
+
+def test_a_sleep_that_never_ends_is_a_stop() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.drained("swapped_out")
+    assert not of(msg.StopEngine, agent.handle(Tick(), 22.0)) and not of(msg.CountInFlight, agent.handle(Tick(), 23.0))
+    assert of(msg.StopEngine, agent.handle(Tick(), 81.0))
+    assert not told(agent.handle(msg.EngineAsleep("i-1"), 82.0))
+    assert told(agent.handle(msg.EngineGone("i-1"), 83.0)) == ["instance.stopped"] and agent.used() == 0
+
+
+def test_an_engine_that_could_not_sleep_is_stopped() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.drained("prewarmed")
+    assert told(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"] and agent.used() == 0
+
+
+def test_a_stop_is_stronger_than_a_sleep() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.handle(stop(becomes="prewarmed"), 20.0)
+    agent.handle(stop(), 20.1)
+    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 21.0))
+    other = make(abilities=ALL).serving()
+    other.drained("prewarmed")
+    assert of(msg.StopEngine, other.handle(stop(), 21.5)) and not told(other.handle(msg.EngineAsleep("i-1"), 21.6))
+
+
+def test_commands_that_come_twice_do_not_wake_or_drop_what_sleeps() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.drained("prewarmed")
+    assert not of(msg.StopEngine, agent.handle(stop(grace_s=0, becomes="prewarmed"), 21.5))
+    assert not told(agent.handle(resume(), 21.6))
+    agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    assert not told(agent.handle(stop(grace_s=0, becomes="prewarmed"), 22.1)) and not told(agent.handle(resume(), 22.2))
+    assert not told(agent.handle(msg.EngineAsleep("i-1"), 22.3)) and agent.state("i-1") == "prewarmed"
+
+
+def test_resume_takes_the_sleep_back() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.handle(stop(becomes="swapped_out"), 20.0)
+    assert told(agent.handle(resume(), 20.5)) == ["instance.ready"]
+    agent.handle(stop(), 30.0)
+    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 31.0))
+
+
+def test_a_start_under_way_has_nothing_to_keep() -> None:
+    agent = make(abilities=ALL)
+    agent.handle(start_of("i-1"), 10.0)
+    assert of(msg.StopEngine, agent.handle(stop(becomes="prewarmed"), 11.0)) == [msg.StopEngine("i-1", 0.0)]
+
+
+def test_what_sleeps_is_not_asked_for_its_health() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.drained("prewarmed")
+    for _ in range(5):
+        agent.handle(msg.HealthSeen("i-1", ok=False, reason="frozen"), 21.5)
+    agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    effects = agent.handle(Tick(), 30.0)
+    assert not of(msg.CheckHealth, effects) and not of(msg.CountInFlight, effects)
+    assert agent.state("i-1") == "prewarmed"
+
+
+def test_a_stopping_node_ends_what_sleeps() -> None:
+    agent = make(abilities=ALL).serving().replica("r-1", 15.0)
+    effects = agent.handle(msg.NodeStopping("bye", 0.0), 20.0)
+    assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
+    agent.handle(msg.EngineGone("i-1"), 21.0)
+    agent.handle(msg.EngineGone("r-1"), 21.0)
+    assert agent.num_living == 0 and agent.used() == 0
+
+
+def test_what_sleeps_is_taken_back_after_a_restart_and_ends_where_it_is_gone() -> None:
+    agent = make(abilities=ALL).replica().serving().asleep("swapped_out")
+    reborn, effects = agent.restarted({"r-1", "i-1"}, abilities=ALL)
+    assert sorted(told(effects)) == ["instance.prewarmed", "instance.swapped_out"] and not of(msg.StopEngine, effects)
+    assert reborn.owned() == {("r-1", "prewarm"): 60}
+    assert of(msg.ActivateEngine, reborn.handle(start_of("i-2", source="i-1"), 51.0))
+    reborn, effects = agent.restarted(set(), abilities=ALL)
+    assert told(effects) == ["instance.stopped"] * 2 and reborn.used() == 0
+    assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
+    for instance_id in ("i-1", "r-1"):
+        reborn.handle(msg.EngineGone(instance_id), 51.0)
+    assert reborn.num_living == 0
+
+
+def test_a_sleep_under_way_is_asked_for_again_after_a_restart() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.drained("prewarmed")
+    reborn, effects = agent.restarted({"i-1"}, abilities=ALL)
+    assert told(effects) == ["instance.draining"]
+    assert of(msg.SleepEngine, reborn.handle(msg.InFlight("i-1", 0), 51.0))
+
+
+# a draining engine's KV cache gives way to replicas: WarmServe section 4.1, Eq. 1
+
+
+@pytest.mark.parametrize(
+    ("reservation", "kept_mib"),
+    [("paper", 69), ("literal_code", 104)],  # at R/C = 8/32 and K = 40 %: 57 % and 35 % are freed (erratum E3)
+)
+def test_eq_1_frees_what_running_requests_cannot_need(reservation: str, kept_mib: int) -> None:
+    agent = make(abilities=ALL, params=replace(EQ1, reservation=reservation)).draining()
+    effects = agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", kept_mib * MIB)]
+    assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): kept_mib}
+    assert any(e.payload.TYPE == "node.beat" for e in effects if hasattr(e, "payload"))
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.1))
+
+
+def test_eq_1_keeps_a_buffer_above_what_is_used() -> None:
+    agent = make(abilities=ALL, params=EQ1).draining()
+    agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
+    assert agent.owned()[("i-1", "kv")] == 15  # max(160 x 2/32, 10 + 160/32)
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 13 * MIB), 21.1))  # the buffer is for that
+
+
+def test_section_4_1_a_cache_that_became_too_small_evicts_the_recently_loaded_weights() -> None:
+    agent = make(abilities=ALL, params=EQ1, mib=220).draining()
+    agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
+    for n in range(2):
+        agent.replica(f"r-{n}", 22.0 + n, model=a_model(f"m{n}", weights_bytes=70 * MIB))
+    assert agent.used() == 215
+    effects = agent.handle(msg.InFlight("i-1", 2, 14 * MIB), 25.0)  # 5 MiB are free, and 19 wanted
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 19 * MIB)] and not told(effects)
+    effects = agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 26.0)
+    assert told(effects) == ["instance.stopped"]
+    assert agent.state("r-1") == "stopped" and agent.state("r-0") != "stopped"
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 23 * MIB)] and agent.owned()[("i-1", "kv")] == 23
+
+
+def test_a_cache_takes_what_there_is_when_nobody_can_give_way() -> None:
+    agent = make(abilities=ALL, params=EQ1, mib=220).draining()
+    agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
+    agent.handle(start("i-2", mib=142), 22.0)
+    effects = agent.handle(msg.InFlight("i-1", 2, 15 * MIB), 23.0)
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 18 * MIB)] and agent.used() == 220
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 24.0))
+
+
+@pytest.mark.parametrize("case", ["off", "no ability", "unknown use", "before routers have heard", "not draining"])
+def test_eq_1_is_left_alone(case: str) -> None:
+    agent = make(abilities=() if case == "no ability" else ALL, params=PARAMS if case == "off" else EQ1)
+    agent.serving(model=WIDE)
+    if case != "not draining":
+        agent.handle(stop(becomes="prewarmed"), 20.0)
+    seen = msg.InFlight("i-1", 1, -1 if case == "unknown use" else 0)
+    effects = agent.handle(seen, 20.1 if case == "before routers have heard" else 21.0)
+    assert not of(msg.LimitKv, effects) and agent.used() == 220
+
+
+def test_eq_1_shrinks_each_gpu_of_a_group_evenly() -> None:
+    agent = make(abilities=ALL, params=EQ1, gpus=2)
+    agent.serving(model=replace(WIDE, num_gpus=2), workers=workers("i-1", 0, 1))
+    agent.handle(stop(), 20.0)
+    assert of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0))[0].num_bytes == 69 * MIB
+    assert [agent.owned(n)[("i-1", "kv")] for n in (0, 1)] == [34, 34]  # 34.5
+
+
+def test_a_replica_is_prewarmed_beside_a_draining_engine_and_outlives_it() -> None:
+    """WarmServe Fig. 5(b): dedicated in its grace -> universal, without another load."""
+    agent = make(abilities=ALL, params=EQ1, mib=220).draining()
+    other = a_model("other", weights_bytes=90 * MIB, kv_bytes=100 * MIB)
+    assert code(agent.handle(start_of("r-0", replica=True, model=other), 20.9)) == "out_of_memory"
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    agent.replica("r-1", 21.1, model=other)
+    assert agent.ledger.gpus[0].role is GpuRole.DEDICATED
+    agent.handle(msg.InFlight("i-1", 0, 0), 23.0)
+    agent.handle(msg.EngineAsleep("i-1"), 23.1)
+    assert agent.owned() == {("i-1", "prewarm"): 60, ("r-1", "prewarm"): 90}
+    assert agent.ledger.gpus[0].role is GpuRole.UNIVERSAL
+
+
+def test_resume_takes_the_kv_cache_back_or_the_drain_goes_on() -> None:
+    agent = make(abilities=ALL, params=EQ1, mib=220).draining()
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    effects = agent.handle(resume(), 21.5)
+    assert told(effects) == ["instance.ready"] and of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 160 * MIB)]
+    assert agent.used() == 220
+    agent.handle(stop(), 22.0)
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 23.0)
+    agent.replica("r-1", 24.0, model=a_model("other", weights_bytes=90 * MIB))
+    assert told(agent.handle(resume(), 25.5)) == ["instance.draining"] and "given away" in agent.instance().reason
+    assert not told(agent.handle(resume(), 25.6))
+
+
+def test_an_unknown_way_to_reserve_is_refused() -> None:
+    with pytest.raises(ValueError, match="reservation is one of"):
+        make(params=replace(PARAMS, reservation="guess"))
+
+
+def test_a_cut_kv_cache_is_still_cut_after_a_restart() -> None:
+    agent = make(abilities=ALL, params=EQ1, mib=220).draining()
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    agent.replica("r-1", 22.0, model=a_model("other", weights_bytes=90 * MIB))
+    reborn, _ = agent.restarted({"i-1", "r-1"}, abilities=ALL, mib=220, params=EQ1)
+    assert reborn.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 69, ("r-1", "prewarm"): 90}
+
+
+def test_all_of_it_survives_being_written_down() -> None:
+    agent = make(abilities=ALL, params=EQ1).draining()
+    (written,) = of(msg.Remember, agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0))
+    assert msgspec.json.decode(msgspec.json.encode(written.memory), type=msg.AgentMemory) == written.memory

@@ -7,70 +7,67 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Remove, Save, Tick
 from glowplug.domain.instance import InstanceState
-from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, stop, told, used
+from tests.agent_steps import NODE, PARAMS, code, make, of, start, stop, told
 from tests.fleet_builder import an_instance
 
 
 def test_living_engine_is_taken_back_as_it_was() -> None:
-    before = ready(make())
-    agent, effects = recalled(before.memory(), {"i-1"})
-    now = instance(agent)
-    assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and used(agent) == 100
-    assert now.revision == instance(before).revision + 1 and not of(msg.StopEngine, effects)
+    before = make().ready()
+    agent, effects = before.restarted({"i-1"})
+    now = agent.instance()
+    assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and agent.used() == 100
+    assert now.revision == before.instance().revision + 1 and not of(msg.StopEngine, effects)
     assert now.start_kind == "cold"
 
 
 def test_engine_that_died_meanwhile_is_failed() -> None:
-    agent, effects = recalled(ready(make()).memory(), set())
+    agent, effects = make().ready().restarted(set())
     assert code(effects) == "engine_failed" and of(msg.StopEngine, effects)
     agent.handle(msg.EngineGone("i-1"), 51.0)
-    assert used(agent) == 0
+    assert agent.used() == 0
 
 
 def test_start_under_way_begins_again() -> None:
     before = make()
     before.handle(start(), 10.0)
     before.handle(msg.EngineLaunched("i-1"), 11.0)
-    agent, effects = recalled(before.memory(), {"i-1"})
+    agent, effects = before.restarted({"i-1"})
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.starting"]
     effects = agent.handle(msg.EngineGone("i-1"), 51.0)
-    assert (
-        of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects)[0].deadline_at == 110.0 and used(agent) == 100
-    )
-    agent.handle(msg.WeightsComplete("i-1", "/w"), 52.0)
-    agent.handle(msg.EngineLaunched("i-1"), 53.0)
+    assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects)[0].deadline_at == 110.0
+    assert agent.used() == 100
+    agent.halves("i-1", 53.0)
     agent.handle(msg.EngineReady("i-1", "u"), 54.0)
-    assert instance(agent).state is InstanceState.READY
+    assert agent.instance().state is InstanceState.READY
 
 
 def test_drain_goes_on_over_a_restart() -> None:
-    before = ready(make())
+    before = make().ready()
     before.handle(stop(), 20.0)
-    agent, effects = recalled(before.memory(), {"i-1"}, 21.0)
+    agent, effects = before.restarted({"i-1"}, 21.0)
     assert told(effects) == ["instance.draining"]
     agent.handle(msg.InFlight("i-1", 0), 22.0)
     assert told(agent.handle(msg.EngineGone("i-1"), 23.0)) == ["instance.stopped"]
 
 
 def test_stop_under_way_is_asked_again_after_a_restart() -> None:
-    before = ready(make())
+    before = make().ready()
     before.handle(stop(grace_s=0), 20.0)
-    agent, effects = recalled(before.memory(), {"i-1"})
-    assert of(msg.StopEngine, effects) and used(agent) == 100
-    assert told(agent.handle(msg.EngineGone("i-1"), 51.0)) == ["instance.stopped"] and used(agent) == 0
+    agent, effects = before.restarted({"i-1"})
+    assert of(msg.StopEngine, effects) and agent.used() == 100
+    assert told(agent.handle(msg.EngineGone("i-1"), 51.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 def test_gpu_that_became_too_small_fails_what_does_not_fit() -> None:
-    agent = make(ready(make()).memory(), mib=50)
-    effects = agent.handle(msg.Recalled(frozenset({"i-1"})), 50.0)
-    assert code(effects) == "out_of_memory" and of(msg.StopEngine, effects) and used(agent) == 0
+    agent, effects = make().ready().restarted({"i-1"}, mib=50)
+    assert code(effects) == "out_of_memory" and of(msg.StopEngine, effects) and agent.used() == 0
     agent.handle(msg.EngineGone("i-1"), 51.0)
     assert agent.num_living == 0
 
 
 def test_store_is_healed_where_it_is_behind() -> None:
-    agent = ready(make())
-    current = instance(agent)
+    agent = make().ready()
+    current = agent.instance()
     assert of(Save, agent.restore("instances", {}, 20.0)) == [Save("instances", "i-1", current)]
     behind = {"i-1": replace(current, revision=1)}
     assert of(Save, agent.restore("instances", behind, 21.0)) == [Save("instances", "i-1", current)]
@@ -78,18 +75,18 @@ def test_store_is_healed_where_it_is_behind() -> None:
 
 
 def test_store_that_is_ahead_is_overtaken() -> None:
-    agent = ready(make())
-    effects = agent.restore("instances", {"i-1": replace(instance(agent), revision=40)}, 20.0)
-    assert instance(agent).revision == 41 and told(effects) == ["instance.ready"] and of(msg.Remember, effects)
+    agent = make().ready()
+    effects = agent.restore("instances", {"i-1": replace(agent.instance(), revision=40)}, 20.0)
+    assert agent.instance().revision == 41 and told(effects) == ["instance.ready"] and of(msg.Remember, effects)
 
 
 def test_node_given_up_too_early_is_taken_back() -> None:
     """A placer that missed the beats of a restarting agent has failed its instances, at the revision just told."""
-    agent, _ = recalled(ready(make()).memory(), {"i-1"})
-    told_dead = replace(instance(agent), state=InstanceState.FAILED, reason="its node has left")
-    effects = agent.restore("instances", {"i-1": told_dead}, 51.0)
+    agent, _ = make().ready().restarted({"i-1"})
+    failed = replace(agent.instance(), state=InstanceState.FAILED, reason="its node has left")
+    effects = agent.restore("instances", {"i-1": failed}, 51.0)
     (saved,) = of(Save, effects)
-    assert told(effects) == ["instance.ready"] and saved.value.revision == told_dead.revision + 1
+    assert told(effects) == ["instance.ready"] and saved.value.revision == failed.revision + 1
 
 
 def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
@@ -98,9 +95,8 @@ def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
     other = an_instance("i-8", gpu_id="node-2/0")
     effects = agent.restore("instances", {"i-7": row, "i-8": other}, 20.0)
     (saved,) = of(Save, effects)
-    assert (
-        saved.value.state is InstanceState.FAILED and saved.value.revision == 4 and told(effects) == ["instance.failed"]
-    )
+    assert (saved.value.state, saved.value.revision) == (InstanceState.FAILED, 4)
+    assert told(effects) == ["instance.failed"]
     assert not agent.restore("instances", {"i-7": saved.value}, 30.0)
     assert agent.restore("instances", {"i-7": saved.value}, 200.0) == [Remove("instances", "i-7")]
 
@@ -113,7 +109,7 @@ def test_outcomes_of_unknown_instances_are_ignored() -> None:
 
 @pytest.mark.parametrize("jump_s", [300.0, -300.0])
 def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.params = replace(PARAMS, max_tick_gap_s=5)
     agent.handle(stop(grace_s=10), 20.0)
     agent.handle(Tick(), 20.1)
@@ -128,18 +124,18 @@ def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
 
 
 def test_instance_given_to_another_node_later_is_theirs() -> None:
-    agent = ready(make())
+    agent = make().ready()
     theirs = an_instance("i-1", gpu_id="node-2/0", created_at=15.0, revision=1)
     effects = agent.restore("instances", {"i-1": theirs}, 20.0)
     assert of(msg.StopEngine, effects) and not told(effects) and not of(Save, effects)
-    assert not told(agent.handle(msg.EngineGone("i-1"), 21.0)) and used(agent) == 0
+    assert not told(agent.handle(msg.EngineGone("i-1"), 21.0)) and agent.used() == 0
     assert not agent.restore("instances", {"i-1": theirs}, 22.0)
     effects = agent.handle(Tick(), 500.0)
     assert of(msg.ForgetEngine, effects) and not of(Remove, effects)
 
 
 def test_instance_given_to_this_node_later_is_ours() -> None:
-    agent = ready(make())
+    agent = make().ready()
     theirs = an_instance("i-1", gpu_id="node-2/0", created_at=5.0, revision=9)
     effects = agent.restore("instances", {"i-1": theirs}, 20.0)
     (saved,) = of(Save, effects)

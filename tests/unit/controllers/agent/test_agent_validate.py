@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from glowplug.controllers.agent import messages as aw
-from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop, faults
+from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop
 from glowplug.controllers.agent.table import TABLE, wrong
 from glowplug.controllers.agent.transaction import InvalidTransition, Move, Transition
 from glowplug.controllers.effects import Tick
@@ -16,8 +15,7 @@ from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import ConsolidateInstance, StopInstance
 from glowplug.memory.ledger import ByteLedger
-from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, told, used
-from tests.dormant_steps import ALL, drained, serving, state
+from tests.agent_steps import ALL, NODE, PARAMS, CheckedAgent, code, make, of, start, told
 
 S = State
 START, DRAIN, STOP = Start(deadline_at=1.0), Drain(deadline_at=1.0, quiet_until=0.0), Stop(1.0)
@@ -25,7 +23,7 @@ RUNS = Consolidation(deadline_at=1.0)
 
 
 def a_ready() -> Holding:
-    return ready(make()).holdings["i-1"]
+    return make().ready().holdings["i-1"]
 
 
 @pytest.mark.parametrize(
@@ -56,30 +54,30 @@ def a_ready() -> Holding:
 )
 def test_a_record_that_contradicts_itself_is_found(said: str, changes: dict[str, Any]) -> None:
     holding = a_ready()
-    assert not list(faults(holding))
-    assert any(said in fault for fault in faults(replace(holding, **changes)))
+    assert not list(holding.faults())
+    assert any(said in fault for fault in replace(holding, **changes).faults())
 
 
-def expect_broken(agent: AgentController, what: str) -> None:
+def expect_broken(agent: CheckedAgent, what: str) -> None:
     with pytest.raises(AssertionError, match=what):
         agent.handle(Tick(), 30.0)
     assert agent.violations() == (), "it is said once"
 
 
 def test_bytes_that_no_record_names_are_found() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.ledger.grant(f"{NODE}/0", "nobody", {GrantOwner.KV: 7})
     expect_broken(agent, "nobody has 7 bytes of node-1/0 for kv, its record 0")
 
 
 def test_bytes_that_the_ledger_does_not_hold_are_found() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.ledger.release("i-1")
     expect_broken(agent, "i-1 has 0 bytes of node-1/0 for weights, its record 104857600")
 
 
 def test_a_gpu_that_holds_more_than_it_has_is_found() -> None:
-    agent = ready(make())
+    agent = make().ready()
     assert isinstance(agent.ledger, ByteLedger)
     (gpu,) = agent.ledger.gpus
     agent.ledger._gpus = {gpu.gpu_id: replace(gpu, total_bytes=5)}
@@ -87,7 +85,7 @@ def test_a_gpu_that_holds_more_than_it_has_is_found() -> None:
 
 
 def test_a_process_of_two_owners_is_found() -> None:
-    agent = ready(make())
+    agent = make().ready()
     holding = agent.holdings["i-1"]
     other = replace(holding.instance, instance_id="i-2", state=InstanceState.DRAINING)
     agent.holdings["i-2"] = replace(holding, state=State.STOPPING, instance=other, stop=STOP, engine_id="i-1")
@@ -95,15 +93,14 @@ def test_a_process_of_two_owners_is_found() -> None:
 
 
 def test_a_record_under_another_id_is_found() -> None:
-    agent = ready(make())
+    agent = make().ready()
     agent.holdings["i-2"] = replace(agent.holdings["i-1"], state=State.STOPPED)
     expect_broken(agent, "the record of i-1 stands under i-2")
 
 
 def test_host_memory_promised_twice_is_found() -> None:
-    agent = serving(make(abilities=ALL, params=replace(PARAMS, swap_host_bytes=100 << 20)))
-    drained(agent, "swapped_out")
-    agent.handle(aw.EngineAsleep("i-1"), 22.0)
+    agent = make(abilities=ALL, params=replace(PARAMS, swap_host_bytes=100 << 20)).serving()
+    agent.asleep("swapped_out")
     agent.holdings["i-1"] = replace(agent.holdings["i-1"], snapshot_bytes=200 << 20)
     expect_broken(agent, "209715200 bytes of host memory are promised to engines asleep, of 104857600")
 
@@ -111,22 +108,16 @@ def test_host_memory_promised_twice_is_found() -> None:
 @pytest.mark.parametrize(
     ("said", "before", "stimulus", "after", "asked"),
     [
-        ("is not in the table", S.READY, aw.EngineLaunched, S.READY, ()),
-        ("is not in the table", S.READY, aw.EngineGone, S.STOPPED, ()),
-        ("the table allows", S.STARTING, aw.EngineLaunched, S.READY, ()),
-        ("asks for ['StopEngine']", S.STARTING, aw.EngineLaunched, S.STARTING, (aw.StopEngine,)),
-        ("waits for the outcome of ['LoadEngine']", S.STARTING, aw.EngineLaunched, S.LOADING, ()),
-        ("waits for the outcome of ['StopEngine']", S.READY, aw.EngineExited, {"state": S.FAILED, "stop": STOP}, ()),
-        ("waits for the outcome of ['AwaitWeights', 'LaunchEngine']", S.RESTARTING, aw.EngineGone, S.STARTING, ()),
+        ("is not in the table", S.READY, msg.EngineLaunched, S.READY, ()),
+        ("is not in the table", S.READY, msg.EngineGone, S.STOPPED, ()),
+        ("the table allows", S.STARTING, msg.EngineLaunched, S.READY, ()),
+        ("asks for ['StopEngine']", S.STARTING, msg.EngineLaunched, S.STARTING, (msg.StopEngine,)),
+        ("waits for the outcome of ['LoadEngine']", S.STARTING, msg.EngineLaunched, S.LOADING, ()),
+        ("waits for the outcome of ['StopEngine']", S.READY, msg.EngineExited, {"state": S.FAILED, "stop": STOP}, ()),
+        ("waits for the outcome of ['AwaitWeights', 'LaunchEngine']", S.RESTARTING, msg.EngineGone, S.STARTING, ()),
         ("waits for the outcome of ['SleepEngine']", S.READY, StopInstance, S.FALLING_ASLEEP, ()),
         ("its consolidation goes from running to None", {"consolidation": RUNS}, Tick, S.READY, ()),
-        (
-            "waits for the outcome of ['ConsolidateEngine']",
-            S.READY,
-            ConsolidateInstance,
-            {"consolidation": RUNS},
-            (),
-        ),
+        ("waits for the outcome of ['ConsolidateEngine']", S.READY, ConsolidateInstance, {"consolidation": RUNS}, ()),
     ],
 )
 def test_a_move_that_the_table_does_not_allow_is_found(
@@ -138,42 +129,40 @@ def test_a_move_that_the_table_does_not_allow_is_found(
 
 
 def test_a_stimulus_that_makes_no_sense_is_refused_by_name_and_changes_nothing() -> None:
-    agent = ready(make())
+    agent = make().ready()
     before = dict(agent.holdings), agent.ledger.gpus
     with pytest.raises(InvalidTransition, match="i-1 is ready, and EnginePrewarmed makes no sense there") as refused:
-        agent.handle(aw.EnginePrewarmed("i-1"), 20.0)
+        agent.handle(msg.EnginePrewarmed("i-1"), 20.0)
     error = refused.value
-    assert (error.instance_id, error.state, error.stimulus) == ("i-1", State.READY, aw.EnginePrewarmed)
+    assert (error.instance_id, error.state, error.stimulus) == ("i-1", State.READY, msg.EnginePrewarmed)
     assert (agent.holdings, agent.ledger.gpus) == before
 
 
 def test_every_effect_and_every_stimulus_of_the_table_is_listed() -> None:
     rows = [row for row in TABLE.values() if isinstance(row, Transition)]
-    assert {effect for row in rows for effect in row.asks} | {aw.Remember} == set(aw.EFFECTS)
-    assert {stimulus for _, stimulus in TABLE} - {aw.GivesWay, aw.TakenOver, aw.RunsElsewhere} | {
-        aw.Surroundings
-    } == set(make().handlers)
+    assert {effect for row in rows for effect in row.asks} | {msg.Remember} == set(msg.EFFECTS)
+    own = {msg.GivesWay, msg.TakenOver, msg.RunsElsewhere}
+    assert {stimulus for _, stimulus in TABLE} - own | {msg.Surroundings} == set(make().handlers)
 
 
 def test_a_remembered_record_that_contradicts_itself_is_failed_and_its_process_stopped() -> None:
-    memory = ready(make()).memory()
+    memory = make().ready().memory()
     odd = replace(memory, holdings=tuple(replace(h, state=State.SWAPPED_OUT) for h in memory.holdings))
-    agent, effects = recalled(msgspec.json.decode(msgspec.json.encode(odd), type=aw.AgentMemory), {"i-1"})
-    assert (
-        code(effects) == "engine_failed"
-        and "contradicts itself: i-1 is swapped_out and has shares" in instance(agent).reason
-    )
-    assert of(aw.StopEngine, effects) == [aw.StopEngine("i-1", 0.0)] and used(agent) == 0
-    assert not told(agent.handle(aw.EngineGone("i-1"), 51.0)) and agent.num_living == 0
+    agent = make(msgspec.json.decode(msgspec.json.encode(odd), type=msg.AgentMemory))
+    effects = agent.handle(msg.Recalled(frozenset({"i-1"})), 50.0)
+    assert code(effects) == "engine_failed"
+    assert "contradicts itself: i-1 is swapped_out and has shares" in agent.instance().reason
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 0
+    assert not told(agent.handle(msg.EngineGone("i-1"), 51.0)) and agent.num_living == 0
 
 
 def test_a_start_that_was_taken_over_belongs_to_its_taker_alone_after_a_restart() -> None:
     """The shell knows the process by the id of the one that began: both were told that it lives."""
     agent = make(abilities=ALL)
     agent.handle(start("r-1", replica=True), 10.0)
-    agent.handle(aw.EngineLaunched("r-1"), 11.0)
+    agent.handle(msg.EngineLaunched("r-1"), 11.0)
     agent.handle(start("i-1", source="r-1"), 12.0)
-    assert (state(agent, "r-1"), agent.holdings["i-1"].state) == ("stopped", State.STARTING)
-    again, effects = recalled(agent.memory(), {"r-1"})
-    assert of(aw.StopEngine, effects) == [aw.StopEngine("r-1", 0.0)]
-    assert of(aw.LaunchEngine, again.handle(aw.EngineGone("r-1"), 51.0)) and again.holdings["i-1"].engine == "i-1"
+    assert (agent.state("r-1"), agent.holdings["i-1"].state) == ("stopped", State.STARTING)
+    again, effects = agent.restarted({"r-1"})
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("r-1", 0.0)]
+    assert of(msg.LaunchEngine, again.handle(msg.EngineGone("r-1"), 51.0)) and again.holdings["i-1"].engine == "i-1"

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.effects import Publish, Record, Tick
+from glowplug.controllers.prefetcher.cache import FetchSeconds
 from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.messages import (
     CANCELLED,
     DropAsked,
@@ -24,7 +26,7 @@ from glowplug.controllers.prefetcher.messages import (
     StopFetch,
     UseRegion,
 )
-from glowplug.controllers.prefetcher.params import PrefetcherParams
+from glowplug.controllers.prefetcher.params import PrefetcherParams, SecondsParams
 from glowplug.domain.errors import BadRequest, Conflict, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
@@ -57,14 +59,29 @@ def only(effects: list[Any], kind: type[Any]) -> Any:
     return found
 
 
+def drop(ref: WeightsRef, reason: str = "r") -> Event:
+    command = DropWeights(target="node-1", digest=region_digest(ref), reason=reason)
+    return an_event(command, issuer="placer-1", epoch=1)
+
+
+def sized(prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, *user: str) -> list[Any]:
+    """A fetch is asked for, and knows its size."""
+    prefetcher.handle(fetch(ref, *user), now_s)
+    return prefetcher.handle(FetchSized(region_digest(ref), num_bytes), now_s)
+
+
+def ended(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, num_bytes: int = 0, **how: Any) -> list[Any]:
+    """A fetch ends: whole, or with a code."""
+    return prefetcher.handle(FetchEnded(digest=region_digest(ref), num_bytes=num_bytes, **how), now_s)
+
+
 def bring(
-    prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, instance_id: str = ""
-) -> None:
-    """A whole fetch, from command to end."""
-    digest = region_digest(ref)
-    prefetcher.handle(fetch(ref, instance_id), now_s)
-    prefetcher.handle(FetchSized(digest, num_bytes), now_s)
-    prefetcher.handle(FetchEnded(digest=digest, num_bytes=num_bytes, whole=True, seconds=1.0, source="file"), now_s)
+    prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, *user: str, seconds: float = 1.0
+) -> list[Any]:
+    """A whole fetch, from command to end; what was asked for when its size was known."""
+    effects = sized(prefetcher, ref, num_bytes, now_s, *user)
+    ended(prefetcher, ref, now_s, num_bytes, whole=True, seconds=seconds, source="file")
+    return effects
 
 
 def test_a_cold_fetch_from_command_to_fact() -> None:
@@ -74,7 +91,7 @@ def test_a_cold_fetch_from_command_to_fact() -> None:
     assert (start.digest, start.weights, start.cause) == (digest, A, command)
     assert prefetcher.handle(FetchSized(digest, 60), 1.1) == [GrantRoom(digest, 60)]
     assert kinds(prefetcher.handle(FetchProgressed(digest, 30, 60), 1.2)) == ["weights.progressed"]
-    effects = prefetcher.handle(FetchEnded(digest=digest, num_bytes=60, whole=True, seconds=0.4, source="file"), 1.5)
+    effects = ended(prefetcher, A, 1.5, 60, whole=True, seconds=0.4, source="file")
     assert kinds(effects) == ["NameRegion", "weights.fetched"]
     fact = only(effects, Publish)
     assert (fact.payload.num_bytes, fact.payload.source, fact.cause) == (60, "file", command)
@@ -104,7 +121,7 @@ def test_joiners_share_one_fetch_and_all_hear_of_it() -> None:
     assert raised.urgency > 0
     assert prefetcher.handle(fetch(A, "i-3", "two"), 1.0) == []
     prefetcher.handle(FetchSized(digest, 10), 1.0)
-    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=10, whole=True), 2.0)
+    end = ended(prefetcher, A, 2.0, 10, whole=True)
     assert {e.payload.model_key for e in end if isinstance(e, Publish)} == {"one", "two"}
     assert {e.model_key for e in end if isinstance(e, NameRegion)} == {"one", "two"}
 
@@ -140,7 +157,7 @@ def test_the_urgent_pass_by_and_the_number_at_once_is_bounded() -> None:
     assert prefetcher.handle(fetch(C, "i-1"), 1.0) == []
     digest = region_digest(A)
     prefetcher.handle(FetchSized(digest, 10), 1.0)
-    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=10, whole=True), 2.0)
+    end = ended(prefetcher, A, 2.0, 10, whole=True)
     assert only(end, StartFetch).weights == C
 
 
@@ -155,8 +172,7 @@ def test_room_is_made_by_the_least_recently_used() -> None:
     bring(prefetcher, A, 60, 1.0)
     bring(prefetcher, B, 40, 2.0)
     prefetcher.handle(fetch(A), 3.0)
-    prefetcher.handle(fetch(C), 4.0)
-    effects = prefetcher.handle(FetchSized(region_digest(C), 30), 4.1)
+    effects = sized(prefetcher, C, 30, 4.0)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "GrantRoom"]
     assert only(effects, DropRegion).digest == region_digest(B)
     record = only(effects, Record).decision
@@ -179,14 +195,13 @@ def test_weights_in_use_stay_and_the_wait_for_room_is_bounded(learned_by: str) -
         prefetcher.handle(an_event(ModelDeployed(model=model)), 0.0)
         prefetcher.handle(an_event(InstanceStarting(instance=user)), 0.0)
     bring(prefetcher, A, 60, 1.0, "i-1" if learned_by == "command" else "")
-    prefetcher.handle(fetch(B, "i-2"), 2.0)
-    assert prefetcher.handle(FetchSized(region_digest(B), 50), 2.0) == []
+    assert sized(prefetcher, B, 50, 2.0, "i-2") == []
     assert prefetcher.handle(Tick(), 11.9) == []
     effects = prefetcher.handle(Tick(), 12.0)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
     failed = only(effects, MarkFailed)
     assert failed.code == "no_space" and "i-1 uses it" in failed.message and failed.instance_ids == ("i-2",)
-    assert prefetcher.handle(FetchEnded(digest=region_digest(B), num_bytes=0, code=CANCELLED), 12.1) == []
+    assert ended(prefetcher, B, 12.1, code=CANCELLED) == []
     assert prefetcher.jobs == {}
 
 
@@ -194,8 +209,7 @@ def test_room_that_opens_in_time_is_taken() -> None:
     prefetcher = controller()
     bring(prefetcher, A, 60, 1.0, "i-1")
     prefetcher.handle(an_event(InstanceStarting(instance=an_instance("i-1", state=InstanceState.STARTING))), 1.0)
-    prefetcher.handle(fetch(B, "i-2"), 2.0)
-    prefetcher.handle(FetchSized(region_digest(B), 50), 2.0)
+    sized(prefetcher, B, 50, 2.0, "i-2")
     gone = an_instance("i-1", state=InstanceState.STOPPED, revision=2)
     effects = prefetcher.handle(an_event(InstanceStopped(instance=gone)), 3.0)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "GrantRoom"]
@@ -203,8 +217,7 @@ def test_room_that_opens_in_time_is_taken() -> None:
 
 def test_weights_larger_than_the_cache_fail_at_once() -> None:
     prefetcher = controller()
-    prefetcher.handle(fetch(A, "i-1"), 1.0)
-    effects = prefetcher.handle(FetchSized(region_digest(A), 101), 1.0)
+    effects = sized(prefetcher, A, 101, 1.0, "i-1")
     assert only(effects, MarkFailed).code == "no_space"
     assert "the weights take 101 B" in only(effects, MarkFailed).message
 
@@ -212,18 +225,15 @@ def test_weights_larger_than_the_cache_fail_at_once() -> None:
 def test_unknown_size_gets_what_is_free() -> None:
     prefetcher = controller()
     bring(prefetcher, A, 60, 1.0)
-    prefetcher.handle(fetch(B), 2.0)
-    assert prefetcher.handle(FetchSized(region_digest(B), 0), 2.0) == [GrantRoom(region_digest(B), 40)]
+    assert sized(prefetcher, B, 0, 2.0) == [GrantRoom(region_digest(B), 40)]
     assert prefetcher.cache.used_bytes == 100
 
 
 def test_a_failure_reaches_everybody_who_waits_and_the_next_command_tries_again() -> None:
-    prefetcher, digest = controller(), region_digest(A)
+    prefetcher = controller()
     prefetcher.handle(fetch(A, "i-1"), 1.0)
-    prefetcher.handle(fetch(A, "i-2"), 1.0)
-    prefetcher.handle(FetchSized(digest, 10), 1.0)
-    end = FetchEnded(digest=digest, num_bytes=0, code="weights_corrupt", message="sha256 differs")
-    failed = only(prefetcher.handle(end, 2.0), MarkFailed)
+    sized(prefetcher, A, 10, 1.0, "i-2")
+    failed = only(ended(prefetcher, A, 2.0, code="weights_corrupt", message="sha256 differs"), MarkFailed)
     assert (failed.instance_ids, failed.keep, failed.message) == (("i-1", "i-2"), False, "sha256 differs")
     assert prefetcher.cache.used_bytes == 0
     assert kinds(prefetcher.handle(fetch(A, "i-3"), 3.0)) == ["StartFetch"]
@@ -231,13 +241,10 @@ def test_a_failure_reaches_everybody_who_waits_and_the_next_command_tries_again(
 
 def test_what_landed_before_a_failure_is_kept_and_counted() -> None:
     prefetcher, digest = controller(), region_digest(A)
-    prefetcher.handle(fetch(A), 1.0)
-    prefetcher.handle(FetchSized(digest, 60), 1.0)
-    end = FetchEnded(digest=digest, num_bytes=60, code="weights_unavailable", message="cut")
-    assert only(prefetcher.handle(end, 2.0), MarkFailed).keep
+    sized(prefetcher, A, 60, 1.0)
+    assert only(ended(prefetcher, A, 2.0, 60, code="weights_unavailable", message="cut"), MarkFailed).keep
     assert prefetcher.cache.used_bytes == 60
-    prefetcher.handle(fetch(A), 3.0)
-    assert prefetcher.handle(FetchSized(digest, 60), 3.0) == [GrantRoom(digest, 60)]
+    assert sized(prefetcher, A, 60, 3.0) == [GrantRoom(digest, 60)]
 
 
 def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
@@ -246,39 +253,35 @@ def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
     assert (start.first_byte, start.last_byte) == (10, 20)
     prefetcher.handle(fetch(A, model_key="whole"), 1.0)
     prefetcher.handle(FetchSized(digest, 60), 1.0)
-    again = only(prefetcher.handle(FetchEnded(digest=digest, num_bytes=60), 2.0), StartFetch)
+    again = only(ended(prefetcher, A, 2.0, 60), StartFetch)
     assert (again.first_byte, again.last_byte, again.model_key) == (0, 0, "whole")
     prefetcher.handle(FetchSized(digest, 60), 2.0)
-    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=60, whole=True), 3.0)
+    end = ended(prefetcher, A, 3.0, 60, whole=True)
     assert only(end, Publish).payload.model_key == "whole"
 
 
 def test_a_drop_cancels_a_running_fetch() -> None:
-    prefetcher, digest = controller(), region_digest(A)
-    prefetcher.handle(fetch(A, "i-1"), 1.0)
-    prefetcher.handle(FetchSized(digest, 60), 1.0)
-    drop = an_event(DropWeights(target="node-1", digest=digest, reason="why not"), issuer="placer-1", epoch=1)
-    effects = prefetcher.handle(drop, 1.5)
+    prefetcher = controller()
+    sized(prefetcher, A, 60, 1.0, "i-1")
+    effects = prefetcher.handle(drop(A), 1.5)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
-    prefetcher.handle(FetchEnded(digest=digest, num_bytes=60, code=CANCELLED), 1.6)
+    ended(prefetcher, A, 1.6, 60, code=CANCELLED)
     assert prefetcher.cache.used_bytes == 0 and prefetcher.jobs == {}
 
 
 def test_a_fetch_asked_for_while_it_is_being_dropped_runs_afterwards() -> None:
-    prefetcher, digest = controller(), region_digest(A)
+    prefetcher = controller()
     prefetcher.handle(fetch(A), 1.0)
-    drop = an_event(DropWeights(target="node-1", digest=digest, reason="r"), issuer="placer-1", epoch=1)
-    prefetcher.handle(drop, 1.1)
+    prefetcher.handle(drop(A), 1.1)
     prefetcher.handle(fetch(A, "i-2"), 1.2)
-    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=0, code=CANCELLED), 1.3)
+    end = ended(prefetcher, A, 1.3, code=CANCELLED)
     assert kinds(end) == ["StartFetch"]
 
 
 def test_a_drop_spares_what_is_in_use() -> None:
     prefetcher, digest = controller(), region_digest(A)
     bring(prefetcher, A, 60, 1.0, "i-1")
-    drop = an_event(DropWeights(target="node-1", digest=digest, reason="r"), issuer="placer-1", epoch=1)
-    assert prefetcher.handle(drop, 2.0) == []
+    assert prefetcher.handle(drop(A), 2.0) == []
     with pytest.raises(Conflict, match="i-1 uses it"):
         prefetcher.handle(DropAsked(digest, "r"), 2.0)
     with pytest.raises(NotFound):
@@ -303,8 +306,9 @@ def test_a_starting_instance_whose_fetch_was_lost_is_helped_once() -> None:
     start = only(prefetcher.handle(Tick(), 12.1), StartFetch)
     assert (start.weights, start.cause) == (A, None)
     assert prefetcher.handle(Tick(), 12.2) == []
-    end = FetchEnded(digest=region_digest(A), num_bytes=0, code="weights_unavailable", message="404")
-    assert only(prefetcher.handle(end, 12.3), MarkFailed).instance_ids == ("i-1",)
+    assert only(ended(prefetcher, A, 12.3, code="weights_unavailable", message="404"), MarkFailed).instance_ids == (
+        "i-1",
+    )
     assert prefetcher.handle(Tick(), 20.0) == []
 
 
@@ -349,8 +353,7 @@ def test_memory_fuller_than_it_seems_makes_idle_weights_leave_once() -> None:
     prefetcher, digest = controller(), region_digest(A)
     bring(prefetcher, B, 30, 1.0)
     bring(prefetcher, C, 20, 1.0, "i-c")
-    prefetcher.handle(fetch(A, "i-1"), 2.0)
-    prefetcher.handle(FetchSized(digest, 40), 2.0)
+    sized(prefetcher, A, 40, 2.0, "i-1")
     full = FetchEnded(digest=digest, num_bytes=0, code="no_space", message="host memory is full")
     effects = prefetcher.handle(full, 2.1)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "StartFetch"]
@@ -365,22 +368,13 @@ def test_an_unknown_order_is_named() -> None:
     assert caught.value.param == "policy_caching"
 
 
-def bring_in(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, seconds: float) -> list[Any]:
-    """50 bytes that took `seconds` to come."""
-    digest = region_digest(ref)
-    prefetcher.handle(fetch(ref), now_s)
-    effects = prefetcher.handle(FetchSized(digest, 50), now_s)
-    prefetcher.handle(FetchEnded(digest=digest, num_bytes=50, whole=True, seconds=seconds, source="file"), now_s)
-    return effects
-
-
 def test_mcache_keeps_what_was_slow_to_come() -> None:
     """mCache Eq. 1: of two asked for as often, the one whose measured miss costs more stays; LRU takes the older."""
     for caching, loser in (("mcache", B), ("lru", A)):
         prefetcher = controller(caching=caching)
-        bring_in(prefetcher, A, 1.0, seconds=9.0)
-        bring_in(prefetcher, B, 1.0 + 1e-9, seconds=1.0)
-        effects = bring_in(prefetcher, C, 2.0, seconds=1.0)
+        bring(prefetcher, A, 50, 1.0, seconds=9.0)
+        bring(prefetcher, B, 50, 1.0 + 1e-9, seconds=1.0)
+        effects = bring(prefetcher, C, 50, 2.0, seconds=1.0)
         assert only(effects, DropRegion).digest == region_digest(loser)
         record = only(effects, Record).decision
         assert (record.policy, len(record.rivals)) == (caching, 2)
@@ -388,10 +382,10 @@ def test_mcache_keeps_what_was_slow_to_come() -> None:
 
 def test_often_asked_for_stays_under_lfu_and_is_told_of_every_use() -> None:
     prefetcher = controller(caching="lfu")
-    bring_in(prefetcher, A, 1.0, 1.0)
+    bring(prefetcher, A, 50, 1.0)
     prefetcher.handle(fetch(A), 2.0)
-    bring_in(prefetcher, B, 3.0, 1.0)
-    effects = bring_in(prefetcher, C, 4.0, 1.0)
+    bring(prefetcher, B, 50, 3.0)
+    effects = bring(prefetcher, C, 50, 4.0)
     assert only(effects, DropRegion).digest == region_digest(B)
 
 
@@ -399,4 +393,56 @@ def test_what_an_earlier_process_left_is_in_the_order() -> None:
     prefetcher = controller(caching="srrip")
     found = (CachedWeights(digest="new", num_bytes=50, last_used_at=9.0), CachedWeights(digest="old", num_bytes=50))
     prefetcher.handle(RegionsFound(found), 10.0)
-    assert only(bring_in(prefetcher, C, 11.0, 1.0), DropRegion).digest == "old"
+    assert only(bring(prefetcher, C, 50, 11.0), DropRegion).digest == "old"
+
+
+# whose weights stay, and what a miss costs: mCache Eq. 1's P on a node
+
+
+@pytest.mark.parametrize(
+    ("awake", "dormant"),
+    [(InstanceState.LOADING, InstanceState.PREWARMED), (InstanceState.READY, InstanceState.SWAPPED_OUT)],
+)
+def test_a_replica_and_an_engine_asleep_need_no_cached_weights(awake: InstanceState, dormant: InstanceState) -> None:
+    """They lie on its GPUs, or in host memory of its own (`snapshot_ratio`): held here as well, many of them would
+    leave no memory for a start."""
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    holds.set_model(a_model("m"))
+    holds.hold("i-1", "digest", 0.0)
+    for revision, state in enumerate((awake, dormant), start=1):
+        replica = dormant is InstanceState.PREWARMED
+        holds.set_instance(an_instance("i-1", "m", state, replica=replica, revision=revision), 1.0)
+        assert holds.reason("digest", {"m"}, 2.0) == ("i-1 uses it" if state is awake else "")
+
+
+def test_a_replica_on_a_gpu_is_a_copy_once_it_is_whole() -> None:
+    """mCache's worth of weights in host memory may count it (`copied_ratio`); one on its way is none, nor one gone."""
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    seen = {}
+    states = (InstanceState.LOADING, InstanceState.PREWARMED, InstanceState.STOPPED)
+    for revision, state in enumerate(states, start=1):
+        holds.set_instance(an_instance("r-1", "m", state, replica=True, revision=revision), 1.0)
+        seen[state] = holds.has_copy({"m", "n"})
+        assert not holds.has_copy({"n"})
+    assert seen == dict(zip(states, (False, True, False), strict=True))
+
+
+def test_the_measured_first_then_the_pace_of_its_source_then_a_guess() -> None:
+    seconds = FetchSeconds(SecondsParams(newest=0.5, bytes_per_s=100.0))
+    assert seconds.expected("a", 500) == pytest.approx(5.0)
+    seconds.measured("a", 100, 4.0, "http")
+    assert seconds.expected("a", 100) == pytest.approx(4.0)
+    assert seconds.expected("a", 200) == pytest.approx(8.0), "its source gives 25 bytes a second"
+    assert seconds.expected("b", 200) == pytest.approx(8.0)
+    seconds.measured("a", 100, 2.0, "http")
+    assert seconds.expected("a", 100) == pytest.approx(3.0)
+
+
+def test_no_time_is_no_measurement_and_memory_is_bounded() -> None:
+    seconds = FetchSeconds(SecondsParams(max_digests=2, bytes_per_s=100.0))
+    seconds.measured("a", 100, 0.0, "file")
+    assert seconds.expected("a", 100) == pytest.approx(1.0)
+    for at, name in enumerate("abc"):
+        seconds.measured(name, 100, 1.0 + at, "file")
+    assert seconds.expected("c", 100) == pytest.approx(3.0)
+    assert seconds.expected("a", 100) == seconds.expected("unseen", 100) != pytest.approx(1.0)

@@ -1,11 +1,8 @@
 """The router's controller, stimulus by stimulus."""
 
-from typing import Any
-
 import pytest
 
-from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.effects import Tick
 from glowplug.controllers.router.messages import (
     BusRefuses,
     ClientLeft,
@@ -14,83 +11,18 @@ from glowplug.controllers.router.messages import (
     DrainStarted,
     Hold,
     Reject,
-    RequestArrived,
     RequestEnded,
 )
-from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.model import Model, OnCold, Temperature, WeightsRef
-from glowplug.events import Event, facts
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import OnCold, Temperature, WeightsRef
+from glowplug.events import facts
 from glowplug.policies.start_times import StartTimes
-
-NOW = 1000.0
-
-
-def model(key: str = "m", **over: Any) -> Model:
-    fields: dict[str, Any] = {"name": key, "key": key, "engine": "e", "weights": WeightsRef(uri="file:///w")}
-    fields |= {
-        "weights_bytes": 1,
-        "kv_bytes": 1,
-        "revision": 1,
-        "max_concurrency": 2,
-        "max_queue": 3,
-        "max_wait_s": 10.0,
-    }
-    return Model(**(fields | over))
-
-
-def instance(instance_id: str = "i-1", state: InstanceState = InstanceState.READY, **over: Any) -> Instance:
-    worker = Worker(worker_id="w", node_id="node-1", gpu_id="node-1/0", num_bytes=2)
-    fields: dict[str, Any] = {"instance_id": instance_id, "model_key": "m", "engine": "e", "state": state}
-    fields |= {"workers": (worker,), "url": f"http://{instance_id}:1", "max_concurrency": 2, "revision": 1}
-    return Instance(**(fields | over))
-
-
-def event(data: Any) -> Event:
-    return Event(event_id="e", type=data.TYPE, occurred_at=NOW, issuer="t", data=data)
-
-
-def ready(made: Instance) -> Event:
-    return event(facts.InstanceReady(instance=made))
-
-
-def failed(made: Instance, code: str) -> Event:
-    return event(facts.InstanceFailed(instance=made, code=code))
-
-
-class Run:
-    """A controller and its clock."""
-
-    def __init__(self, *models: Model, **params: Any) -> None:
-        self.controller = RouterController(RouterParams(**params))
-        self.now_s = NOW
-        self.ticket = 0
-        self.controller.restore("models", {m.key: m for m in models or (model(),)}, self.now_s)
-
-    def handle(self, stimulus: Any, after_s: float = 0.0) -> list[Any]:
-        self.now_s += after_s
-        return self.controller.handle(stimulus, self.now_s)
-
-    def arrive(self, name: str = "m") -> list[Any]:
-        self.ticket += 1
-        return self.handle(RequestArrived(self.ticket, name, f"r-{self.ticket}"))
-
-
-def dispatched(effects: list[Any]) -> list[tuple[int, str]]:
-    return [(e.ticket, e.instance.instance_id) for e in effects if isinstance(e, Dispatch)]
-
-
-def rejected(effects: list[Any]) -> list[tuple[int, int, str]]:
-    return [(e.ticket, e.status, e.code) for e in effects if isinstance(e, Reject)]
-
-
-def published(effects: list[Any], kind: type) -> list[Any]:
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, kind)]
+from tests.fleet_builder import an_event
+from tests.router_steps import NOW, Run, dispatched, instance, model, published, rejected, warm
 
 
 def test_a_ready_instance_with_room_takes_the_request_at_once() -> None:
-    run = Run()
-    run.handle(ready(instance()))
+    run = warm()
     [effect] = run.arrive()
     assert isinstance(effect, Dispatch) and (effect.held_s, effect.cold) == (0.0, False)
 
@@ -114,30 +46,28 @@ def test_ready_releases_in_order_up_to_max_concurrency() -> None:
     run = Run()
     for _ in range(3):
         run.arrive()
-    assert dispatched(run.handle(ready(instance()), 2.0)) == [(1, "i-1"), (2, "i-1")]
+    assert dispatched(run.instance(after_s=2.0)) == [(1, "i-1"), (2, "i-1")]
     assert dispatched(run.handle(RequestEnded(1, 1.0))) == [(3, "i-1")]
 
 
 def test_a_released_request_says_that_it_was_cold_and_how_long_it_waited() -> None:
     run = Run()
     run.arrive()
-    [effect] = run.handle(ready(instance()), 2.0)
+    [effect] = run.instance(after_s=2.0)
     assert (effect.cold, effect.held_s) == (True, 2.0)
 
 
 def test_a_request_whose_engine_died_and_that_waited_for_the_next_was_cold_too() -> None:
-    run = Run()
-    run.handle(ready(instance()))
+    run = warm()
     run.arrive()
     run.handle(DispatchFailed(1, False, "refused"))
-    run.handle(failed(instance(state=InstanceState.FAILED, revision=2), "engine_failed"))
-    [effect] = run.handle(ready(instance("i-2", ready_at=NOW + 3.0)), 3.0)
+    run.instance(state=InstanceState.FAILED, revision=2, code="engine_failed")
+    [effect] = run.instance("i-2", ready_at=NOW + 3.0, after_s=3.0)
     assert (effect.instance.instance_id, effect.cold) == ("i-2", True)
 
 
 def test_nobody_overtakes_those_who_wait() -> None:
-    run = Run()
-    run.handle(ready(instance(max_concurrency=1)))
+    run = warm(max_concurrency=1)
     run.arrive()
     run.arrive()
     assert not dispatched(run.arrive())
@@ -168,8 +98,7 @@ def test_on_cold_refuse_is_503_and_publishes_no_waiting() -> None:
 
 
 def test_on_cold_refuse_still_queues_when_the_model_runs() -> None:
-    run = Run(model(on_cold=OnCold.REFUSE))
-    run.handle(ready(instance(max_concurrency=1)))
+    run = warm(model(on_cold=OnCold.REFUSE), max_concurrency=1)
     run.arrive()
     assert isinstance(run.arrive()[0], Hold)
 
@@ -181,17 +110,11 @@ def test_only_ready_instances_are_given_requests(state: InstanceState) -> None:
     assert not dispatched(run.arrive())
 
 
-def test_an_older_revision_never_wins() -> None:
+@pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STOPPED])
+def test_an_older_revision_never_wins_not_even_over_an_instance_that_is_gone(state: InstanceState) -> None:
     run = Run()
-    run.handle(event(facts.InstanceDraining(instance=instance(state=InstanceState.DRAINING, revision=5))))
-    run.handle(ready(instance(revision=4)))
-    assert not dispatched(run.arrive())
-
-
-def test_a_late_fact_does_not_bring_back_an_instance_that_is_gone() -> None:
-    run = Run()
-    run.handle(event(facts.InstanceStopped(instance=instance(state=InstanceState.STOPPED, revision=5))))
-    run.handle(ready(instance(revision=4)))
+    run.instance(state=state, revision=5)
+    run.instance(revision=4)
     assert not dispatched(run.arrive())
 
 
@@ -199,7 +122,7 @@ def test_a_late_fact_does_not_bring_back_an_instance_that_is_gone() -> None:
 def test_bad_weights_answer_all_who_wait_and_who_come_soon_after(code: str) -> None:
     run = Run()
     run.arrive()
-    effects = run.handle(failed(instance(state=InstanceState.FAILED, reason="sha256 differs"), code))
+    effects = run.instance(state=InstanceState.FAILED, reason="sha256 differs", code=code)
     assert rejected(effects) == [(1, 503, code)] and "sha256" in effects[0].message
     assert rejected(run.arrive()) == [(2, 503, code)]
     run.now_s += 6.0
@@ -208,22 +131,22 @@ def test_bad_weights_answer_all_who_wait_and_who_come_soon_after(code: str) -> N
 
 def test_bad_weights_on_one_node_do_not_matter_while_another_instance_comes() -> None:
     run = Run()
-    run.handle(event(facts.InstanceLoading(instance=instance("i-2", InstanceState.LOADING))))
+    run.instance("i-2", InstanceState.LOADING)
     run.arrive()
-    assert not rejected(run.handle(failed(instance(state=InstanceState.FAILED), "weights_corrupt")))
+    assert not rejected(run.instance(state=InstanceState.FAILED, code="weights_corrupt"))
 
 
 def test_another_failure_leaves_the_waiters_and_is_told_when_their_time_is_out() -> None:
     run = Run()
     run.arrive()
-    assert not rejected(run.handle(failed(instance(state=InstanceState.FAILED, reason="exit code 9"), "engine_failed")))
+    assert not rejected(run.instance(state=InstanceState.FAILED, reason="exit code 9", code="engine_failed"))
     assert "exit code 9" in run.handle(Tick(), 10.0)[0].message
 
 
 def test_an_engine_lost_before_its_first_byte_is_tried_once_elsewhere() -> None:
     run = Run()
-    run.handle(ready(instance("i-1")))
-    run.handle(ready(instance("i-2")))
+    run.instance("i-1")
+    run.instance("i-2")
     assert dispatched(run.arrive()) == [(1, "i-1")]
     assert dispatched(run.handle(DispatchFailed(1, True, "died"))) == [(1, "i-2")]
     assert rejected(run.handle(DispatchFailed(1, True, "died"))) == [(1, 502, "engine_failed")]
@@ -232,7 +155,7 @@ def test_an_engine_lost_before_its_first_byte_is_tried_once_elsewhere() -> None:
 
 def test_an_engine_that_cannot_be_reached_is_left_alone_for_a_while() -> None:
     run = Run(quarantine_s=1.0)
-    run.handle(ready(instance()))
+    run.instance()
     run.arrive()
     assert isinstance(run.handle(DispatchFailed(1, False, "refused"))[0], Hold)
     assert not dispatched(run.handle(Tick(), 0.5))
@@ -240,25 +163,23 @@ def test_an_engine_that_cannot_be_reached_is_left_alone_for_a_while() -> None:
 
 
 def test_a_request_that_comes_back_waits_before_those_who_came_later() -> None:
-    run = Run()
-    run.handle(ready(instance(max_concurrency=2)))
+    run = warm(max_concurrency=2)
     run.arrive()
     run.arrive()
     run.arrive()
     run.handle(DispatchFailed(2, False, "refused"))
     run.handle(DispatchFailed(1, False, "refused"))
-    assert dispatched(run.handle(ready(instance("i-2", max_concurrency=3)))) == [(1, "i-2"), (2, "i-2"), (3, "i-2")]
+    assert dispatched(run.instance("i-2", max_concurrency=3)) == [(1, "i-2"), (2, "i-2"), (3, "i-2")]
 
 
 def test_eta_is_what_the_last_starts_took_less_what_has_passed() -> None:
     run = Run(model(engine="unheard-of"), default_start_s=7.0)
     assert run.controller.eta_s("m", run.now_s) == 7.0
-    run.handle(ready(instance("i-1", engine="unheard-of", created_at=100.0, ready_at=104.0)))
+    run.instance("i-1", engine="unheard-of", created_at=100.0, ready_at=104.0)
     assert run.controller.eta_s("m", run.now_s) == 0.0
-    run.handle(event(facts.InstanceStopped(instance=instance("i-1", InstanceState.STOPPED, revision=2))))
+    run.instance("i-1", InstanceState.STOPPED, revision=2)
     assert run.controller.eta_s("m", run.now_s) == 4.0
-    loading = instance("i-2", InstanceState.LOADING, created_at=run.now_s - 1.0)
-    run.handle(event(facts.InstanceLoading(instance=loading)))
+    run.instance("i-2", InstanceState.LOADING, created_at=run.now_s - 1.0)
     assert run.controller.eta_s("m", run.now_s) == 3.0
     assert run.controller.eta_s("m", run.now_s + 100) == 0.5
 
@@ -270,11 +191,9 @@ def test_a_retry_after_is_what_the_placer_predicts() -> None:
     run = Run(declared, default_start_s=70.0)
     refused = next(e for e in run.arrive() if isinstance(e, Reject))
     assert refused.retry_after_s == 5.0, "2 s of launch, 20 GB at 10 GB/s, 0.5 s of warm-up, and polls"
-    coming = instance("i-1", InstanceState.STARTING, created_at=run.now_s, predicted_s=11.5)
-    run.handle(event(facts.InstanceStarting(instance=coming)))
+    run.instance("i-1", InstanceState.STARTING, created_at=run.now_s, predicted_s=11.5)
     assert run.controller.eta_s("m", run.now_s + 0.5) == 11.0
-    asleep = instance("i-1", InstanceState.SWAPPED_OUT, revision=2)
-    run.handle(event(facts.InstanceSwappedOut(instance=asleep)))
+    run.instance("i-1", InstanceState.SWAPPED_OUT, revision=2)
     learner, woken = StartTimes(), instance("i-0", engine="emulated", created_at=1.0, ready_at=4.0, start_kind="wake")
     row = learner.learn(woken, run.controller.fleet.models["m"])
     run.controller.restore("start_times", {row.key: row}, run.now_s)
@@ -282,8 +201,7 @@ def test_a_retry_after_is_what_the_placer_predicts() -> None:
 
 
 def test_retry_after_counts_the_queue_before_it() -> None:
-    run = Run(model(max_queue=4, max_concurrency=2))
-    run.handle(ready(instance(max_concurrency=2)))
+    run = warm(model(max_queue=4, max_concurrency=2), max_concurrency=2)
     for _ in range(2):
         run.arrive()
     run.handle(RequestEnded(1, 8.0))
@@ -294,8 +212,7 @@ def test_retry_after_counts_the_queue_before_it() -> None:
 
 
 def test_an_alias_reaches_its_model_and_a_name_wins_over_an_alias() -> None:
-    run = Run(model("m", aliases=("x", "other")), model("other"))
-    run.handle(ready(instance()))
+    run = warm(model("m", aliases=("x", "other")), model("other"))
     assert dispatched(run.arrive("x")) == [(1, "i-1")]
     assert isinstance(run.arrive("other")[0], Hold)
 
@@ -303,14 +220,13 @@ def test_an_alias_reaches_its_model_and_a_name_wins_over_an_alias() -> None:
 def test_an_undeployed_model_answers_those_who_wait() -> None:
     run = Run()
     run.arrive()
-    effects = run.handle(event(facts.ModelUndeployed(model_key="m")))
+    effects = run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     assert rejected(effects) == [(1, 404, "model_not_found")]
     assert rejected(run.arrive()) == [(2, 404, "model_not_found")]
 
 
 def test_a_row_missing_from_the_store_is_dropped_only_after_the_grace() -> None:
-    run = Run()
-    run.handle(ready(instance()))
+    run = warm()
     run.controller.restore("instances", {}, run.now_s)
     assert dispatched(run.arrive())
     run.controller.restore("instances", {}, run.now_s + 16)
@@ -330,15 +246,13 @@ def test_an_emptied_store_takes_no_model_away_but_a_missing_row_does() -> None:
 
 
 def test_a_router_that_stops_takes_nothing_new() -> None:
-    run = Run()
-    run.handle(ready(instance()))
+    run = warm()
     run.handle(DrainStarted())
     assert rejected(run.arrive()) == [(1, 503, "no_capacity")]
 
 
 def test_loads_count_waiting_and_running() -> None:
-    run = Run()
-    run.handle(ready(instance(max_concurrency=1)))
+    run = warm(max_concurrency=1)
     run.arrive()
     run.arrive()
     load = run.controller.loads()["m"]
@@ -347,8 +261,7 @@ def test_loads_count_waiting_and_running() -> None:
 
 
 def test_ends_that_are_told_twice_count_once() -> None:
-    run = Run()
-    run.handle(ready(instance()))
+    run = warm()
     run.arrive()
     run.handle(RequestEnded(1))
     assert run.handle(RequestEnded(1)) == [] and run.handle(ClientLeft(1)) == []
@@ -357,26 +270,24 @@ def test_ends_that_are_told_twice_count_once() -> None:
 
 
 def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
-    run = Run(model(), model("n"))
-    run.handle(ready(instance()))
+    run = warm(model(), model("n"))
     run.arrive()
     run.handle(RequestEnded(1, 2.0))
     run.arrive()
-    run.handle(failed(instance(state=InstanceState.FAILED, revision=2), "engine_failed"))
+    run.instance(state=InstanceState.FAILED, revision=2, code="engine_failed")
     run.handle(DispatchFailed(2, True, "gone"))
-    run.handle(event(facts.ModelUndeployed(model_key="m")))
+    run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.handle(Tick(), 5.0)
     controller = run.controller
     assert controller.loads() == {} and controller.requests == {} and controller.fleet.instances == {}
     assert controller.estimates.service_s == {} and controller.estimates.starts.times.rows == {}
-    assert controller._failures.of("m") is None and controller.balances.quarantine.until == {}
+    assert controller._failures.of("m") is None and controller.balances.quarantined == {}
 
 
 def test_a_request_that_runs_on_after_its_model_left_is_still_counted() -> None:
-    run = Run(model(), model("n"))
-    run.handle(ready(instance()))
+    run = warm(model(), model("n"))
     run.arrive()
-    run.handle(event(facts.ModelUndeployed(model_key="m")))
+    run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.handle(Tick(), 5.0)
     assert run.controller.load("m").num_in_flight == 1
     run.handle(RequestEnded(1, 2.0))
@@ -388,9 +299,9 @@ def test_what_was_missed_once_and_came_back_has_its_whole_grace_again() -> None:
     run = Run(model(), model("n"))
     rows = {"n": model("n")}
     run.controller.restore("models", rows, NOW)
-    run.handle(event(facts.ModelUndeployed(model_key="m")))
+    run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.controller.restore("models", rows, NOW + 5)
-    run.handle(event(facts.ModelDeployed(model=model(revision=5))))
+    run.handle(an_event(facts.ModelDeployed(model=model(revision=5))))
     run.controller.restore("models", rows, NOW + 60)
     assert "m" in run.controller.fleet.models
 
@@ -410,14 +321,13 @@ def test_while_the_bus_stores_nothing_cold_requests_are_refused_at_once_with_the
 
 
 def test_while_the_bus_stores_nothing_warm_requests_and_those_of_a_start_under_way_go_on() -> None:
-    run = Run(model(), model("other"))
-    run.handle(ready(instance()))
-    run.handle(event(facts.InstanceStarting(instance=instance("i-2", InstanceState.STARTING, model_key="other"))))
+    run = warm(model(), model("other"))
+    run.instance("i-2", InstanceState.STARTING, model_key="other")
     run.handle(BusRefuses(FULL))
     assert isinstance(run.arrive()[0], Dispatch)
     assert isinstance(run.arrive("other")[0], Hold)
     assert not rejected(run.handle(Tick(), 8.0)), "the instance may come yet"
-    assert dispatched(run.handle(ready(instance("i-2", model_key="other", revision=2)))) == [(2, "i-2")]
+    assert dispatched(run.instance("i-2", model_key="other", revision=2)) == [(2, "i-2")]
 
 
 def test_who_was_held_already_waits_a_little_for_the_bus_and_is_told_then() -> None:

@@ -1,11 +1,13 @@
 """The router and its balancers: which instance may be chosen, what they learn of tokens, what a load report says of
 what is ahead, and what becomes of requests whose engine is put to sleep."""
 
+from collections import deque
 from typing import Any
 
 import pytest
 
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.router.balance import Peers
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
     Dispatch,
@@ -18,64 +20,50 @@ from glowplug.controllers.router.messages import (
     RequestEnded,
 )
 from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Temperature
 from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events import facts
+from glowplug.fleet.demand import LOAD_STALE_S
 from glowplug.policies.routing.port import BalancerParams
-from tests.fleet_builder import a_model, an_event, an_instance
-
-FACTS: dict[InstanceState, Any] = {
-    InstanceState.STARTING: facts.InstanceStarting,
-    InstanceState.READY: facts.InstanceReady,
-    InstanceState.DRAINING: facts.InstanceDraining,
-    InstanceState.PREWARMED: facts.InstancePrewarmed,
-    InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
-    InstanceState.FAILED: facts.InstanceFailed,
-    InstanceState.STOPPED: facts.InstanceStopped,
-}
+from tests.fleet_builder import a_model, an_event, an_instance, instance_event, load_report
+from tests.router_steps import Run, dispatched
 
 
-class Run:
-    """A controller that looks ahead, with one model."""
+class Ahead(Run):
+    """A router that looks ahead, with one model."""
 
-    def __init__(self, policy: str = "preserve_load_aware", **model: Any) -> None:
-        params = RouterParams(policy=policy, balancer=BalancerParams(tpot_s=1.0, hold_overloaded=True))
-        self.controller = RouterController(params)
-        self.ticket, self.revision, self.now_s = 0, 1, 100.0
-        self.tell(an_event(facts.ModelDeployed(model=a_model(**({"max_concurrency": 256} | model)))))
+    def __init__(self, policy: str = "preserve_load_aware", **fields: Any) -> None:
+        balancer = BalancerParams(tpot_s=1.0, hold_overloaded=True)
+        super().__init__(a_model(**({"max_concurrency": 256} | fields)), policy=policy, balancer=balancer)
+        self.revision = 1
 
-    def tell(self, stimulus: Any) -> list[Any]:
-        return self.controller.handle(stimulus, self.now_s)
-
-    def instance(self, instance_id: str = "i-1", state: InstanceState = InstanceState.READY, **over: Any) -> list[Any]:
+    def instance(self, *given: Any, **fields: Any) -> list[Any]:
+        """Each state is newer than the one before."""
         self.revision += 1
-        code = {"code": over.pop("code", "")} if state is InstanceState.FAILED else {}
-        given: dict[str, Any] = {"url": f"http://{instance_id}", "max_concurrency": 256, "kv_tokens": 1000}
-        made: Instance = an_instance(instance_id, state=state, revision=self.revision, **(given | over))
-        return self.tell(an_event(FACTS[state](instance=made, **code)))
+        return super().instance(
+            *given, **({"max_concurrency": 256, "kv_tokens": 1000, "revision": self.revision} | fields)
+        )
 
-    def arrive(self, prompt: int = 10, expected: int = 10, most: int = 0) -> list[Any]:
-        self.ticket += 1
-        return self.tell(RequestArrived(self.ticket, "m", f"r-{self.ticket}", "", prompt, most, expected))
+    def ask(self, prompt: int = 10, expected: int = 10, most: int = 0) -> list[Any]:
+        return self.arrive("m", prompt, expected, most)
 
 
 def went(effects: list[Any]) -> list[str]:
-    return [e.instance.instance_id for e in effects if isinstance(e, Dispatch)]
+    return [instance_id for _, instance_id in dispatched(effects)]
 
 
-@pytest.mark.parametrize("over", [{"replica": True}, {"part_of": "i-0", "stage": 1}])
+@pytest.mark.parametrize("over", [{"replica": True}, {"part_of": "i-0"}])
 def test_replicas_and_later_stages_are_no_targets(over: dict[str, Any]) -> None:
     """WarmServe section 5, HydraServe section 4: neither is an engine a client reaches."""
-    run = Run()
-    over.pop("stage", None)
+    run = Ahead()
     run.instance(**over)
-    assert isinstance(run.arrive()[0], Hold)
+    assert isinstance(run.ask()[0], Hold)
     assert run.controller.fleet.temperature("m") is Temperature.COLD
 
 
 def test_a_replica_makes_a_model_warm_and_no_start_of_its_own() -> None:
-    run = Run()
+    run = Ahead()
     run.instance(state=InstanceState.STARTING, replica=True)
     assert not run.controller.fleet.coming("m")
     run.instance(state=InstanceState.PREWARMED, replica=True)
@@ -83,147 +71,145 @@ def test_a_replica_makes_a_model_warm_and_no_start_of_its_own() -> None:
 
 
 def test_a_replica_that_fails_turns_nobody_away() -> None:
-    run = Run()
-    run.arrive()
+    run = Ahead()
+    run.ask()
     effects = run.instance(state=InstanceState.FAILED, replica=True, code="no_space")
     assert not [e for e in effects if isinstance(e, Reject)]
-    assert isinstance(run.arrive()[0], Hold)
+    assert isinstance(run.ask()[0], Hold)
 
 
 def test_what_a_pipeline_runs_is_called_back_when_a_node_of_it_leaves() -> None:
-    run = Run()
+    run = Ahead()
     run.instance("i-1", num_stages=2)
     run.instance("i-1.1", part_of="i-1")
-    run.arrive()
+    run.ask()
     effects = run.instance("i-1.1", InstanceState.FAILED, part_of="i-1", code="node_left")
     assert effects == [Recall(1, "a stage of the instance failed")]
 
 
 def test_a_consolidated_instance_needs_no_other_node() -> None:
     """HydraServe section 6: once one worker runs all of it, the others may go."""
-    run = Run()
+    run = Ahead()
     run.instance("i-1", num_stages=2)
-    run.arrive()
+    run.ask()
     run.instance("i-1", num_stages=1)
     assert run.instance("i-1.1", InstanceState.FAILED, part_of="i-1", code="node_left") == []
 
 
 def test_a_consolidated_instance_takes_no_more_than_it_says() -> None:
-    run = Run()
+    run = Ahead()
     run.instance("i-1", num_stages=4, max_concurrency=4)
     for _ in range(3):
-        assert went(run.arrive())
+        assert went(run.ask())
     run.instance("i-1", num_stages=1, max_concurrency=2)
-    assert isinstance(run.arrive()[0], Hold)
-    assert not went(run.tell(RequestEnded(1, 1.0)))
-    assert went(run.tell(RequestEnded(2, 1.0))) == ["i-1"]
+    assert isinstance(run.ask()[0], Hold)
+    assert not went(run.handle(RequestEnded(1, 1.0)))
+    assert went(run.handle(RequestEnded(2, 1.0))) == ["i-1"]
 
 
 def test_a_load_report_says_what_is_ahead() -> None:
     """PreServe section 4.3.2: the scaler asks the anticipators of the instances."""
-    run = Run()
+    run = Ahead()
     run.instance("i-1")
     run.instance("i-2")
-    run.arrive(800, 150)
-    run.tell(FirstToken(1))
+    run.ask(800, 150)
+    run.handle(FirstToken(1))
     load = run.controller.loads()["m"]
     busy, calm = load.outlook_by_instance["i-1"], load.outlook_by_instance["i-2"]
     assert (busy.queued_tokens, busy.current_tokens) == (0, 150) and busy.peak_ratio == pytest.approx(0.899)
     assert (calm.queued_tokens, calm.current_tokens, calm.peak_ratio) == (0, 0, 0)
-    run.now_s += 50.0
-    run.tell(Tick())
+    run.handle(Tick(), 50.0)
     assert run.controller.loads()["m"].outlook_by_instance["i-1"].current_tokens == 100
 
 
 def test_a_policy_that_only_counts_reports_nothing_ahead() -> None:
-    run = Run("least_loaded")
+    run = Ahead("least_loaded")
     run.instance()
-    run.arrive()
+    run.ask()
     assert run.controller.loads()["m"].outlook_by_instance == {}
     assert not run.controller.tracks_tokens
 
 
 def test_the_overloaded_hold_and_go_on_in_order() -> None:
     """PreServe section 4.3.3: queued while all are overloaded, aborted when the queue is full."""
-    run = Run(max_queue=2)
+    run = Ahead(max_queue=2)
     run.instance()
-    assert went(run.arrive(900, 300))
-    [held] = [e for e in run.arrive() if isinstance(e, Hold)]
+    assert went(run.ask(900, 300))
+    [held] = [e for e in run.ask() if isinstance(e, Hold)]
     assert held.eta_s > 0, "free slots are no room"
-    assert isinstance(run.arrive()[0], Hold)
-    [refused] = [e for e in run.arrive() if isinstance(e, Reject)]
+    assert isinstance(run.ask()[0], Hold)
+    [refused] = [e for e in run.ask() if isinstance(e, Reject)]
     assert (refused.status, refused.code) == (429, "queue_full")
-    assert went(run.tell(RequestEnded(1, 5.0, 50))) == ["i-1", "i-1"]
+    assert went(run.handle(RequestEnded(1, 5.0, 50))) == ["i-1", "i-1"]
 
 
 def test_a_true_length_wins_over_what_earlier_answers_tell() -> None:
-    run = Run()
+    run = Ahead()
     run.instance(kv_tokens=100_000)
     for _ in range(20):
-        run.arrive(10, 0)
-        run.tell(FirstToken(run.ticket))
-        run.tell(RequestEnded(run.ticket, 1.0, 40))
-    run.arrive(10, 0)
+        run.ask(10, 0)
+        run.handle(FirstToken(run.ticket))
+        run.handle(RequestEnded(run.ticket, 1.0, 40))
+    run.ask(10, 0)
     assert run.controller.requests[run.ticket].expected_tokens == 40
-    run.arrive(10, 0, most=16)
+    run.ask(10, 0, most=16)
     assert run.controller.requests[run.ticket].expected_tokens == 16
-    run.arrive(10, 700, most=16)
+    run.ask(10, 700, most=16)
     assert run.controller.requests[run.ticket].expected_tokens == 700
 
 
 def test_answers_that_broke_off_teach_nothing() -> None:
-    run = Run()
+    run = Ahead()
     run.instance(kv_tokens=100_000)
     default = run.controller.balances.expect("m", 10, 0)
     for _ in range(20):
-        run.arrive(10, 0)
-        run.tell(RequestEnded(run.ticket, 0.0, 3))
+        run.ask(10, 0)
+        run.handle(RequestEnded(run.ticket, 0.0, 3))
     assert run.controller.balances.expect("m", 10, 0) == default
 
 
 def test_one_that_cannot_be_reached_is_no_target_until_its_time_is_over() -> None:
-    run = Run()
+    run = Ahead()
     run.instance("i-1")
     run.instance("i-2")
-    assert went(run.arrive()) == ["i-1"]
-    assert went(run.tell(DispatchFailed(1, False, "refused"))) == ["i-2"]
+    assert went(run.ask()) == ["i-1"]
+    assert went(run.handle(DispatchFailed(1, False, "refused"))) == ["i-2"]
     for _ in range(3):
-        assert went(run.arrive()) == ["i-2"]
+        assert went(run.ask()) == ["i-2"]
     run.now_s += 1.1
-    assert went(run.arrive()) == ["i-1"]
+    assert went(run.ask()) == ["i-1"]
 
 
 def test_nothing_is_kept_of_a_model_that_is_no_more() -> None:
-    run = Run()
+    run = Ahead()
     run.instance()
-    run.arrive(10, 0)
-    run.tell(RequestEnded(1, 1.0, 5))
+    run.ask(10, 0)
+    run.handle(RequestEnded(1, 1.0, 5))
     assert run.controller.balances.of("m") is not None
-    run.tell(an_event(facts.ModelUndeployed(model_key="m")))
+    run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.instance(state=InstanceState.STOPPED)
-    run.tell(Tick())
+    run.handle(Tick())
     balances = run.controller.balances
     assert balances.of("m") is None and not balances.in_flight and not balances._lengths
 
 
 def test_another_routers_tokens_turn_a_request_elsewhere() -> None:
-    run = Run()
+    run = Ahead()
     run.instance("i-1")
     run.instance("i-2")
     ahead = {"i-1": Outlook(peak_ratio=0.5, over_share=0.0, queued_tokens=400, current_tokens=50)}
     load = ModelLoad(num_in_flight=2, in_flight_by_instance={"i-1": 2}, outlook_by_instance=ahead)
-    run.tell(an_event(facts.RouterLoadReported(router_id="router-2", loads={"m": load})))
-    assert went(run.arrive()) == ["i-2"] and went(run.arrive()) == ["i-2"]
-    run.now_s += 10.0  # silent for longer than a router is
-    run.tell(Tick())
-    assert went(run.arrive()) == ["i-1"]
+    run.handle(an_event(facts.RouterLoadReported(router_id="router-2", loads={"m": load})))
+    assert went(run.ask()) == ["i-2"] and went(run.ask()) == ["i-2"]
+    run.handle(Tick(), 10.0)  # silent for longer than a router is
+    assert went(run.ask()) == ["i-1"]
 
 
 def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> None:
     """PreServe's M of smol-chat is 6,144 tokens; max_concurrency * context_tokens would be 8,192."""
-    run = Run(max_concurrency=4, context_tokens=2048)
+    run = Ahead(max_concurrency=4, context_tokens=2048)
     run.instance(max_concurrency=3, kv_tokens=6144)
-    run.arrive(prompt=3072, expected=1)
+    run.ask(prompt=3072, expected=1)
     load = run.controller.load("m")
     assert load.outlook_by_instance["i-1"].peak_ratio == pytest.approx(3072 / 6144, rel=0.01)
     assert load.slots_per_instance == 3
@@ -231,17 +217,110 @@ def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> Non
 
 @pytest.mark.parametrize("state", [InstanceState.SWAPPED_OUT, InstanceState.PREWARMED])
 def test_what_an_engine_has_that_is_put_to_sleep_is_called_back_and_goes_elsewhere(state: InstanceState) -> None:
-    run = Run()
+    run = Ahead()
     run.instance("i-1")
-    assert isinstance(run.arrive()[0], Dispatch)
+    assert isinstance(run.ask()[0], Dispatch)
     run.instance("i-1", InstanceState.DRAINING)
     run.instance("i-2")
     assert run.instance("i-1", state, reason="asleep in host memory") == [Recall(1, "asleep in host memory", True)]
-    assert went(run.tell(DispatchFailed(1, False, "asleep in host memory"))) == ["i-2"]
+    assert went(run.handle(DispatchFailed(1, False, "asleep in host memory"))) == ["i-2"]
 
 
 def test_an_engine_that_drains_keeps_what_it_has() -> None:
-    run = Run()
+    run = Ahead()
     run.instance("i-1")
-    run.arrive()
+    run.ask()
     assert run.instance("i-1", InstanceState.DRAINING) == []
+
+
+# Two routers at one engine: together they fill it once, and neither keeps the other waiting for ever.
+
+STEP_S, REPORT_S, SERVICE_S = 0.05, 0.2, 0.5
+
+
+class Pair:
+    """Routers in virtual time with one engine that takes `room` at once; reports every REPORT_S, late by that much."""
+
+    def __init__(self, room: int, num: int = 2) -> None:
+        self.now, self.room, self.tickets = 0.0, room, 0
+        self.routers = [RouterController(RouterParams(router_id=f"router-{k}")) for k in range(num)]
+        self.running: deque[tuple[float, int, int]] = deque()  # ends at, router, ticket
+        self.served = [0] * num
+        self.most = 0
+        model = a_model(max_queue=1000, max_wait_s=1e9)
+        instance = an_instance(max_concurrency=room, url="http://engine")
+        for router in self.routers:
+            router.handle(an_event(facts.ModelDeployed(model=model)), 0.0)
+            router.handle(instance_event(instance), 0.0)
+
+    def do(self, k: int, stimulus: object) -> None:
+        for effect in self.routers[k].handle(stimulus, self.now):
+            if isinstance(effect, Dispatch):
+                self.running.append((self.now + SERVICE_S, k, effect.ticket))
+
+    def arrive(self, k: int) -> None:
+        self.tickets += 1
+        self.do(k, RequestArrived(self.tickets, "m", f"r-{self.tickets}"))
+
+    def step(self) -> None:
+        self.now = round(self.now + STEP_S, 6)
+        while self.running and self.running[0][0] <= self.now:
+            _, k, ticket = self.running.popleft()
+            self.served[k] += 1
+            self.do(k, RequestEnded(ticket, SERVICE_S))
+        if round(self.now / STEP_S) % round(REPORT_S / STEP_S) == 0:
+            reports = [facts.RouterLoadReported(router_id=r.params.router_id, loads=r.loads()) for r in self.routers]
+            for k in range(len(self.routers)):
+                for report in reports:
+                    self.do(k, an_event(report))
+                self.do(k, Tick())
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_a_backlog_everywhere_fills_the_engine_once_and_is_shared(num: int) -> None:
+    pair = Pair(room=12, num=num)
+    for k in range(num):
+        for _ in range(400):
+            pair.arrive(k)
+    for _ in range(40):
+        pair.step()  # who came first gives way to the others' shares
+    most = 0
+    for _ in range(100):
+        pair.step()
+        most = max(most, len(pair.running))
+    assert most <= 12, "together they run what it takes at once"
+    assert min(pair.served) > 0.5 * max(pair.served), pair.served
+
+
+def test_a_router_alone_with_load_has_the_whole_engine() -> None:
+    pair = Pair(room=8)
+    for _ in range(100):
+        pair.arrive(0)
+    for _ in range(20):
+        pair.step()
+    assert len(pair.running) == 8
+
+
+def test_one_request_of_a_quiet_router_is_not_kept_waiting_by_anothers_backlog() -> None:
+    pair = Pair(room=8)
+    for _ in range(500):
+        pair.arrive(0)
+    for _ in range(20):
+        pair.step()
+    pair.arrive(1)
+    for _ in range(round(2 * (REPORT_S + SERVICE_S) / STEP_S)):
+        pair.step()
+    assert pair.served[1] == 1
+
+
+def test_what_a_silent_router_ran_counts_no_more() -> None:
+    peers = Peers("router-1")
+    full = ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4})
+    assert peers.take(load_report("router-2", m=full).data, 0.0)
+    assert not peers.take(load_report("router-1", m=full).data, 0.0), "our own"
+    assert peers.seen("m", "i-1", 2, 4) == 6
+    assert peers.seen("m", "i-1", 1, 4) == 3, "our share of two is not used up: it is not full to us"
+    peers.expire(LOAD_STALE_S)
+    assert peers.seen("m", "i-1", 2, 4) == 6
+    peers.expire(LOAD_STALE_S + 0.1)
+    assert peers.seen("m", "i-1", 2, 4) == 2

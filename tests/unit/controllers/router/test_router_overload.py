@@ -3,7 +3,7 @@
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router.messages import HeadDue, Hold, Reject, RequestEnded
 from glowplug.domain.instance import InstanceState
-from tests.unit.controllers.router.test_router import Run, dispatched, instance, model, ready, rejected
+from tests.router_steps import Run, dispatched, model, rejected
 
 LATE = 429, "wait_too_long"
 
@@ -11,7 +11,7 @@ LATE = 429, "wait_too_long"
 def measured(*models, took_s=4.0, **params) -> Run:
     """A router that has seen five answers of `m`, each of `took_s`; its one instance takes two at once."""
     run = Run(*(models or (model(max_queue=1000),)), late_ratio=1.0, **params)
-    run.handle(ready(instance()))
+    run.instance()
     for _ in range(5):
         run.arrive()
         run.handle(RequestEnded(run.ticket, took_s))
@@ -45,7 +45,7 @@ def test_each_refused_request_is_told_to_come_after_those_that_were_refused_befo
 
 def test_on_a_guess_nobody_is_refused():
     run = Run(model(max_queue=1000), late_ratio=1.0)
-    run.handle(ready(instance()))
+    run.instance()
     assert rejected(fill(run, 200)) == []
     assert rejected(run.handle(HeadDue(150), 2.0)) == [], "there is memory: it may grow, and nothing was measured"
     off = measured()
@@ -88,11 +88,11 @@ def short_of_memory(num_other=40, **params) -> Run:
     models = [model(key, max_queue=1000, max_wait_s=60.0) for key in "ab"]
     run = Run(*models, late_ratio=1.0, **params)
     for key in "ab":
-        run.handle(ready(instance(f"i-{key}", model_key=key)))
+        run.instance(f"i-{key}", model_key=key)
         for _ in range(5):
             run.arrive(key)
             run.handle(RequestEnded(run.ticket, 4.0))
-    run.handle(ready(instance("i-b", InstanceState.STOPPED, model_key="b", revision=2)))
+    run.instance("i-b", InstanceState.STOPPED, model_key="b", revision=2)
     fill(run, 2 + num_other, "a")
     fill(run, 1, "b")
     run.handle(Tick(), 1.0)
@@ -110,7 +110,7 @@ def test_while_memory_is_short_a_queue_has_only_its_share_of_it():
 
 def test_a_stream_at_its_last_chance_is_refused_on_a_guess_while_memory_is_short():
     run = Run(*(model(key, max_queue=1000) for key in "ab"), late_ratio=1.0)
-    run.handle(ready(instance("i-a", model_key="a")))
+    run.instance("i-a", model_key="a")
     fill(run, 2 + 10, "a")
     effects = fill(run, 40, "b")
     assert rejected(effects) == []
@@ -126,10 +126,10 @@ def test_the_pace_of_all_is_measured_while_memory_is_short_and_kept_for_the_next
     for _ in range(160):
         run.handle(Tick(), 0.25)
     assert overload.pace < 0.2, "nothing was dispatched for 40 s"
-    run.handle(ready(instance("i-b", model_key="b", revision=3)))
+    run.instance("i-b", model_key="b", revision=3)
     run.handle(Tick(), 0.25)
     assert not overload.is_short
-    run.handle(ready(instance("i-b", InstanceState.STOPPED, model_key="b", revision=4)))
+    run.instance("i-b", InstanceState.STOPPED, model_key="b", revision=4)
     fill(run, 1, "b")
     run.handle(Tick(), 1.0)
     assert overload.is_short and 0.2 < overload.pace < 0.4, "the best it had been once it had been measured"
