@@ -229,7 +229,14 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
 def engine_kind(driver: EngineDriver, gpu_kind: str) -> EngineKind:
     """What the controller knows of an engine that can start, on GPUs of that kind."""
     abilities = frozenset(driver.abilities(gpu_kind))
-    return EngineKind(name=driver.name, emulated=driver.capabilities.emulated, abilities=abilities)
+    known = driver.capabilities
+    return EngineKind(
+        name=driver.name,
+        emulated=known.emulated,
+        abilities=abilities,
+        maps_weights=known.maps_weights,
+        asleep_bytes=known.asleep_bytes,
+    )
 
 
 def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:

@@ -275,7 +275,9 @@ class Accounts:
 
     def _node(self, node: Node, now_s: float) -> None:
         used = sum(bool(gpu.grants) for gpu in node.gpus)
-        serving = sum(any(g.owner is not GrantOwner.PREWARM for g in gpu.grants) for gpu in node.gpus)
+        serving = sum(
+            any(g.owner not in (GrantOwner.PREWARM, GrantOwner.SLEEPER) for g in gpu.grants) for gpu in node.gpus
+        )
         before = self._of_node.get(node.node_id, (0, 0))
         if (used, serving) != before:
             self._of_node[node.node_id] = (used, serving)

@@ -77,6 +77,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         num_stages=max(1, command.num_stages),
         gpu_kind=next((gpu.kind for gpu in transaction.ledger.gpus if gpu.gpu_id in mine), ""),
         predicted_s=command.predicted_s,
+        maps_weights=bool(kind and kind.maps_weights),
     )
     return Holding(
         state=State.STARTING,
@@ -126,7 +127,8 @@ def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
     if _engine_of(holding.model) != _engine_of(command.model):
         return None
     places = {w.gpu_id for w in holding.own_workers}, {w.gpu_id for w in command.workers}
-    return holding if holding.state is State.SWAPPED_OUT or places[0] == places[1] else None
+    may_move = holding.state is State.SWAPPED_OUT and holding.instance.gpu_kind != "cuda"  # a process keeps its device
+    return holding if may_move or places[0] == places[1] else None
 
 
 def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:

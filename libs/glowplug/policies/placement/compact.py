@@ -80,4 +80,4 @@ def _groups(cleared: Sequence[Clearing | None], num: int) -> list[list[Clearing]
 
 
 def _serves(grants: Iterable[Grant]) -> bool:
-    return any(grant.owner is not GrantOwner.PREWARM for grant in grants)
+    return any(grant.owner not in (GrantOwner.PREWARM, GrantOwner.SLEEPER) for grant in grants)
