@@ -178,7 +178,7 @@ def of(kind: type[T], effects: list[Effect]) -> list[T]:
     return [e for e in effects if isinstance(e, kind)]
 
 
-def told(effects: list[Effect]) -> list[str]:
+def facts(effects: list[Effect]) -> list[str]:
     """Types of the instance facts among `effects`."""
     return [e.payload.TYPE for e in of(Publish, effects) if e.payload.TYPE.startswith("instance.")]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from glowplug.controllers.effects import Publish
+from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.controller import RouterController
-from glowplug.controllers.router.messages import Dispatch, Reject, RequestArrived
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
@@ -44,7 +44,7 @@ class Run:
 
     def arrive(self, name: str = "m", prompt: int = 0, expected: int = 0, most: int = 0) -> list[Any]:
         self.ticket += 1
-        return self.handle(RequestArrived(self.ticket, name, f"r-{self.ticket}", "", prompt, most, expected))
+        return self.handle(msg.RequestArrived(self.ticket, name, f"r-{self.ticket}", "", prompt, most, expected))
 
 
 def warm(*models: Model, **fields: Any) -> Run:
@@ -55,11 +55,11 @@ def warm(*models: Model, **fields: Any) -> Run:
 
 
 def dispatched(effects: list[Any]) -> list[tuple[int, str]]:
-    return [(e.ticket, e.instance.instance_id) for e in effects if isinstance(e, Dispatch)]
+    return [(e.ticket, e.instance.instance_id) for e in effects if isinstance(e, msg.Dispatch)]
 
 
 def rejected(effects: list[Any]) -> list[tuple[int, int, str]]:
-    return [(e.ticket, e.status, e.code) for e in effects if isinstance(e, Reject)]
+    return [(e.ticket, e.status, e.code) for e in effects if isinstance(e, msg.Reject)]
 
 
 def published(effects: list[Any], kind: type) -> list[Any]:

@@ -11,14 +11,16 @@ import httpx
 WAIT_S = 30.0
 
 
-async def until(look: Callable[[], Any], what: str = "what was waited for", within_s: float = WAIT_S) -> Any:
+async def until(
+    look: Callable[[], Any], what: str = "what was waited for", within_s: float = WAIT_S, every_s: float = 0.01
+) -> Any:
     """The first true answer of `look`, a function or a coroutine function. AssertionError names `what`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         found = look()
         if found := await found if inspect.isawaitable(found) else found:
             return found
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every_s)
     raise AssertionError(f"not within {within_s:g} s: {what}")
 
 

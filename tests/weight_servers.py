@@ -58,14 +58,11 @@ class WeightServer:
         with self._lock:
             self.requests.append(asked)
             status = self.statuses.pop(0) if self.statuses else 0
-        if self.moved and handler.path != self.moved:
-            handler.send_response(302)
-            handler.send_header("Location", self.moved)
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
-            return
-        if status:
-            handler.send_response(status)
+        is_moved = bool(self.moved) and handler.path != self.moved
+        if is_moved or status:
+            handler.send_response(302 if is_moved else status)
+            if is_moved:
+                handler.send_header("Location", self.moved)
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
@@ -84,9 +81,8 @@ class WeightServer:
         else:
             handler.send_header("Connection", "close")
         handler.end_headers()
-        self._send(
-            handler, self.data[first:last] + (b"" if self.length_told else self.extra), is_probe=last - first <= 1
-        )
+        body = self.data[first:last] + (b"" if self.length_told else self.extra)
+        self._send(handler, body, is_probe=last - first <= 1)
 
     def _send(self, handler: BaseHTTPRequestHandler, body: bytes, *, is_probe: bool) -> None:
         with self._lock:

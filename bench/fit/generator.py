@@ -1,6 +1,6 @@
 """Fit the workload generator to the public traces and write its constants.
 
-    python bench/fit/generator.py > libs/glowplug/simulator/workload/generator_fitted.py
+    python bench/fit/generator.py > libs/glowplug/simulator/workload/generator_fitted.toml
 
 Reads GLOWPLUG_DATA (default ../shared/data), needs numpy (the `dev` extra). Deterministic: the same files give the same
 constants.
@@ -166,39 +166,35 @@ def rounded(values: object, digits: int) -> list[float]:
 
 
 def literal(value: object) -> str:
-    """A value as Python writes it: of lists one a line, of many numbers twelve a line."""
+    """A value as TOML has it: of lists one a line, of many numbers twelve a line."""
     if not isinstance(value, list):
         return repr(value)
     items, each = [literal(v) for v in value], 1 if isinstance(value[0], list) else 12
     if each > 1 and len(items) <= each:
-        return f"({', '.join(items)})"
-    lines = (f"        {', '.join(items[at : at + each])},\n" for at in range(0, len(items), each))
-    return f"(\n{''.join(lines)}    )"
+        return f"[{', '.join(items)}]"
+    lines = (f"    {', '.join(items[at : at + each])},\n" for at in range(0, len(items), each))
+    return f"[\n{''.join(lines)}]"
 
 
-HEADER = '''"""What the generator was fitted to. Written by bench/fit/generator.py: change that script, not this file.
-
-Sources: Azure LLM inference trace 2024 (10 s counts of five days; CC-BY 4.0, DynamoLLM, HPCA 2025) for the cycles; its
-2023 trace (40 minutes of requests; CC-BY 4.0, Splitwise, ISCA 2024) for lengths and gaps; ServeGen (320 clients, 10
-days; Apache-2.0) for fleets. Rates are shares of a mean, lengths natural logarithms of tokens.
+HEADER = """\
+# What the generator was fitted to. Written by bench/fit/generator.py: change that script, not this file.
+#
+# Sources: Azure LLM inference trace 2024 (10 s counts of five days; CC-BY 4.0, DynamoLLM, HPCA 2025) for the cycles;
+# its 2023 trace (40 minutes of requests; CC-BY 4.0, Splitwise, ISCA 2024) for lengths and gaps; ServeGen (320 clients,
+# 10 days; Apache-2.0) for fleets. Rates are shares of a mean, lengths natural logarithms of tokens.
 """
-
-from typing import Final
-
-from glowplug.simulator.workload.generator_shapes import Cycle, TenantLengths, Tenants
-'''
 
 
 def main() -> None:
+    tables = {
+        "conversation": profile("conv") | mixture("conv"),
+        "code": profile("code") | mixture("code"),
+        "tenants": tenants(),
+        "tenant_lengths": tenant_lengths(),
+    }
     out = [HEADER]
-    for name, kind, fields in (
-        ("CONVERSATION", "Cycle", profile("conv") | mixture("conv")),
-        ("CODE", "Cycle", profile("code") | mixture("code")),
-        ("TENANTS", "Tenants", tenants()),
-        ("TENANT_LENGTHS", "TenantLengths", tenant_lengths()),
-    ):
-        lines = "".join(f"    {k}={literal(v)},\n" for k, v in fields.items())
-        out.append(f"\n{name}: Final = {kind}(\n{lines})  # fmt: skip\n")
+    for name, fields in tables.items():
+        out.append(f"\n[{name}]\n" + "".join(f"{key} = {literal(value)}\n" for key, value in fields.items()))
     sys.stdout.write("".join(out))
 
 

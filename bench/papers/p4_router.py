@@ -9,7 +9,7 @@ from bench.papers.data import lengths
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from glowplug.domain.snapshot import Target
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_balancer import preserve_load_aware
+from glowplug.policies.routing.preserve_load_aware import preserve_load_aware
 
 KV_TOKENS = 44_000  # per instance
 IN_FLIGHT, CROWDED = 16, 32  # requests on each: half of the KV cache, and more than T_mem of it

@@ -99,7 +99,7 @@ HIGH = """
     `proactive` has the same mu and forecasts alone, and does as well (peak {proactive}); on the coding service its
     peak is {on_code} against PreServe's {code}, which sees within the window what the forecast missed. `reactive`
     counts free slots, not KV cache, and with 256 slots an instance it starts too late. Two departures of the scaler
-    matter (`preserve_scaler.py`): no window takes instances away while one is too full, and calm takes away none
+    matter (`scaling/preserve.py`): no window takes instances away while one is too full, and calm takes away none
     that the forecast asks for. A mu that is learned on the way (`mu learned`) rises with every lucky window: fewer
     instances, a peak of {learned}.
 """

@@ -199,10 +199,7 @@ def _share(spread: Spread, form: str = ".1%") -> str:
 
 SCENARIOS = tuple(f"scenarios/{name}.yaml" for name in sorted({w.scenario for w in WORKLOADS.values()}))
 MODULES = ("u_union", "u_workloads", "u_systems", "w_warm", "w_mux", "h_load", "h_starts", "p_preserve")
-UNION_CODE = tuple(
-    f"libs/glowplug/policies/{name}.py"
-    for name in ("placement/union", "placement/compact", "prewarming/union", "scaling/union")
-)
+UNION_CODE = tuple(f"libs/glowplug/policies/{kind}/union.py" for kind in ("placement", "prewarming", "scaling"))
 
 EXPERIMENT = Experiment(
     id="U",

@@ -10,22 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from glowplug.controllers.prefetcher.messages import (
-    CANCELLED,
-    DropRegion,
-    FetchEnded,
-    FetchProgressed,
-    FetchSized,
-    GrantRoom,
-    MarkFailed,
-    NameRegion,
-    RaiseUrgency,
-    RegionChanged,
-    RegionLost,
-    StartFetch,
-    StopFetch,
-    UseRegion,
-)
+from glowplug.controllers.prefetcher import messages as msg
 from glowplug.domain.errors import ChecksumMismatch, GlowplugError, NoSpace, WeightsUnavailable
 from glowplug.domain.hardware import Link
 from glowplug.events.envelope import Event
@@ -48,10 +33,10 @@ _WORTHLESS = (NoSpace.code, ChecksumMismatch.code)  # what landed is given back
 
 @dataclass
 class _Running:
-    effect: StartFetch
+    effect: msg.StartFetch
     task: asyncio.Task[None] | None = None
     fetch: Fetch | None = None
-    room: "asyncio.Future[int] | None" = None
+    granted: "asyncio.Future[int] | None" = None
     urgency: int = 0
     reported: int = -1
     stopping: bool = False
@@ -83,20 +68,20 @@ class Fetcher:
 
     def executors(self) -> dict[type[Any], Executor]:
         return {
-            StartFetch: self._start,
-            GrantRoom: self._grant,
-            RaiseUrgency: self._raise,
-            StopFetch: self._stop,
-            UseRegion: self._use,
-            NameRegion: self._name,
-            MarkFailed: self._mark_failed,
-            DropRegion: self._drop,
+            msg.StartFetch: self._start,
+            msg.GrantRoom: self._grant,
+            msg.RaiseUrgency: self._raise,
+            msg.StopFetch: self._stop,
+            msg.UseRegion: self._use,
+            msg.NameRegion: self._name,
+            msg.MarkFailed: self._mark_failed,
+            msg.DropRegion: self._drop,
         }
 
     def region(self, digest: str) -> Region:
         return Region.at(self.shm_dir, self.node_id, digest)
 
-    async def _start(self, effect: StartFetch, _: Event | None) -> None:
+    async def _start(self, effect: msg.StartFetch, _: Event | None) -> None:
         self._metrics.misses.inc()
         running = _Running(effect, urgency=effect.urgency)
         self._running[effect.digest] = running
@@ -109,16 +94,15 @@ class Fetcher:
         try:
             source = open_source(effect.weights.uri, self._source_options)
             scheme = source.scheme
-            running.fetch = self._fetch(running, source)
-            landed = await running.fetch.run()
-            has_all = landed.info is not None
-            end = FetchEnded(
-                digest=effect.digest, num_bytes=landed.num_bytes, whole=has_all, seconds=landed.seconds, source=scheme
+            fetch = running.fetch = self._fetch(running, source)
+            whole = await fetch.run() is not None
+            end = msg.FetchEnded(
+                digest=effect.digest, num_bytes=fetch.num_bytes, whole=whole, seconds=fetch.seconds, source=scheme
             )
         except asyncio.CancelledError:
             if not running.stopping:
                 raise  # the process stops: what landed is resumed by the next one
-            end = await self._failed(running, CANCELLED, "stopped")
+            end = await self._failed(running, msg.CANCELLED, "stopped")
         except GlowplugError as error:
             end = await self._failed(running, error.code, error.message)
         except Exception as error:
@@ -137,9 +121,9 @@ class Fetcher:
         effect = running.effect
 
         async def on_sized(num_bytes: int) -> int:
-            running.room = asyncio.get_running_loop().create_future()
-            await self._put(FetchSized(effect.digest, num_bytes))
-            return await running.room
+            running.granted = asyncio.get_running_loop().create_future()
+            await self._put(msg.FetchSized(effect.digest, num_bytes))
+            return await running.granted
 
         return Fetch(
             effect.weights,
@@ -154,15 +138,15 @@ class Fetcher:
             last_byte=effect.last_byte,
         )
 
-    async def _failed(self, running: _Running, code: str, message: str) -> FetchEnded:
+    async def _failed(self, running: _Running, code: str, message: str) -> msg.FetchEnded:
         """Decide what of the bytes is worth keeping for the next try."""
         fetch = running.fetch
         kept = fetch.num_bytes if fetch and fetch.num_bytes_landed and code not in _WORTHLESS else 0
         if not kept:
             await asyncio.to_thread(self.region(running.effect.digest).clear_bytes)
-        return FetchEnded(digest=running.effect.digest, num_bytes=kept, code=code, message=message)
+        return msg.FetchEnded(digest=running.effect.digest, num_bytes=kept, code=code, message=message)
 
-    def _observe(self, running: _Running, end: FetchEnded, scheme: str) -> None:
+    def _observe(self, running: _Running, end: msg.FetchEnded, scheme: str) -> None:
         effect, fetch, now_s = running.effect, running.fetch, time.time()
         if scheme and fetch:
             self._metrics.fetched_bytes(scheme).inc(fetch.num_bytes_fetched)
@@ -193,18 +177,18 @@ class Fetcher:
                 error=f"{end.code}: {end.message}" if end.code else "",
             )
 
-    async def _grant(self, effect: GrantRoom, _: Event | None) -> None:
+    async def _grant(self, effect: msg.GrantRoom, _: Event | None) -> None:
         running = self._running.get(effect.digest)
-        if running and running.room and not running.room.done():
-            running.room.set_result(effect.max_bytes)
+        if running and running.granted and not running.granted.done():
+            running.granted.set_result(effect.max_bytes)
 
-    async def _raise(self, effect: RaiseUrgency, _: Event | None) -> None:
+    async def _raise(self, effect: msg.RaiseUrgency, _: Event | None) -> None:
         if (running := self._running.get(effect.digest)) is not None:
             running.urgency = effect.urgency
             if running.fetch:
                 running.fetch.priority = effect.urgency
 
-    async def _stop(self, effect: StopFetch, _: Event | None) -> None:
+    async def _stop(self, effect: msg.StopFetch, _: Event | None) -> None:
         """Returns when the task has let go of the region's files, so that they may be removed next."""
         running = self._running.get(effect.digest)
         if running and running.task and not running.task.done():
@@ -212,11 +196,11 @@ class Fetcher:
             running.task.cancel()
             await asyncio.wait([running.task])
 
-    async def _use(self, effect: UseRegion, _: Event | None) -> None:
+    async def _use(self, effect: msg.UseRegion, _: Event | None) -> None:
         region = self.region(effect.digest)
         if not is_whole(region):
             await asyncio.to_thread(region.remove)
-            await self._put(RegionLost(effect.digest, effect.want))
+            await self._put(msg.RegionLost(effect.digest, effect.want))
             return
         self._metrics.hits.inc()
         region.touch(time.time())
@@ -224,10 +208,10 @@ class Fetcher:
         if not effect.want.weights.sha256:
             self._checks.spawn(region, effect.want.weights.uri)
 
-    async def _name(self, effect: NameRegion, _: Event | None) -> None:
+    async def _name(self, effect: msg.NameRegion, _: Event | None) -> None:
         self.region(effect.digest).add_model_key(effect.model_key)
 
-    async def _mark_failed(self, effect: MarkFailed, _: Event | None) -> None:
+    async def _mark_failed(self, effect: msg.MarkFailed, _: Event | None) -> None:
         region = self.region(effect.digest)
         if not effect.keep:
             await asyncio.to_thread(region.clear_bytes)
@@ -236,7 +220,7 @@ class Fetcher:
         except OSError as error:
             log.error("cannot write down that %s failed (%s): %s", effect.digest[:12], effect.message, error)
 
-    async def _drop(self, effect: DropRegion, _: Event | None) -> None:
+    async def _drop(self, effect: msg.DropRegion, _: Event | None) -> None:
         if effect.evicted:
             self._metrics.evictions.inc()
         await asyncio.to_thread(self.region(effect.digest).remove)
@@ -255,7 +239,7 @@ class Fetcher:
             fetch = running.fetch
             if fetch and fetch.num_bytes_landed != running.reported:
                 running.reported = fetch.num_bytes_landed
-                await self._put(FetchProgressed(digest, running.reported, fetch.num_bytes))
+                await self._put(msg.FetchProgressed(digest, running.reported, fetch.num_bytes))
         self._metrics.link_bytes.set(self.link.bytes_in_flight)
         link = Link(
             link_id=self.link.link_id,
@@ -309,4 +293,4 @@ class SourceChecks:
         finally:
             await source.close()
         if not is_unchanged(region.read_meta(), info):
-            await self._put(RegionChanged(region.digest))
+            await self._put(msg.RegionChanged(region.digest))

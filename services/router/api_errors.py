@@ -5,17 +5,16 @@ string for a code, the field where one is named, and a status that is about the 
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from glowplug.domain.errors import GlowplugError
 from services.router.wire import MESSAGES, encode_json, is_anthropic
 
 _RESPONSES = b"/v1/responses"
 MESSAGE_CHARS = 2000  # of an engine's own words that a client gets
-# Clients ask again by themselves after a 5xx, which would not help here. The SDKs of both APIs read this header.
-NO_RETRY = b"x-should-retry: false\r\n"
+ENGINE_RETRY_S = 1.0  # after which a client asks again that an engine has sent away for now
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -53,12 +52,50 @@ _CODES = {
 }
 
 
-def body(path: bytes, status: int, message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
-    """The error object of an answer with this status to a request of `path`."""
+class ApiError(GlowplugError):
+    """An error with a status, type and code of its own."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str,
+        code: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.status, self.type, self.code = status, type, code
+
+
+def refused(status: int, message: str, code: str = "bad_request", retry_after_s: float | None = None) -> ApiError:
+    """What came cannot be taken as a request: the answer it gets, after which its connection is closed."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return ApiError(status, message, kind, code, retry_after_s=retry_after_s)
+
+
+STOPPING = ApiError(503, "This router is stopping.", "service_unavailable", "router_stopping", retry_after_s=1.0)
+
+
+def body(path: bytes, error: GlowplugError) -> bytes:
+    """The error object of the answer to a request of `path`."""
+    status, message = error.status, error.message
     if is_anthropic(path):
         kind = _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
         return encode_json({"type": "error", "error": {"type": kind, "message": message}})
-    return encode_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    found = {"message": message, "type": error.type, "param": error.param, "code": error.code}
+    return encode_json({"error": found})
+
+
+def no_retry(error: GlowplugError) -> bytes:
+    """A header line where asking again would not help. Clients do so by themselves after a 5xx; the SDKs of both APIs
+    read this header."""
+    return b"x-should-retry: false\r\n" if error.status == 501 else b""
+
+
+def retry_after(error: GlowplugError) -> bytes:
+    """A header line where it is known when to ask again."""
+    return b"retry-after: %d\r\n" % round(error.retry_after_s) if error.retry_after_s else b""
 
 
 def event(path: bytes, error: bytes) -> bytes:
@@ -72,21 +109,7 @@ def event(path: bytes, error: bytes) -> bytes:
     return b"data: " + error + b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineError:
-    """What an engine has refused a request with, as the client is to be answered. `status` 0: it did not refuse."""
-
-    status: int
-    message: str
-    type: str
-    code: str
-    param: str | None = None
-
-    def body(self, path: bytes) -> bytes:
-        return body(path, self.status, self.message, self.type, self.code, self.param)
-
-
-def read(status: int, answer: bytes, path: bytes) -> EngineError:
+def read(status: int, answer: bytes, path: bytes) -> ApiError:
     """Read an engine's answer that is no answer, with its HTTP status (one inside it counts where that is 200)."""
     found = _object(answer)
     message = _text(found.get("message")) or answer.decode("utf-8", "replace").strip() or f"HTTP status {status}"
@@ -98,16 +121,17 @@ def read(status: int, answer: bytes, path: bytes) -> EngineError:
     too_long = _too_long(found, message) if status in (400, 413, 422) else ""
     if too_long:
         where = _PROMPT_FIELDS.get(path, "input")
-        return EngineError(400, too_long, "invalid_request_error", "context_length_exceeded", where)
+        return ApiError(400, too_long, "invalid_request_error", "context_length_exceeded", where)
     if status in (401, 403):  # it is the router's key that the engine does not take: the client's is another
-        return EngineError(502, "The engine refuses the router's key.", "server_error", "engine_refused_key")
+        return ApiError(502, "The engine refuses the router's key.", "server_error", "engine_refused_key")
     if status in (404, 405) and "does not exist" not in message:
         status, code, message = 501, "not_supported", f"The engine does not answer {path.decode()}: {message}"
     elif status == 404:
         code = "model_not_found"
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     code = code or _CODES.get(status) or ("engine_error" if status >= 500 else "bad_request")
-    return EngineError(status, message, kind, code, param if type(param) is str and param else None)
+    retry_after_s = ENGINE_RETRY_S if status in (429, 503) else None
+    return ApiError(status, message, kind, code, param if type(param) is str and param else None, retry_after_s)
 
 
 def _object(answer: bytes) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from typing import cast
 
 import httptools
 
+from glowplug.domain.errors import GlowplugError
 from services.router import api_errors, http_request, tracing, wire
+from services.router.api_errors import refused
 from services.router.exchange import Exchange, PortContext
-from services.router.http_request import HttpRequest, Refused
+from services.router.http_request import HttpRequest
 from services.router.request_table import Stage
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class ClientConnection(asyncio.Protocol):
         self.state = IDLE
         self.since = _monotonic()  # when `state` began
         self._waiting: deque[HttpRequest] = deque()
-        self._advancing = self._turn_due = False
+        self._advancing = self._resume_due = False
         self._reads_paused = False
         self._all_sent = False  # the client sends no more
         self._closing = False  # the last answer on this connection is written
@@ -69,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
         self._others.add(self)
         if len(self._others) > self._context.limits.num_connections:
-            self.refuse(Refused(503, "Too many connections.", "overloaded", retry_after_s=1.0))
+            self.refuse(refused(503, "Too many connections.", "overloaded", retry_after_s=1.0))
 
     def data_received(self, data: bytes) -> None:
         if self.state == LINGER:
@@ -94,17 +96,18 @@ class ClientConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             reason = error.__context__  # what a callback of ours has raised
-            if not isinstance(reason, Refused):
+            if not isinstance(reason, GlowplugError):
                 log.exception("a request could not be read")
-                reason = Refused(500, "The router failed to read the request.", "internal_error")
+                reason = refused(500, "The router failed to read the request.", "internal_error")
             self.refuse(reason)
         except httptools.HttpParserError as error:
-            self.refuse(Refused(400, f"The request is not HTTP/1.1: {error}"))
+            self.refuse(refused(400, f"The request is not HTTP/1.1: {error}"))
         else:
             if self.state == HEAD and self._head_bytes > limits.header_bytes:
                 self.refuse(http_request.head_too_large(limits))
             elif self.state == BODY and in_body and self._is_framing_too_large():
-                self.refuse(http_request.framing_too_large(limits))
+                what = "The body's chunk sizes, extensions and trailers"
+                self.refuse(refused(431, f"{what} are larger than {limits.header_bytes} bytes.", "headers_too_large"))
 
     def _is_framing_too_large(self) -> bool:
         """Chunk extensions and trailers: those since the last piece of body, and with the sizes all of this body's."""
@@ -135,9 +138,9 @@ class ClientConnection(asyncio.Protocol):
             self._advancing = False
         if self._closing:
             return
-        if not left and not self._turn_due:
-            self._turn_due = True
-            self._context.loop.call_soon(self._take_turn)
+        if not left and not self._resume_due:
+            self._resume_due = True
+            self._context.loop.call_soon(self._resume)
         if self.exchange is None and not self._waiting:
             self._all_answered()
         full = bool(self._unread) or len(self._waiting) >= most
@@ -145,8 +148,8 @@ class ClientConnection(asyncio.Protocol):
             self._reads_paused, self.since = full, _monotonic()
             (self.transport.pause_reading if full else self.transport.resume_reading)()
 
-    def _take_turn(self) -> None:
-        self._turn_due = False
+    def _resume(self) -> None:
+        self._resume_due = False
         self._advance()
 
     def _may_answer(self) -> bool:
@@ -173,7 +176,7 @@ class ClientConnection(asyncio.Protocol):
         if self._closing:
             return False
         if self._now is not _NONE:
-            self.refuse(Refused(400, "The request ended before it was complete."))
+            self.refuse(refused(400, "The request ended before it was complete."))
         self.state = LINGER
         if self.exchange is None and not self._waiting:
             return False
@@ -222,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- httptools ----------------------------------------------------------------------------------------------
 
-    # Raising Refused ends the parsing; `_parse` refuses.
+    # Raising an ApiError ends the parsing; `_parse` refuses.
 
     def on_message_begin(self) -> None:
         self._now = HttpRequest()
@@ -246,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
         limits, now = self._context.limits, self._now
         now.check_head(self._parser.get_http_version(), limits)
         if self._parser.should_upgrade():
-            raise Refused(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.")
+            raise refused(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.")
         self.state, self.since = BODY, _monotonic()
         self._framed_bytes = self._framed_at_body = self._num_trailers = 0
         length = now.headers.get(b"content-length")
@@ -254,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
             raise http_request.body_too_large(limits)
         if b"expect" in now.headers and now.is_http11:
             if now.headers[b"expect"].lower() != b"100-continue":
-                raise Refused(417, "Only `Expect: 100-continue` is supported.")
+                raise refused(417, "Only `Expect: 100-continue` is supported.")
             self._owes_continue = length not in (None, b"0") or b"transfer-encoding" in now.headers
             if self._owes_continue and self.exchange is None and not self._waiting:
                 self._owes_continue = False
@@ -274,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
             raise http_request.body_too_large(self._context.limits)
         if self._context.buffered_bytes > self._context.limits.buffered_bytes:
             message = "Too many request bodies are being held; try again."
-            raise Refused(503, message, "overloaded", retry_after_s=1.0)
+            raise refused(503, message, "overloaded", retry_after_s=1.0)
 
     def on_message_complete(self) -> None:
         now = self._now
@@ -302,45 +305,32 @@ class ClientConnection(asyncio.Protocol):
     # -- answers ------------------------------------------------------------------------------------------------
 
     def respond(
-        self,
-        request: HttpRequest,
-        status: int,
-        body: bytes,
-        *,
-        headers: bytes = wire.JSON_HEADERS,
-        retry_after_s: float = 0.0,
-        traceparent: str = "",
+        self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
     ) -> bool:
         """Send a whole answer of the router's own. Whether the connection stays open after it."""
-        headers += b"x-request-id: %b\r\n" % request.request_id.encode() + self._context.access.cors(request)
-        if traceparent:
-            headers += b"traceparent: %b\r\n" % traceparent.encode()
-        if retry_after_s:
-            headers += b"retry-after: %d\r\n" % round(retry_after_s)
         keep_alive = request.keep_alive and not self._context.table.stage
-        head = wire.head(status, headers, length=len(body), keep_alive=keep_alive)
-        self.write(head if request.method == b"HEAD" else head + body)
+        self.write(self._answer(request, status, body, headers, more, keep_alive=keep_alive))
         if self.exchange is None and not keep_alive:
             self._finish()
         return keep_alive
 
-    def refuse(self, reason: Refused) -> None:
+    def _answer(
+        self, request: HttpRequest, status: int, body: bytes, headers: bytes, more: bytes, *, keep_alive: bool
+    ) -> bytes:
+        headers += b"x-request-id: %b\r\n" % request.request_id.encode() + self._context.access.cors(request)
+        head = wire.head(status, headers + more + wire.content_length(len(body)), keep_alive=keep_alive)
+        return head if request.method == b"HEAD" else head + body
+
+    def refuse(self, error: GlowplugError) -> None:
         """Answer a request that is not complete after all before it are answered, and close then."""
         request, self._now = self._now if self._now is not _NONE else HttpRequest(), _NONE
         self._forget_incomplete()
         self.state, self.since = LINGER, _monotonic()
         if not request.request_id:
             request.request_id = tracing.request_id(request.headers.get(b"x-request-id"))
-        kind = "server_error" if reason.status >= 500 else "invalid_request_error"
-        headers = wire.JSON_HEADERS + b"x-request-id: %b\r\n" % request.request_id.encode()
-        headers += self._context.access.cors(request)
-        if reason.retry_after_s:
-            headers += b"retry-after: %d\r\n" % round(reason.retry_after_s)
-        body = api_errors.body(request.path, reason.status, reason.message, kind, reason.code)
-        self._refusal = (
-            reason.status,
-            wire.head(reason.status, headers, length=len(body), keep_alive=False) + body,
-        )
+        body, more = api_errors.body(request.path, error), api_errors.retry_after(error)
+        answer = self._answer(request, error.status, body, wire.JSON_HEADERS, more, keep_alive=False)
+        self._refusal = error.status, answer
         self._advance()
 
     def exchange_over(self, keep_alive: bool) -> None:
@@ -389,9 +379,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._reads_paused:
             return  # what is missing of a request may have come
         elif self.state == HEAD and waited_s > limits.header_s:
-            self.refuse(Refused(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout"))
+            self.refuse(refused(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout"))
         elif self.state == BODY and waited_s > limits.body_s:
-            self.refuse(Refused(408, f"The body took longer than {limits.body_s:g} s.", "request_timeout"))
+            self.refuse(refused(408, f"The body took longer than {limits.body_s:g} s.", "request_timeout"))
         elif self.state == IDLE and self.exchange is None and waited_s > limits.idle_s:
             self.close()
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Container
 from typing import cast
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -22,23 +23,11 @@ from services.router.settings import Limits
 
 log = logging.getLogger(__name__)
 _monotonic = time.monotonic
-# Hop-by-hop, or written by the router itself.
+# Hop-by-hop, written by the router itself, or `server`: which engine it is stands in x-glowplug-instance, for those who
+# may look that up.
 _DROPPED = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"content-length",
-        b"x-request-id",
-        b"traceparent",
-        b"server-timing",
-        b"x-glowplug-instance",
-        b"x-glowplug-emulated",
-        b"server",  # which engine it is stands in x-glowplug-instance, for those who may look that up
-    )
+    b"connection keep-alive transfer-encoding te trailer upgrade content-length x-request-id traceparent server-timing "
+    b"x-glowplug-instance x-glowplug-emulated server".split()
 )
 _OF_PAGES = b"access-control-"  # which pages may read an answer is for the data port to say
 _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a whole event
@@ -101,14 +90,14 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._lose(f"the engine's answer is not HTTP: {error}")
+            self.give_up(f"the engine's answer is not HTTP: {error}")
             return
         pieces = self._pieces
         self._between_chunks = not self._in_chunk and data.endswith(b"\r\n")
         if not self.has_head:
             self.head_bytes += len(data)
             if self.head_bytes > self.pool.limits.engine_head_bytes:
-                self._lose(f"the engine's answer has more than {self.pool.limits.engine_head_bytes} bytes of headers")
+                self.give_up(f"the engine's answer has more than {self.pool.limits.engine_head_bytes} bytes of headers")
             return
         if not pieces:
             body = b""
@@ -145,9 +134,9 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine_data(self, b"", True)
             exchange.engine_over()
             return
-        self._lose(f"the engine closed the connection{f': {exc}' if exc else ''}")
+        self.give_up(f"the engine closed the connection{f': {exc}' if exc else ''}")
 
-    def _lose(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         exchange, self.exchange = self.exchange, None
         self.transport.abort()
         if exchange is not None:
@@ -158,10 +147,6 @@ class EngineConnection(asyncio.Protocol):
         """The answer is not wanted any more: close, so that the engine stops generating."""
         self.exchange = None
         self.transport.abort()
-
-    def give_up(self, reason: str) -> None:
-        """The engine has been silent for too long."""
-        self._lose(reason)
 
     def pause(self) -> None:
         if not self.paused and not self.transport.is_closing():
@@ -222,7 +207,8 @@ class Pool:
                 "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET as its agent has it", self.instance_id
             )
         self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
-        self._host, self._port = _address(instance.url)
+        url = urlsplit(instance.url)
+        self._host, self._port = url.hostname or "", url.port or 0
         self.limits = limits
         self._idle: list[EngineConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -247,12 +233,9 @@ class Pool:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
-        except (OSError, TimeoutError) as error:
-            if is_wanted():
-                exchange.engine_unreachable(f"cannot connect to the engine: {error or 'timed out'}")
-            return
-        except Exception as error:  # else this exchange would never go on
-            log.exception("connecting to %s failed", self.url)
+        except Exception as error:  # of any kind, else this exchange would never go on
+            if not isinstance(error, OSError):  # TimeoutError is one
+                log.exception("connecting to %s failed", self.url)
             if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error}")
             return
@@ -314,10 +297,3 @@ class Engines:
     def close(self) -> None:
         for pool in self.pools.values():
             pool.close()
-
-
-def _address(url: str) -> tuple[str, int]:
-    """Host and port of "http://host:port"."""
-    rest = url.partition("://")[2] or url
-    host, _, port = rest.rstrip("/").rpartition(":")
-    return host.strip("[]"), int(port)

@@ -30,11 +30,12 @@ from glowplug.controllers.router.messages import (
     Reject,
     RequestEnded,
 )
-from glowplug.domain.errors import GlowplugError
+from glowplug.domain.errors import EngineFailed, GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.telemetry.semconv import HEADER_EMULATED
 from services.router import api_errors, wire
+from services.router.api_errors import STOPPING, ApiError
 from services.router.http_request import Access, HttpRequest
 from services.router.metrics import RouterMetrics
 from services.router.request_body import tool_choice_refused
@@ -45,7 +46,6 @@ from services.router.wire import EVENT_ENDS
 
 _EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
-ENGINE_RETRY_S = 1.0  # after which a client asks again that an engine has sent away for now
 
 
 class ClientSink(Protocol):
@@ -56,14 +56,7 @@ class ClientSink(Protocol):
     write_paused: bool  # the client reads slower than its answer comes
 
     def respond(
-        self,
-        request: HttpRequest,
-        status: int,
-        body: bytes,
-        *,
-        headers: bytes = wire.JSON_HEADERS,
-        retry_after_s: float = 0.0,
-        traceparent: str = "",
+        self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
     ) -> bool:
         """Send a whole answer of the router's own. Whether the connection stays open after it."""
         ...
@@ -174,7 +167,7 @@ class Exchange:
         instance = self.instance = effect.instance
         self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
         if self.needs and self.needs in instance.lacks:
-            self._refuse(tool_choice_refused(self.model))
+            self._fail(tool_choice_refused(self.model))
             return
         self._num_attempts += 1
         self.dispatched = _monotonic()
@@ -236,28 +229,21 @@ class Exchange:
 
     def reject(self, effect: Reject) -> None:
         """Answer with an error: as the response, or as one SSE event when the stream has begun."""
-        self._fail(effect.status, effect.message, effect.error_type, effect.code, retry_after_s=effect.retry_after_s)
+        self._fail(ApiError(effect.status, effect.message, effect.error_type, effect.code, None, effect.retry_after_s))
 
-    def _refuse(self, error: GlowplugError) -> None:
-        self._fail(error.status, error.message, error.type, error.code, error.param)
-
-    def _fail(
-        self, status: int, message: str, kind: str, code: str, param: str | None = None, retry_after_s: float = 0.0
-    ) -> None:
+    def _fail(self, error: GlowplugError) -> None:
         """End it with an error. Of an answer that has begun this is the last event, after which it ends whole; an
         answer that is no stream can only break off."""
-        self.status, self.error_code = status, code
+        self.status, self.error_code = error.status, error.code
         path = self.request.path
-        body = api_errors.body(path, status, message, kind, code, param)
+        body = api_errors.body(path, error)
         if not self.head_sent:
             headers = wire.JSON_HEADERS + self._instance_headers()
             if self.started:
                 headers += b"server-timing: %b\r\n" % self._timings()
-            if status == 501:
-                headers += api_errors.NO_RETRY
-            self.keep_alive = self.client.respond(
-                self.request, status, body, headers=headers, retry_after_s=retry_after_s, traceparent=self.traceparent
-            )
+            headers += api_errors.no_retry(error)
+            more = b"traceparent: %b\r\n" % self.traceparent.encode() + api_errors.retry_after(error)
+            self.keep_alive = self.client.respond(self.request, error.status, body, headers, more)
         else:
             self.keep_alive = False
             if self.is_sse or self._collected is not None or not self.started:
@@ -330,7 +316,8 @@ class Exchange:
             if body:
                 self._previous, self._last = self._last, body
             if self._collected is not None:
-                self._collect(body)
+                if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
+                    self._collected.append(body)
             elif not self.chunked:
                 out += body
             elif body:
@@ -367,20 +354,13 @@ class Exchange:
         timings = b"server-timing: %b\r\n" % self._timings()
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
-    def _collect(self, body: bytes) -> None:
-        assert self._collected is not None
-        if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
-            self._collected.append(body)
-
     def engine_over(self) -> None:
         """The engine's answer is complete and passed on."""
         if self.done:
             return
         if self._collected is not None:
             answer = b"".join(self._collected)
-            error = api_errors.read(self.status, wire.starts_stream(answer) or answer, self.request.path)
-            retry_after_s = ENGINE_RETRY_S if error.status in (429, 503) else 0.0
-            self._fail(error.status, error.message, error.type, error.code, error.param, retry_after_s)
+            self._fail(api_errors.read(self.status, wire.starts_stream(answer) or answer, self.request.path))
         else:
             self._finish()
 
@@ -394,7 +374,7 @@ class Exchange:
         if self._is_whole():
             self._end_whole()
         elif self.started:
-            self._fail(502, reason, "server_error", "engine_failed")
+            self._fail(EngineFailed(reason))
         elif stale and self.instance is not None:
             self._num_attempts += 1
             self.context.connect(self, self.instance, True)
@@ -432,7 +412,7 @@ class Exchange:
         self._leave_engine()
         self._report(left=not whole)
 
-    def stop(self, status: int, message: str, code: str) -> None:
+    def stop(self) -> None:
         """The router ends this request itself (its drain is over)."""
         if self.done:
             return
@@ -441,7 +421,7 @@ class Exchange:
             return
         self._leave_engine()
         self.keep_alive = False
-        self._fail(status, message, "service_unavailable", code, retry_after_s=1.0)
+        self._fail(STOPPING)
 
     def _finish(self) -> None:
         self._close()
@@ -489,14 +469,12 @@ class Exchange:
         self.client.write(self._frame(data))
 
     def _head(self, status: int, headers: bytes, length: int | None) -> bytes:
-        framing = b""
         if length is not None:
-            framing = b"content-length: %d\r\n" % length
+            headers += wire.content_length(length)
         elif self.chunked:
-            framing = wire.CHUNKED
+            headers += wire.CHUNKED
         self.keep_alive = self.keep_alive and not self.context.table.stage
-        closing = b"" if self.keep_alive else wire.CLOSE
-        return wire.status_line(status) + headers + framing + closing + b"\r\n"
+        return wire.head(status, headers, keep_alive=self.keep_alive)
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())

@@ -7,52 +7,24 @@ transfer coding). Here stands what the parser leaves to us: fields that may come
 
 import hmac
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
 from glowplug.domain.errors import GlowplugError
 from glowplug.runtime.web import WebRules
+from services.router.api_errors import ApiError, refused
 from services.router.settings import Limits
 
 # Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
 _NOT_PASSED = frozenset(
-    (
-        b"host",
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"proxy-authorization",
-        b"authorization",
-        b"api-key",
-        b"x-api-key",
-        b"transfer-encoding",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"expect",
-        b"content-length",
-        b"x-request-id",
-        b"traceparent",
-        b"cookie",
-        b"origin",
-    )
+    b"host connection keep-alive proxy-connection proxy-authorization authorization api-key x-api-key "
+    b"transfer-encoding te trailer upgrade expect content-length x-request-id traceparent cookie origin".split()
 )
 # One line each: of two, a proxy in front might believe the one and this router the other.
 _ONCE = frozenset(
-    (
-        b"host",
-        b"authorization",
-        b"proxy-authorization",
-        b"api-key",
-        b"x-api-key",
-        b"origin",
-        b"content-length",
-        b"content-type",
-        b"transfer-encoding",
-        b"expect",
-        b"x-request-id",
-        b"traceparent",
-    )
+    b"host authorization proxy-authorization api-key x-api-key origin content-length content-type transfer-encoding "
+    b"expect x-request-id traceparent".split()
 )
 _PLAIN_CONNECTION = (b"keep-alive", b"close")  # a Connection header that names no other header
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
@@ -66,75 +38,58 @@ _PREFLIGHT: Final = (
 )
 
 
-class Refused(Exception):
-    """What came cannot be taken as a request: the answer it gets, after which its connection is closed."""
-
-    def __init__(self, status: int, message: str, code: str = "bad_request", *, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
-
-
+@dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
 class HttpRequest:
     """One request as it came."""
 
-    __slots__ = (
-        "body",
-        "complete",
-        "complete_at",
-        "headers",
-        "is_http11",
-        "keep_alive",
-        "method",
-        "num_repeated",
-        "path",
-        "request_id",
-        "target",
-    )
-
-    def __init__(self) -> None:
-        self.method = self.target = self.path = self.body = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.num_repeated = 0  # header lines that had a name once more
-        self.is_http11 = self.keep_alive = True
-        self.complete = self.complete_at = 0.0  # when its last byte came: monotonic, and epoch
-        self.request_id = ""
+    method: bytes = b""
+    target: bytes = b""
+    path: bytes = b""
+    body: bytes = b""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    num_repeated: int = 0  # header lines that had a name once more
+    is_http11: bool = True
+    keep_alive: bool = True
+    complete: float = 0.0  # when its last byte came, monotonic
+    complete_at: float = 0.0  # the same, epoch
+    request_id: str = ""
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
-        """One more line of a header: a list goes on (RFC 9110, 5.3). Raises Refused for what may come once."""
+        """One more line of a header: a list goes on (RFC 9110, 5.3). Raises ApiError for what may come once."""
         if name in _ONCE:
-            raise Refused(400, f"The header `{name.decode()}` may be sent once.")
+            raise refused(400, f"The header `{name.decode()}` may be sent once.")
         self.num_repeated += 1
         if self.num_repeated > limits.num_headers:
             raise too_many_headers(limits)
         self.headers[name] = b"%b, %b" % (self.headers[name], value)
 
     def check_head(self, version: str, limits: Limits) -> None:
-        """Called once, when all header lines are here. Raises Refused."""
+        """Called once, when all header lines are here. Raises ApiError."""
         headers = self.headers
         if len(headers) + self.num_repeated > limits.num_headers:
             raise too_many_headers(limits)
         if len(b"".join((*headers, *headers.values(), self.target))) > limits.header_bytes:
             raise head_too_large(limits)
         if version not in ("1.1", "1.0"):
-            raise Refused(505, f"HTTP/{version} is not supported; send HTTP/1.1.")
+            raise refused(505, f"HTTP/{version} is not supported; send HTTP/1.1.")
         self.is_http11 = version == "1.1"
         host = headers.get(b"host")
         if host is None:
             if self.is_http11:
-                raise Refused(400, "The header `host` is missing.")
+                raise refused(400, "The header `host` is missing.")
         elif _as_host(host) is None:
-            raise Refused(400, "The header `host` is not a host.")
+            raise refused(400, "The header `host` is not a host.")
         if not self.target.startswith(b"/"):
             self._take_absolute()
         elif b"#" in self.target:
-            raise Refused(400, "The request target may not have a fragment.")
+            raise refused(400, "The request target may not have a fragment.")
         self.path = self.target.partition(b"?")[0]
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             if not self.is_http11:
-                raise Refused(400, "HTTP/1.0 has no transfer-encoding.")
+                raise refused(400, "HTTP/1.0 has no transfer-encoding.")
             if coding.lower() != b"chunked":
-                raise Refused(501, "Only `transfer-encoding: chunked` is supported.")
+                raise refused(501, "Only `transfer-encoding: chunked` is supported.")
 
     def _take_absolute(self) -> None:
         """`http://host/path` is `/path` at `host`, which replaces the Host header (RFC 9112, 3.2.2)."""
@@ -142,10 +97,10 @@ class HttpRequest:
         if match is None:
             if self.target == b"*":
                 return
-            raise Refused(400, "The request target is neither a path nor an http URL.")
+            raise refused(400, "The request target is neither a path nor an http URL.")
         authority, rest = match.groups()
         if _HOST.fullmatch(authority) is None:
-            raise Refused(400, "The request target's authority is not a host.")
+            raise refused(400, "The request target's authority is not a host.")
         self.headers[b"host"] = authority
         self.target = rest if rest.startswith(b"/") else b"/" + rest
 
@@ -158,23 +113,18 @@ class HttpRequest:
         return b"".join([b"%b: %b\r\n" % h for h in self.headers.items() if h[0] not in not_passed])
 
 
-def head_too_large(limits: Limits) -> Refused:
+def head_too_large(limits: Limits) -> ApiError:
     message = f"The request's headers are larger than {limits.header_bytes} bytes."
-    return Refused(431, message, "headers_too_large")
+    return refused(431, message, "headers_too_large")
 
 
-def too_many_headers(limits: Limits) -> Refused:
+def too_many_headers(limits: Limits) -> ApiError:
     message = f"The request has more than {limits.num_headers} header or trailer lines."
-    return Refused(431, message, "headers_too_large")
+    return refused(431, message, "headers_too_large")
 
 
-def framing_too_large(limits: Limits) -> Refused:
-    message = f"The body's chunk sizes, extensions and trailers are larger than {limits.header_bytes} bytes."
-    return Refused(431, message, "headers_too_large")
-
-
-def body_too_large(limits: Limits) -> Refused:
-    return Refused(413, f"The request's body is larger than {limits.body_bytes} bytes.", "request_too_large")
+def body_too_large(limits: Limits) -> ApiError:
+    return refused(413, f"The request's body is larger than {limits.body_bytes} bytes.", "request_too_large")
 
 
 class Access:

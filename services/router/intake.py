@@ -4,21 +4,27 @@ What is no request for an engine is answered here: refusals, and the paths that 
 """
 
 from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from glowplug.controllers.router.messages import RequestArrived
-from glowplug.domain.errors import BadRequest, GlowplugError
+from glowplug.domain.errors import GlowplugError, ModelNotFound, NotFound, Unauthorized
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
-from services.router import api_errors, local_answers, tracing
+from services.router import api_errors, tracing
+from services.router.api_errors import STOPPING, refused
 from services.router.exchange import ClientSink, Exchange, PortContext
 from services.router.http_request import HttpRequest
 from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
-from services.router.request_table import Stage
+from services.router.request_table import RequestTable, Stage
 from services.router.tracing import RequestTrace, Sampler
-from services.router.wire import JSON_HEADERS
+from services.router.wire import JSON_HEADERS, encode_json
+
+_LOCAL_PATHS = (b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
+WRONG_KEY = Unauthorized("The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`).")
 
 
 class Intake:
@@ -41,29 +47,22 @@ class Intake:
     def take(self, client: ClientSink, request: HttpRequest) -> bool:
         """One complete request, none other being answered on its connection. True when an exchange now has it."""
         if (refusal := self._access.refusal(request)) is not None:
-            return self._refuse_with(client, request, refusal)
+            return self._refuse(client, request, refusal)
         path = request.path
         if path not in READERS or request.method != b"POST":
             return self._answer_here(client, request)
         if not self._access.has_key(request):
-            return self._unauthorized(client, request)
+            return self._refuse(client, request, WRONG_KEY)
         if self._table.stage is Stage.REFUSING:
-            message = "This router is stopping."
-            return self._refuse(
-                client, request, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0
-            )
+            return self._refuse(client, request, STOPPING)
         try:
             asked = read_body(path, request.body, self._readers)
-        except BadRequest as error:
-            return self._refuse_with(client, request, error)
-        model = self._table.lookup(asked.model)
-        if model is None:
-            message = f"The model `{asked.model[:200]}` does not exist."
-            return self._refuse(client, request, 404, message, "model_not_found", param="model")
-        try:
+            model = self._table.lookup(asked.model)
+            if model is None:
+                raise ModelNotFound(f"The model `{asked.model[:200]}` does not exist.", param="model")
             needs = check_model(asked, model, self._api(model), path, len(request.body))
         except GlowplugError as error:
-            return self._refuse_with(client, request, error)
+            return self._refuse(client, request, error)
         prompt_tokens, max_tokens = sizes(asked)
         trace, traceparent = self._trace(request, model)
         exchange = client.exchange = Exchange(
@@ -115,48 +114,75 @@ class Intake:
         """Everything that is not a POST to an engine."""
         path = request.path
         if headers := self._access.preflight(request):
-            client.respond(request, 200, b"", headers=headers)
+            client.respond(request, 200, b"", headers)
         elif path in READERS:
             self._not_allowed(client, request, b"POST")
-        elif not local_answers.is_local(path):
-            message = f"There is nothing at {path[:200].decode('ascii', 'replace')}."
-            self._refuse(client, request, 404, message, "not_found")
+        elif not _is_local(path):
+            self._refuse(client, request, NotFound(f"There is nothing at {path[:200].decode('ascii', 'replace')}."))
         elif request.method not in (b"GET", b"HEAD"):
             self._not_allowed(client, request, b"GET, HEAD")
         elif path.startswith(b"/v1/") and not self._access.has_key(request):
-            self._unauthorized(client, request)
+            self._refuse(client, request, WRONG_KEY)
         else:
-            status, body = local_answers.answer(path, self._table)
-            client.respond(request, status, body)
+            client.respond(request, *_answer(path, self._table))
         return False
-
-    def _unauthorized(self, client: ClientSink, request: HttpRequest) -> bool:
-        message = "The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`)."
-        return self._refuse(client, request, 401, message, "invalid_api_key", "authentication_error")
 
     def _not_allowed(self, client: ClientSink, request: HttpRequest, allowed: bytes) -> None:
         message = f"{request.method.decode('ascii', 'replace')} is not allowed here; use {allowed.decode()}."
-        allow = b"allow: %b\r\n" % allowed
-        self._refuse(client, request, 405, message, "method_not_allowed", headers=allow)
+        self._refuse(client, request, refused(405, message, "method_not_allowed"), b"allow: %b\r\n" % allowed)
 
-    def _refuse_with(self, client: ClientSink, request: HttpRequest, error: GlowplugError) -> bool:
-        return self._refuse(client, request, error.status, error.message, error.code, error.type, param=error.param)
-
-    def _refuse(
-        self,
-        client: ClientSink,
-        request: HttpRequest,
-        status: int,
-        message: str,
-        code: str,
-        kind: str = "invalid_request_error",
-        *,
-        param: str | None = None,
-        retry_after_s: float = 0.0,
-        headers: bytes = b"",
-    ) -> bool:
-        self._context.metrics.refused(status)
-        body = api_errors.body(request.path, status, message, kind, code, param)
-        headers = JSON_HEADERS + headers + (api_errors.NO_RETRY if status == 501 else b"")
-        client.respond(request, status, body, headers=headers, retry_after_s=retry_after_s)
+    def _refuse(self, client: ClientSink, request: HttpRequest, error: GlowplugError, headers: bytes = b"") -> bool:
+        self._context.metrics.refused(error.status)
+        headers = JSON_HEADERS + headers + api_errors.no_retry(error)
+        body, more = api_errors.body(request.path, error), api_errors.retry_after(error)
+        client.respond(request, error.status, body, headers, more)
         return False
+
+
+# -- the models, and whether the router is alive and ready ------------------------------------------------------
+
+
+def _is_local(path: bytes) -> bool:
+    return path in _LOCAL_PATHS or path.startswith(b"/v1/models/")
+
+
+def _answer(path: bytes, table: RequestTable[Exchange]) -> tuple[int, bytes]:
+    """(status, JSON) of a GET on a local path."""
+    if path == b"/v1/models":
+        models = sorted(table.controller.fleet.models.values(), key=lambda m: m.key)
+        return 200, encode_json({"object": "list", "data": [_model_row(m, table) for m in models]})
+    if path.startswith(b"/v1/models/"):
+        name = unquote_to_bytes(path.removeprefix(b"/v1/models/")).decode("utf-8", "replace")
+        model = table.lookup(name)
+        if model is None:
+            return 404, api_errors.body(path, ModelNotFound(f"The model `{name}` does not exist.", param="model"))
+        return 200, encode_json(_model_row(model, table))
+    if path in (b"/ready", b"/readyz"):
+        why = table.not_ready()
+        return 503 if why else 200, encode_json({"ready": not why, "reason": why})
+    return 200, b'{"status":"ok","service":"router"}'
+
+
+def _model_row(model: Model, table: RequestTable[Exchange]) -> dict[str, Any]:
+    """One entry of /v1/models: OpenAI's fields, then how warm the model is and when it could answer."""
+    fleet, load = table.controller.fleet, table.controller.load(model.key)
+    instances = sorted(fleet.of(model.key).values(), key=lambda i: i.instance_id)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(table.started_at),
+        "owned_by": "glowplug",
+        "state": fleet.temperature(model.key).value,
+        "eta_s": round(table.eta_s(model.key), 3),
+        "key": model.key,
+        "aliases": list(model.aliases),
+        "engine": model.engine,
+        "emulated": model.engine == "emulated",
+        "max_model_len": model.context_tokens,
+        "num_waiting": load.num_waiting,
+        "num_in_flight": load.num_in_flight,
+        "instances": [
+            {"instance_id": i.instance_id, "state": i.state.value, "node_id": i.node_id if i.workers else ""}
+            for i in instances
+        ],
+    }

@@ -5,12 +5,14 @@ refused for lack of capacity (429, 5xx). What the client got wrong (other 4xx) i
 left, unless it had waited past its TTFT already.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.queue import ModelQueue
 from glowplug.domain.model import Model, Slo
 from glowplug.events.facts import RequestFinished
 from glowplug.telemetry import semconv
@@ -36,7 +38,7 @@ class SloCounts:
     """(model_key, level) -> Count. Grows with the models that set a level, and forgets none: counters only grow."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], Count] = {}
+        self.counts: defaultdict[tuple[str, str], Count] = defaultdict(Count)
 
     def judge(self, model_key: str, slo: Slo, status: int, *, e2e_s: float, ttft_s: float, tpot_s: float) -> None:
         """Take one ended request. `ttft_s` and `tpot_s` are below 0 where there was no such thing."""
@@ -54,9 +56,7 @@ class SloCounts:
                 self.counts.setdefault((model_key, level), Count())
 
     def _take(self, model_key: str, level: str, is_missed: bool) -> None:
-        count = self.counts.get((model_key, level))
-        if count is None:
-            count = self.counts[model_key, level] = Count()
+        count = self.counts[model_key, level]
         count.num += 1
         count.num_missed += is_missed
 
@@ -132,15 +132,26 @@ class RouterMetrics:
 
     def _read_at_each_scrape(self, registry: CollectorRegistry) -> None:
         """Gauges are never behind the queues, and a model that left leaves none."""
-        level = ["model", "level"]
-        TallyRows(
-            semconv.SLO_REQUESTS_TOTAL, "Requests of models that set this level", level, self._judged, registry=registry
-        )
-        TallyRows(semconv.SLO_MISSED_TOTAL, "Of these, the missed", level, self._missed, registry=registry)
-        TallyRows(
-            semconv.REQUESTS_IN_FLIGHT, "Requests at engines", ["model"], self._running, kind="gauge", registry=registry
-        )
-        TallyRows(semconv.REQUESTS_HELD, "Requests held", ["model"], self._held, kind="gauge", registry=registry)
+
+        def levels(name: str, doc: str, figure: Callable[[Count], float]) -> None:
+            def rows() -> Rows:
+                for model in self._controller.fleet.models.values() if self._controller else ():
+                    self.slo.expect(model.key, model.slo)
+                return self._summed((labels, figure(count)) for labels, count in self.slo.counts.items())
+
+            TallyRows(name, doc, ["model", "level"], rows, registry=registry)
+
+        def queues(name: str, doc: str, figure: Callable[[ModelQueue], float]) -> None:
+            def rows() -> Rows:
+                queues = self._controller.queues if self._controller else {}
+                return self._summed(((key,), figure(queue)) for key, queue in queues.items())
+
+            TallyRows(name, doc, ["model"], rows, kind="gauge", registry=registry)
+
+        levels(semconv.SLO_REQUESTS_TOTAL, "Requests of models that set this level", lambda count: count.num)
+        levels(semconv.SLO_MISSED_TOTAL, "Of these, the missed", lambda count: count.num_missed)
+        queues(semconv.REQUESTS_IN_FLIGHT, "Requests at engines", lambda queue: queue.num_running)
+        queues(semconv.REQUESTS_HELD, "Requests held", lambda queue: len(queue.waiting))
 
     def published(self, event_type: str) -> None:
         """One event the bus has taken."""
@@ -184,25 +195,6 @@ class RouterMetrics:
         mine.e2e.observe(e2e_s)
         if model.slo.ttft_s or model.slo.tpot_s:
             self.slo.judge(key, model.slo, status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
-
-    def _counts(self) -> list[tuple[tuple[str, str], Count]]:
-        for model in self._controller.fleet.models.values() if self._controller else ():
-            self.slo.expect(model.key, model.slo)
-        return list(self.slo.counts.items())
-
-    def _judged(self) -> Rows:
-        return self._summed((labels, count.num) for labels, count in self._counts())
-
-    def _missed(self) -> Rows:
-        return self._summed((labels, count.num_missed) for labels, count in self._counts())
-
-    def _running(self) -> Rows:
-        queues = self._controller.queues if self._controller else {}
-        return self._summed(((key,), queue.num_running) for key, queue in queues.items())
-
-    def _held(self) -> Rows:
-        queues = self._controller.queues if self._controller else {}
-        return self._summed(((key,), len(queue.waiting)) for key, queue in queues.items())
 
     def _summed(self, rows: Iterator[tuple[tuple[str, ...], float]]) -> Rows:
         """One row per set of labels, the first of which is a model: those past the cap are added up."""

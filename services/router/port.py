@@ -87,7 +87,7 @@ class DataPort:
         while (self._table.exchanges or self._is_receiving()) and self._loop.time() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
         for exchange in list(self._table.exchanges.values()):
-            exchange.stop(503, "This router is stopping.", "router_stopping")
+            exchange.stop()
         await self.close()
 
     def _is_receiving(self) -> bool:

@@ -6,9 +6,9 @@ The outbox never makes a request wait for the bus: its queues are bounded, and t
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -28,27 +28,44 @@ log = logging.getLogger(__name__)
 Put = Callable[..., None]  # Outbox.put
 
 
+@dataclass(slots=True)
 class _Lane:
-    """One queue with one task, so that order is kept."""
+    """One queue, sent by one task, so that order is kept."""
+
+    waiting: deque[tuple[Any, str, str]] = field(default_factory=deque)  # payload, id and trace of its cause
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Outbox:
+    """Facts and telemetry have a lane each: a fact waits for the bus to store it, telemetry waits for nothing."""
 
     def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int) -> None:
         self._bus, self._router_id, self._metrics, self._limit = bus, router_id, metrics, limit
-        self._waiting: deque[tuple[Any, str, str]] = deque()
-        self._filled = asyncio.Event()
+        self._facts, self._telemetry = _Lane(), _Lane()
 
-    def put(self, payload: Any, cause_id: str, traceparent: str) -> None:
-        if len(self._waiting) >= self._limit:
-            self._waiting.popleft()
+    def put(self, payload: Any, cause_id: str = "", traceparent: str = "") -> None:
+        """Send a fact or telemetry, with the id and the trace of what caused it."""
+        lane = self._telemetry if is_telemetry(payload.TYPE) else self._facts
+        if len(lane.waiting) >= self._limit:
+            lane.waiting.popleft()
             self._metrics.dropped.inc()
-        self._waiting.append((payload, cause_id, traceparent))
-        self._filled.set()
+        lane.waiting.append((payload, cause_id, traceparent))
+        lane.filled.set()
+
+    def publish(self, effect: Publish) -> None:
+        """Send what the controller publishes."""
+        cause = effect.cause
+        self.put(effect.payload, cause.event_id if cause else "", cause.traceparent if cause else "")
 
     async def run(self) -> None:
+        await asyncio.gather(self._send(self._facts), self._send(self._telemetry))
+
+    async def _send(self, lane: _Lane) -> None:
         while True:
-            await self._filled.wait()
-            self._filled.clear()
-            while self._waiting:
-                payload, cause_id, traceparent = self._waiting.popleft()
+            await lane.filled.wait()
+            lane.filled.clear()
+            while lane.waiting:
+                payload, cause_id, traceparent = lane.waiting.popleft()
                 try:
                     event = Event(
                         event_id=event_id(),
@@ -67,26 +84,6 @@ class _Lane:
                 except Exception:  # one event that cannot be sent must not hold up those behind it
                     self._metrics.dropped.inc()
                     log.exception("%s cannot be published", payload.TYPE)
-
-
-class Outbox:
-    """Facts and telemetry have a lane each: a fact waits for the bus to store it, telemetry waits for nothing."""
-
-    def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int) -> None:
-        self._facts = _Lane(bus, router_id, metrics, limit)
-        self._telemetry = _Lane(bus, router_id, metrics, limit)
-
-    def put(self, payload: Any, cause_id: str = "", traceparent: str = "") -> None:
-        """Send a fact or telemetry, with the id and the trace of what caused it."""
-        (self._telemetry if is_telemetry(payload.TYPE) else self._facts).put(payload, cause_id, traceparent)
-
-    def publish(self, effect: Publish) -> None:
-        """Send what the controller publishes."""
-        cause = effect.cause
-        self.put(effect.payload, cause.event_id if cause else "", cause.traceparent if cause else "")
-
-    async def run(self) -> None:
-        await asyncio.gather(self._facts.run(), self._telemetry.run())
 
 
 class Reports:
@@ -140,32 +137,30 @@ class Reports:
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Live requests, oldest first, then finished ones, newest first."""
-        live = [self._live(e) for e in self._table.exchanges.values()]
-        done = [_done(*kept) for kept in reversed(self._kept)]
+        now_s = self._table.clock()
+        live = [_live_row(exchange, request, now_s) for exchange, request in self._live(limit)]
+        done = [_done_row(*kept) for kept in reversed(self._kept)]
         return (live + done)[:limit]
 
-    def _live(self, exchange: Exchange) -> dict[str, Any]:
-        now_s = self._table.clock()
-        held = self._is_held(exchange)
-        return {
-            "request_id": exchange.request_id,
-            "model": exchange.model.name,
-            "model_key": exchange.model.key,
-            "state": "held" if held else "streaming" if exchange.started else "dispatched",
-            "instance_id": exchange.instance.instance_id if exchange.instance and not held else "",
-            "arrived_at": exchange.arrived_at,
-            "age_s": now_s - exchange.arrived_at,
-            "eta_s": self._table.eta_s(exchange.model.key) if held else 0.0,
-            "ttft_s": exchange.first_byte - exchange.arrived if exchange.started else None,
-            "response_tokens": exchange.num_events,
-            "tokens_exact": False,
-            "stream": exchange.stream,
-            "trace_id": exchange.traceparent[3:35],
-        }
+    def live(self, limit: int) -> RouterRequestsReported:
+        """The oldest `limit` requests here."""
+        requests = tuple(request for _, request in self._live(limit))
+        return RouterRequestsReported(router_id=self._router_id, num_live=len(self._table.exchanges), requests=requests)
 
-    def _waiting(self, model_key: str) -> Any:
-        queue = self._table.controller.queues.get(model_key)
-        return queue.waiting if queue else ()
+    def _live(self, limit: int) -> Iterator[tuple[Exchange, LiveRequest]]:
+        """Exchanges stand in order of arrival, as the held ones of a model do."""
+        num_held: Counter[str] = Counter()
+        etas: dict[str, float] = {}
+        queues = self._table.controller.queues
+        for exchange in islice(self._table.exchanges.values(), limit):
+            key, position = exchange.model.key, 0
+            queue = queues.get(key)
+            if exchange.instance is None or (queue is not None and exchange.ticket in queue.waiting):
+                num_held[key] += 1
+                position = num_held[key]
+                if key not in etas:
+                    etas[key] = self._table.eta_s(key)
+            yield exchange, _live_request(exchange, position, etas[key] if position else 0.0)
 
     async def report_loads(self, soonest_s: float, every_s: float) -> None:
         """router.load_reported on change, but not closer together than `soonest_s`, and at least each `every_s`."""
@@ -191,26 +186,6 @@ class Reports:
                 has_live = bool(report.num_live)
             await asyncio.sleep(every_s)
 
-    def live(self, limit: int) -> RouterRequestsReported:
-        """The oldest `limit` requests here. Exchanges stand in order of arrival, as the held ones of a model do."""
-        num_held: dict[str, int] = {}
-        etas: dict[str, float] = {}
-        rows = []
-        for exchange in islice(self._table.exchanges.values(), limit):
-            key = exchange.model.key
-            held = self._is_held(exchange)
-            if held:
-                num_held[key] = num_held.get(key, 0) + 1
-                if key not in etas:
-                    etas[key] = self._table.eta_s(key)
-            rows.append(_live_request(exchange, num_held[key] if held else 0, etas[key] if held else 0.0))
-        return RouterRequestsReported(
-            router_id=self._router_id, num_live=len(self._table.exchanges), requests=tuple(rows)
-        )
-
-    def _is_held(self, exchange: Exchange) -> bool:
-        return exchange.instance is None or exchange.ticket in self._waiting(exchange.model.key)
-
 
 def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveRequest:
     instance = None if position else exchange.instance
@@ -232,6 +207,16 @@ def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveReques
     )
 
 
-def _done(fact: RequestFinished, model: str, traceparent: str) -> dict[str, Any]:
+def _live_row(exchange: Exchange, request: LiveRequest, now_s: float) -> dict[str, Any]:
+    return asdict(request) | {
+        "model": exchange.model.name,
+        "age_s": now_s - exchange.arrived_at,
+        "ttft_s": request.ttft_s if exchange.started else None,
+        "tokens_exact": False,
+        "trace_id": exchange.traceparent[3:35],
+    }
+
+
+def _done_row(fact: RequestFinished, model: str, traceparent: str) -> dict[str, Any]:
     state = "finished" if fact.status < 400 else "left" if fact.status == 499 else "failed"
     return asdict(fact) | {"model": model, "state": state, "trace_id": traceparent[3:35]}

@@ -13,40 +13,19 @@ from glowplug.domain.errors import BadRequest, GlowplugError
 from glowplug.domain.model import Model
 from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
-from services.router.request_shapes import (
-    CHARS_PER_TOKEN_MAX,
-    NULL,
-    NUM_CHOICES,
-    NUM_INPUTS,
-    SCHEMA_BYTES,
-    TOOLS_BYTES,
-    Asked,
-    Block,
-    ChatAsked,
-    CompletionAsked,
-    CountAsked,
-    Document,
-    EmbeddingAsked,
-    Function,
-    Item,
-    Message,
-    MessagesAsked,
-    Part,
-    RerankAsked,
-    ResponseAsked,
-    ResponseTool,
-    Text,
-)
+from services.router import request_shapes as shapes
+from services.router.request_shapes import CHARS_PER_TOKEN_MAX, NULL, NUM_CHOICES, NUM_INPUTS, SCHEMA_BYTES, TOOLS_BYTES
 
+Piece = str | shapes.Document | shapes.Part | shapes.Block | shapes.Item | shapes.Turn
 Readers = Mapping[bytes, Callable[[bytes], Any]]
-SHAPES: dict[bytes, type[Asked]] = {
-    b"/v1/chat/completions": ChatAsked,
-    b"/v1/completions": CompletionAsked,
-    b"/v1/embeddings": EmbeddingAsked,
-    b"/v1/responses": ResponseAsked,
-    b"/v1/messages": MessagesAsked,
-    b"/v1/messages/count_tokens": CountAsked,
-    b"/v1/rerank": RerankAsked,
+SHAPES: dict[bytes, type[shapes.Asked]] = {
+    b"/v1/chat/completions": shapes.ChatAsked,
+    b"/v1/completions": shapes.CompletionAsked,
+    b"/v1/embeddings": shapes.EmbeddingAsked,
+    b"/v1/responses": shapes.ResponseAsked,
+    b"/v1/messages": shapes.MessagesAsked,
+    b"/v1/messages/count_tokens": shapes.CountAsked,
+    b"/v1/rerank": shapes.RerankAsked,
 }
 OPERATIONS = {
     b"/v1/chat/completions": "chat",
@@ -70,7 +49,7 @@ def readers(passed: Iterable[str] = ()) -> Readers:
     return {path: msgspec.json.Decoder(_with(shape, passed)).decode for path, shape in SHAPES.items()}
 
 
-def _with(shape: type[Asked], passed: Iterable[str]) -> type[Asked]:
+def _with(shape: type[shapes.Asked], passed: Iterable[str]) -> type[shapes.Asked]:
     names = [name for name in passed if name not in shape.__struct_encode_fields__]
     if not names:
         return shape
@@ -79,7 +58,7 @@ def _with(shape: type[Asked], passed: Iterable[str]) -> type[Asked]:
     made = msgspec.defstruct(
         shape.__name__, fields, bases=(shape,), kw_only=True, forbid_unknown_fields=True, rename=extra
     )
-    return cast(type[Asked], made)
+    return cast(type[shapes.Asked], made)
 
 
 READERS = readers()
@@ -143,7 +122,7 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
         for param, part in _parts(asked):
             if part.type not in _TEXT_PARTS:
                 raise BadRequest(f"{param}: `{model.name}` takes text only, not `{part.type}`.", param=param)
-    if api.functions_only and isinstance(asked, ResponseAsked):
+    if api.functions_only and isinstance(asked, shapes.ResponseAsked):
         for i, tool in enumerate(asked.tools or ()):
             if tool.type not in _FUNCTIONS:
                 text = f"tools[{i}].type: `{model.name}` calls functions only, and runs no `{tool.type}`."
@@ -171,7 +150,7 @@ def forced_choice(asked: Any) -> str:
         return apis.REQUIRED if choice == "required" else ""
     if isinstance(choice, dict):
         return apis.NAMED
-    if choice.type not in ("any", "tool") or not isinstance(asked, MessagesAsked):
+    if choice.type not in ("any", "tool") or not isinstance(asked, shapes.MessagesAsked):
         return ""
     return apis.NAMED if choice.type == "tool" and len(asked.tools or ()) > 1 else apis.REQUIRED
 
@@ -179,76 +158,67 @@ def forced_choice(asked: Any) -> str:
 def sizes(asked: Any) -> tuple[int, int]:
     """(prompt tokens, most response tokens; 0 for no limit), without a tokenizer: a token is four characters. Images
     and sounds within messages count nothing."""
-    if isinstance(asked, ChatAsked):
-        num_chars = sum(len(m.content) if isinstance(m.content, str) else _chars(m.content) for m in asked.messages)
+    if isinstance(asked, shapes.ChatAsked):
+        num_chars = sum(_chars(message.content) for message in asked.messages)
         most = asked.max_completion_tokens or asked.max_tokens
-    elif isinstance(asked, CompletionAsked):
+    elif isinstance(asked, shapes.CompletionAsked):
         num_chars, most = _chars_of_text(asked.prompt), asked.max_tokens
-    elif isinstance(asked, EmbeddingAsked):
+    elif isinstance(asked, shapes.EmbeddingAsked):
         num_chars, most = _chars_of_text(asked.input), 1
-    elif isinstance(asked, MessagesAsked):
-        num_chars, most = _chars_of_turns(asked), asked.max_tokens
-    elif isinstance(asked, CountAsked):
+    elif isinstance(asked, shapes.MessagesAsked):
+        num_chars, most = _chars(asked.system) + _chars(asked.messages), asked.max_tokens
+    elif isinstance(asked, shapes.CountAsked):
         num_chars, most = 0, 1  # its text is cut into tokens, and not read
-    elif isinstance(asked, RerankAsked):
-        num_chars, most = sum(map(_chars_of_document, asked.documents)) + len(asked.query) * len(asked.documents), 1
+    elif isinstance(asked, shapes.RerankAsked):
+        num_chars, most = _chars(asked.documents) + len(asked.query) * len(asked.documents), 1
     else:
-        num_chars, most = _chars_of_items(asked.input), asked.max_output_tokens
+        num_chars, most = _chars(asked.input), asked.max_output_tokens
     return num_chars // CHARS_PER_TOKEN, most or 0
 
 
 def _longest_text(asked: Any) -> tuple[str, int]:
     """(field, characters) of the longest text that is one prompt for the engine."""
-    if isinstance(asked, ChatAsked):
-        return "messages", sum(_chars_of_message(message) for message in asked.messages)
-    if isinstance(asked, ResponseAsked):
-        return "input", _chars_of_items(asked.input) + len(asked.instructions or "")
-    if isinstance(asked, CountAsked):
-        return "messages", _chars_of_turns(asked)
-    if isinstance(asked, RerankAsked):
-        return "documents", max(map(_chars_of_document, asked.documents)) + len(asked.query)
-    param, text = ("prompt", asked.prompt) if isinstance(asked, CompletionAsked) else ("input", asked.input)
+    if isinstance(asked, shapes.ChatAsked):
+        return "messages", sum(map(_chars_of_message, asked.messages))
+    if isinstance(asked, shapes.ResponseAsked):
+        return "input", _chars(asked.input) + len(asked.instructions or "")
+    if isinstance(asked, shapes.CountAsked):
+        return "messages", _chars(asked.system) + _chars(asked.messages)
+    if isinstance(asked, shapes.RerankAsked):
+        return "documents", max(map(_chars_of_piece, asked.documents)) + len(asked.query)
+    param, text = ("prompt", asked.prompt) if isinstance(asked, shapes.CompletionAsked) else ("input", asked.input)
     if isinstance(text, str):
         return param, len(text)
     return param, max((len(one) for one in text if isinstance(one, str)), default=0)
 
 
-def _chars_of_message(message: Message) -> int:
-    content = message.content
-    num_chars = len(content) if isinstance(content, str) else _chars(content)
-    num_chars += len(message.reasoning_content or "")
+def _chars_of_message(message: shapes.Message) -> int:
+    """With what the engine is given besides its content."""
+    num_chars = _chars(message.content) + len(message.reasoning_content or "")
     return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
-def _chars(parts: list[Part] | None) -> int:
-    return sum(len(part.text) for part in parts or () if part.text)
+def _chars(content: str | Sequence[Piece] | None) -> int:
+    """Characters of a text, or of the pieces of one."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(map(_chars_of_piece, content)) if content else 0
 
 
-def _chars_of_items(given: str | list[Item]) -> int:
-    if isinstance(given, str):
-        return len(given)
-    contents = [content for item in given for content in (item.content, item.output) if content]
-    return sum(len(content) if isinstance(content, str) else _chars(content) for content in contents)
+def _chars_of_piece(piece: Piece) -> int:
+    if isinstance(piece, str):
+        return len(piece)
+    if isinstance(piece, shapes.Turn):
+        return _chars(piece.content)
+    if isinstance(piece, shapes.Item):
+        return _chars(piece.content) + _chars(piece.output)
+    if isinstance(piece, shapes.Block):
+        num_chars = len(piece.thinking or "") + memoryview(piece.input).nbytes + _chars(piece.content)
+        return num_chars + len(piece.text or "")
+    return len(piece.text or "")
 
 
-def _chars_of_turns(asked: CountAsked) -> int:
-    contents = [asked.system, *(turn.content for turn in asked.messages)]
-    return sum(len(content) if isinstance(content, str) else _chars_of_blocks(content) for content in contents)
-
-
-def _chars_of_blocks(blocks: Sequence[Block] | None) -> int:
-    num_chars = 0
-    for block in blocks or ():
-        num_chars += len(block.text or "") + len(block.thinking or "") + memoryview(block.input).nbytes
-        num_chars += len(block.content) if isinstance(block.content, str) else _chars_of_blocks(block.content)
-    return num_chars
-
-
-def _chars_of_document(document: str | Document) -> int:
-    return len(document if isinstance(document, str) else document.text)
-
-
-def _chars_of_text(text: Text) -> int:
+def _chars_of_text(text: shapes.Text) -> int:
     """Of a list: texts, or token ids, each of which is one token."""
     if isinstance(text, str):
         return len(text)
@@ -259,7 +229,7 @@ def _num_ids(one: int | list[int]) -> int:
     return 1 if isinstance(one, int) else len(one)
 
 
-def _num_texts(text: Text) -> int:
+def _num_texts(text: shapes.Text) -> int:
     """How many texts a list holds; token ids among them are one together."""
     if isinstance(text, str):
         return 1
@@ -269,7 +239,7 @@ def _num_texts(text: Text) -> int:
 
 def _check(asked: Any) -> None:
     """What types cannot say: fields that bound each other, and the sizes of schemas."""
-    if isinstance(asked, ChatAsked):
+    if isinstance(asked, shapes.ChatAsked):
         if asked.tools is not None or asked.tool_choice is not None:
             tools = [tool.function for tool in asked.tools or ()]
             _check_tools("tools[{}].function", tools)
@@ -279,7 +249,7 @@ def _check(asked: Any) -> None:
             _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
         for param, part in _parts(asked):
             _check_part(param, part)
-    elif isinstance(asked, CompletionAsked):
+    elif isinstance(asked, shapes.CompletionAsked):
         num_prompts, n = _num_texts(asked.prompt), asked.n or 1
         if not num_prompts:
             raise BadRequest("prompt: no text is given.", param="prompt")
@@ -289,17 +259,17 @@ def _check(asked: Any) -> None:
         if asked.best_of is not None and asked.best_of < n:
             raise BadRequest(f"best_of: {asked.best_of} is below n={n}.", param="best_of")
         _check_format(asked)
-    elif isinstance(asked, EmbeddingAsked):
+    elif isinstance(asked, shapes.EmbeddingAsked):
         num_inputs = _num_texts(asked.input)
         if not 1 <= num_inputs <= NUM_INPUTS:
             raise BadRequest(f"input: {num_inputs} texts; 1 to {NUM_INPUTS} are allowed.", param="input")
-    elif isinstance(asked, CountAsked):
+    elif isinstance(asked, shapes.CountAsked):
         _check_anthropic(asked)
-    elif isinstance(asked, ResponseAsked):
+    elif isinstance(asked, shapes.ResponseAsked):
         _check_response(asked)
 
 
-def _check_anthropic(asked: CountAsked) -> None:
+def _check_anthropic(asked: shapes.CountAsked) -> None:
     num_bytes = 0
     for i, tool in enumerate(asked.tools or ()):
         if tool.type not in (None, "custom"):
@@ -345,7 +315,7 @@ def _named_tool(choice: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _check_response(asked: ResponseAsked) -> None:
+def _check_response(asked: shapes.ResponseAsked) -> None:
     for i, tool in enumerate(asked.tools or ()):
         if tool.type == "function" and not tool.name:
             raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
@@ -361,7 +331,7 @@ def _check_response(asked: ResponseAsked) -> None:
         _check_part(param, part)
 
 
-def _check_tools(where: str, tools: Sequence[Function | ResponseTool]) -> None:
+def _check_tools(where: str, tools: Sequence[shapes.Function | shapes.ResponseTool]) -> None:
     num_bytes = 0
     for i, tool in enumerate(tools):
         _check_schema(f"{where.format(i)}.parameters", tool.parameters)
@@ -374,7 +344,7 @@ def _check_tools_bytes(num_bytes: int) -> None:
         raise BadRequest(f"tools: {num_bytes} bytes are more than {TOOLS_BYTES}.", param="tools")
 
 
-def _check_format(asked: ChatAsked | CompletionAsked) -> None:
+def _check_format(asked: shapes.ChatAsked | shapes.CompletionAsked) -> None:
     if asked.response_format is not None:
         _check_schema("response_format.json_schema", asked.response_format.json_schema)
         _check_schema("response_format.schema", asked.response_format.schema)
@@ -389,25 +359,25 @@ def _check_schema(param: str, schema: msgspec.Raw) -> None:
         raise BadRequest(f"{param}: an object is expected.", param=param)
 
 
-def _check_part(param: str, part: Part | Block) -> None:
+def _check_part(param: str, part: shapes.Part | shapes.Block) -> None:
     if part.type in _WITH_TEXT and part.text is None:
         raise BadRequest(f"{param}.text is missing.", param=f"{param}.text")
 
 
-def _parts(asked: Any) -> Iterator[tuple[str, Part | Block]]:
+def _parts(asked: Any) -> Iterator[tuple[str, shapes.Part | shapes.Block]]:
     """Every part of every message, with where it is."""
-    contents: Sequence[tuple[str, str | Sequence[Part] | Sequence[Block] | None]]
-    if isinstance(asked, CountAsked):
+    contents: Sequence[tuple[str, str | Sequence[shapes.Part] | Sequence[shapes.Block] | None]]
+    if isinstance(asked, shapes.CountAsked):
         turns = [(f"messages[{i}].content", turn.content) for i, turn in enumerate(asked.messages)]
         contents = [("system", asked.system), *turns]
         for where, blocks in turns:  # a tool's result has pieces too
             if isinstance(blocks, list):
                 contents += [(f"{where}[{i}].content", block.content) for i, block in enumerate(blocks)]
-    elif isinstance(asked, ChatAsked):
+    elif isinstance(asked, shapes.ChatAsked):
         contents = [
             (f"messages[{i}].content", m.content) for i, m in enumerate(asked.messages) if type(m.content) is list
         ]
-    elif isinstance(asked, ResponseAsked) and isinstance(asked.input, list):
+    elif isinstance(asked, shapes.ResponseAsked) and isinstance(asked.input, list):
         contents = [(f"input[{i}].content", item.content) for i, item in enumerate(asked.input)]
         contents += [(f"input[{i}].output", item.output) for i, item in enumerate(asked.input)]
     else:

@@ -34,6 +34,9 @@ class Stage(IntEnum):
     REFUSING = 3  # new requests get 503
 
 
+EXECUTORS = {Dispatch: "dispatch", Hold: "hold", Recall: "recall", Reject: "reject"}  # by type: a method of Routed
+
+
 class Routed(Protocol):
     """A request as the controller's effects find it."""
 
@@ -64,12 +67,6 @@ class RequestTable(Generic[R]):
         self.table_loaded = False
         self._bus_awaited_until = 0.0
         self._publish = publish
-        self.executors: dict[type, Callable[[R, Any], None]] = {
-            Dispatch: lambda exchange, effect: exchange.dispatch(effect),
-            Hold: lambda exchange, effect: exchange.hold(effect),
-            Recall: lambda exchange, effect: exchange.recall(effect),
-            Reject: lambda exchange, effect: exchange.reject(effect),
-        }
 
     # -- readiness ----------------------------------------------------------------------------------------------
 
@@ -127,4 +124,4 @@ class RequestTable(Generic[R]):
             if type(effect) is Publish:
                 self._publish(effect)
             elif (exchange := self.exchanges.get(effect.ticket)) is not None:
-                self.executors[type(effect)](exchange, effect)
+                getattr(exchange, EXECUTORS[type(effect)])(effect)

@@ -22,7 +22,7 @@ from glowplug.fleet.tables import Fleet
 from glowplug.runtime.service import World
 from glowplug.runtime.shell import Shell
 from services.router.exchange import Exchange
-from services.router.request_table import RequestTable
+from services.router.request_table import EXECUTORS, RequestTable
 from services.router.settings import RouterSettings
 
 MAX_COPY_BYTES = 256 << 20  # every model and instance of a fleet: 10,000 models are 20 MiB
@@ -52,7 +52,7 @@ class RouterShell(Shell):
         self._refusal = ""  # of the bus, as the controller was notified last
 
     def executed(self) -> Iterable[type[Any]]:
-        return self._table.executors
+        return EXECUTORS
 
     async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
         self._table.do(effects)

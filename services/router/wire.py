@@ -16,17 +16,12 @@ _REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Reques
 VERSION = b"HTTP/1.1 "  # what every answer begins with
 _STATUS_LINES: dict[int, bytes] = {code: VERSION + f"{code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
 CONTINUE = VERSION + b"100 Continue\r\n\r\n"
-CLOSE = b"connection: close\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 EVENT_STREAM_HEADERS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 JSON_HEADERS = b"content-type: application/json\r\n"
 encode_json = msgspec.json.Encoder().encode
 Write = Callable[[bytes], None]
-
-
-def status_line(code: int) -> bytes:
-    return _STATUS_LINES.get(code) or b"%b%d Unknown\r\n" % (VERSION, code)
 
 
 def chunk(data: bytes) -> bytes:
@@ -40,10 +35,14 @@ def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> b
     return b"queue;dur=%.1f, %brouter;dur=%.2f" % (queue_s * 1000, started, router_s * 1000)
 
 
-def head(code: int, headers: bytes, *, length: int | None, keep_alive: bool) -> bytes:
-    """Status line and headers; `length` None means chunked."""
-    framing = CHUNKED if length is None else b"content-length: %d\r\n" % length
-    return status_line(code) + headers + framing + (b"" if keep_alive else CLOSE) + b"\r\n"
+def head(code: int, headers: bytes, *, keep_alive: bool) -> bytes:
+    """Status line and headers, those of the framing among them."""
+    status_line = _STATUS_LINES.get(code) or b"%b%d Unknown\r\n" % (VERSION, code)
+    return status_line + headers + (b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+
+
+def content_length(num_bytes: int) -> bytes:
+    return b"content-length: %d\r\n" % num_bytes
 
 
 def writer(transport: asyncio.Transport) -> Write:

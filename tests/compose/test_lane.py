@@ -91,10 +91,14 @@ def test_a_chat_of_the_playground_leaves_its_trace(fleet: ComposeFleet) -> None:
 
 def test_an_operator_acts_through_the_console(fleet: ComposeFleet) -> None:
     assert text_of(fleet.chat(EMULATED[1]))
-    path = f"{fleet.console}/api/v1/models/{EMULATED[1]}/unload"
-    assert fleet.client.post(path).status_code == 401
+    assert fleet.client.post(f"{fleet.console}/api/v1/models/{EMULATED[1]}/unload").status_code == 401
+    unload(fleet, EMULATED[1])
+
+
+def unload(fleet: ComposeFleet, model: str) -> None:
+    path = f"{fleet.console}/api/v1/models/{model}/unload"
     assert fleet.client.post(path, headers={"Authorization": f"Bearer {ADMIN}"}).is_success
-    wait_until("no instance serves", lambda: fleet.model(EMULATED[1])["state"] in AT_REST, WAIT_S)
+    wait_until("no instance serves", lambda: fleet.model(model)["state"] in AT_REST, WAIT_S)
 
 
 def test_the_command_line_is_in_the_router_s_container(fleet: ComposeFleet) -> None:
@@ -103,13 +107,8 @@ def test_the_command_line_is_in_the_router_s_container(fleet: ComposeFleet) -> N
 
 
 def test_a_model_file_added_is_a_model_served(fleet: ComposeFleet) -> None:
-    body = {
-        "name": "added",
-        "engine": "emulated",
-        "weights_bytes": "1GiB",
-        "kv_bytes": "1GiB",
-        "engine_args": {"profile": "llama-2-7b/a100"},
-    }
+    body = {"name": "added", "engine": "emulated", "weights_bytes": "1GiB", "kv_bytes": "1GiB"}
+    body |= {"engine_args": {"profile": "llama-2-7b/a100"}}
     write = f"import pathlib; pathlib.Path('/tmp/added.yaml').write_text({json.dumps(body)!r})"
     fleet.exec("router", "python", "-c", write)
     fleet.exec("router", "glowplug", "deploy", "/tmp/added.yaml")
@@ -118,10 +117,8 @@ def test_a_model_file_added_is_a_model_served(fleet: ComposeFleet) -> None:
 
 
 def test_engines_that_ended_leave_no_zombie(fleet: ComposeFleet) -> None:
-    path = f"{fleet.console}/api/v1/models/{EMULATED[0]}/unload"
     assert text_of(fleet.chat(EMULATED[0]))
-    assert fleet.client.post(path, headers={"Authorization": f"Bearer {ADMIN}"}).is_success
-    wait_until("no instance serves", lambda: fleet.model(EMULATED[0])["state"] in AT_REST, WAIT_S)
+    unload(fleet, EMULATED[0])
     look = "import psutil; print([p.status() for p in psutil.process_iter() if p.status() == psutil.STATUS_ZOMBIE])"
 
     def none() -> bool:

@@ -22,17 +22,11 @@ from tests.compose.engine import ROOT
 from tests.compose.fleet import COMPOSE, FILES, SETTINGS, VARIABLE, compose, example, filled, root_file, services
 from tests.house.tree import SERVICES as OURS
 
+OBSERVABILITY = {"prometheus", "alertmanager", "grafana", "jaeger"}
 JOBS = {"directories", "weights", "gpu-models", "cli"}
 DOCKERFILES = ("deploy/docker/Dockerfile", "tests/compose/servers.Dockerfile")
-SCRIPTS = (
-    "deploy/docker/images.sh",
-    "deploy/docker/env.sh",
-    "deploy/docker/libraries.sh",
-    "deploy/docker/compose.sh",
-    "deploy/docker/valkey-users.sh",
-    "deploy/docker/alertmanager.sh",
-    "tests/compose/base_image.sh",
-)
+OF_IMAGES = ("images", "env", "libraries", "compose", "valkey-users", "alertmanager")
+SCRIPTS = (*(f"deploy/docker/{name}.sh" for name in OF_IMAGES), "tests/compose/base_image.sh")
 NAMES = re.compile(r"`([A-Z][A-Z0-9_]+)`")
 
 
@@ -48,10 +42,7 @@ def test_the_file_is_compose(path: str) -> None:
 def test_the_command_reads_it(command: str, tmp_path: Path) -> None:
     """With every profile, with the override and without; no engine is asked."""
     parts = command.split()
-    if (
-        shutil.which(parts[0]) is None
-        or subprocess.run([*parts, "version"], capture_output=True, check=False).returncode
-    ):
+    if shutil.which(parts[0]) is None or subprocess.run([*parts, "version"], capture_output=True).returncode:
         pytest.skip(f"{command} is not installed")
     env_file = tmp_path / "env"
     env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))
@@ -72,9 +63,7 @@ def test_without_an_env_file_compose_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_everybody_is_there() -> None:
-    wanted = {"nats", "valkey", "s3", "prometheus", "alertmanager", "grafana", "jaeger"} | (
-        set(OURS) - {"agent", "prefetcher"}
-    )
+    wanted = {"nats", "valkey", "s3"} | OBSERVABILITY | set(OURS) - {"agent", "prefetcher"}
     nodes = {f"node-{k}" for k in (1, 2, 3, "gpu")}
     assert wanted | nodes | {f"{node}-prefetcher" for node in nodes} | JOBS == services().keys()
     assert {name for name, stated in services().items() if stated.get("profiles") == ["gpu"]} == {
@@ -144,10 +133,7 @@ def test_no_secret_stands_in_a_file() -> None:
 
 def test_every_variable_of_the_file_is_in_the_example() -> None:
     used = {match[1] for match in VARIABLE.finditer(root_file(COMPOSE).replace("$$", ""))}
-    assert used - {"COMPOSE_FILE", "COMPOSE_PROJECT_NAME"} == example().keys() - {
-        "COMPOSE_FILE",
-        "COMPOSE_PROJECT_NAME",
-    }
+    assert {name for name in used ^ example().keys() if name not in ("COMPOSE_FILE", "COMPOSE_PROJECT_NAME")} == set()
     for match in VARIABLE.finditer(root_file(COMPOSE)):
         if match[2] and match[2].startswith(":-"):
             assert match[2][2:] == example()[match[1]], f"{match[1]} has two defaults"
@@ -204,21 +190,9 @@ def test_traces_go_to_jaeger_and_from_there_to_the_console() -> None:
 
 def test_the_override_changes_only_what_no_registry_gives() -> None:
     changed = compose(FILES[1])["services"]
-    assert changed.keys() == {
-        "nats",
-        "valkey",
-        "s3",
-        "node-1",
-        "node-2",
-        "prometheus",
-        "alertmanager",
-        "grafana",
-        "jaeger",
-    }
+    assert changed.keys() == {"nats", "valkey", "s3", "node-1", "node-2"} | OBSERVABILITY
     assert all(set(changed[node]["environment"]) == {"GLOWPLUG_EMULATED_TIME_SCALE"} for node in ("node-1", "node-2"))
-    assert all(
-        changed[name] == {"profiles": ["observability"]} for name in ("prometheus", "alertmanager", "grafana", "jaeger")
-    )
+    assert all(changed[name] == {"profiles": ["observability"]} for name in OBSERVABILITY)
 
 
 def test_models_of_the_fleet_can_be_read_and_served() -> None:
@@ -294,10 +268,8 @@ def test_images_install_exact_versions_of_everything() -> None:
     """constraints.txt names each distribution that pyproject asks for in an image, at one version."""
     stated = tomllib.loads(root_file("pyproject.toml"))["project"]
     extras = stated["optional-dependencies"]
-    wanted = [
-        *stated["dependencies"],
-        *(line for name in extras if name not in ("dev", "local") for line in extras[name]),
-    ]
+    of_extras = [line for name in extras if name not in ("dev", "local") for line in extras[name]]
+    wanted = [*stated["dependencies"], *of_extras]
     names = {re.split(r"[\[><=;~ ]", line)[0].lower() for line in wanted}
     lines = [line for line in root_file("deploy/docker/constraints.txt").splitlines() if not line.startswith("#")]
     pinned = dict(line.split("==") for line in lines)
@@ -312,7 +284,7 @@ def test_opening_one_port_opens_no_other() -> None:
     assert opened == {
         "API_BIND_ADDRESS": {"router"},
         "CONSOLE_BIND_ADDRESS": {"console"},
-        "OBSERVABILITY_BIND_ADDRESS": {"prometheus", "alertmanager", "grafana", "jaeger"},
+        "OBSERVABILITY_BIND_ADDRESS": OBSERVABILITY,
     }
 
 
@@ -386,12 +358,10 @@ def test_compose_up_prints_what_runs(running: list[str], tmp_path: Path) -> None
     docker.write_text('#!/bin/sh\ncase " $* " in *" ps "*) printf "%s\\n" ' + " ".join(running) + " ;; esac\n")
     docker.chmod(0o700)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["sh", str(checkout / "compose.sh"), "up"], env=env, capture_output=True, text=True, check=True
-    )
-    printed = {
-        line.split("  ")[0].strip() for line in done.stdout.splitlines() if re.search(r" http://127.0.0.1:\d+", line)
-    }
+    argv = ["sh", str(checkout / "compose.sh"), "up"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    shown = [line for line in done.stdout.splitlines() if re.search(r" http://127.0.0.1:\d+", line)]
+    printed = {line.split("  ")[0].strip() for line in shown}
     lines = {
         "router": "OpenAI API",
         "console": "console",

@@ -10,55 +10,39 @@ from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
-from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
-from glowplug.domain.model import Model, WeightsRef
-from glowplug.events import Event, facts
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.model import Model
+from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
+from services.router.client import ClientConnection
 from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
 from services.router.port import DataPort
 from services.router.reports import Reports
 from services.router.request_table import RequestTable
 from services.router.settings import Limits
+from tests import fleet_builder
+from tests.waiting import until
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+Then = Literal["end", "die", "close", "hang"]
 Reply = Callable[["Served"], Awaitable[None]]
 
 
 def a_model(name: str = "m", **over: Any) -> Model:
-    fields: dict[str, Any] = {
-        "name": name,
-        "key": name,
-        "engine": "fake",
-        "weights": WeightsRef(uri="file:///w"),
-        "weights_bytes": 1,
-        "kv_bytes": 1,
-        "revision": 1,
-    }
-    return Model(**(fields | over))
+    return fleet_builder.a_model(name, **({"key": name, "engine": "fake"} | over))
 
 
 def an_instance(instance_id: str, url: str, state: InstanceState = InstanceState.READY, **over: Any) -> Instance:
-    worker = Worker(worker_id=f"{instance_id}-w0", node_id="node-1", gpu_id="node-1/0", num_bytes=2)
-    fields: dict[str, Any] = {
-        "instance_id": instance_id,
-        "model_key": "m",
-        "engine": "fake",
-        "state": state,
-        "workers": (worker,),
-        "url": url,
-        "revision": 1,
-        "created_at": 100.0,
-        "ready_at": 102.0,
-        "phases": (Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=100.5),),
-    }
-    return Instance(**(fields | over))
+    """One that took two seconds to start, half of one for its weights."""
+    phases = (Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=100.5),)
+    fields = {"url": url, "created_at": 100.0, "ready_at": 102.0, "phases": phases} | over
+    return fleet_builder.an_instance(instance_id, fields.pop("model_key", "m"), state, **fields)
 
 
 @dataclass
@@ -84,10 +68,10 @@ class Served:
         await self.send(head % (status.encode(), extra, len(body)) + body)
 
     async def sse_head(self) -> None:
-        await self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        await self.send(SSE_HEAD)
 
     async def chunk(self, data: bytes) -> None:
-        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+        await self.send(chunk(data))
 
     async def end(self) -> None:
         await self.send(b"0\r\n\r\n")
@@ -96,23 +80,39 @@ class Served:
         self.writer.transport.abort()
 
 
-def streaming(*chunks: bytes, then: Literal["end", "die", "close", "hang"] = "end") -> Reply:
-    """A stream of `chunks`, a moment apart; then its last chunk, a torn connection, a closed one, or nothing more."""
+def sending(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 0.01) -> Reply:
+    """Bytes, a moment apart, and events that it waits for; then nothing, a torn connection, a closed one, or a wait for
+    the router to leave."""
 
     async def reply(served: Served) -> None:
-        await served.sse_head()
-        for data in chunks:
-            await served.chunk(data)
-            await asyncio.sleep(0.01)
-        if then == "end":
-            await served.end()
-        elif then == "die":
-            await asyncio.sleep(0.01)
+        for step in steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                await served.send(step)
+                await asyncio.sleep(every_s)
+        if then == "die":
             served.die()
         elif then == "close":
             served.writer.close()
-        else:
+        elif then == "hang":
             await served.left.wait()
+
+    return reply
+
+
+def streaming(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 0.01) -> Reply:
+    """The same as chunks of a stream, whose last chunk comes only where it comes to its end."""
+    framed = [chunk(step) if isinstance(step, bytes) else step for step in steps]
+    return sending(SSE_HEAD, *framed, *[b"0\r\n\r\n"] * (then == "end"), then=then, every_s=every_s)
+
+
+def answering(value: Any, status: str = "200 OK", extra: bytes = b"", *, after_s: float = 0.0) -> Reply:
+    """A whole answer, after a while."""
+
+    async def reply(served: Served) -> None:
+        await asyncio.sleep(after_s)
+        await served.json(value, status, extra)
 
     return reply
 
@@ -120,10 +120,17 @@ def streaming(*chunks: bytes, then: Literal["end", "die", "close", "hang"] = "en
 async def stream_three(served: Served) -> None:
     """Three tokens and [DONE]."""
     await served.sse_head()
-    for _ in range(3):
-        await served.chunk(TOKEN)
-    await served.chunk(DONE)
+    for data in (TOKEN, TOKEN, TOKEN, DONE):
+        await served.chunk(data)
     await served.end()
+
+
+async def die_at_once(served: Served) -> None:
+    served.die()
+
+
+async def hang(served: Served) -> None:
+    await served.left.wait()
 
 
 class FakeEngine:
@@ -187,6 +194,10 @@ class Answer:
         return str(self.json()["error"]["code"])
 
 
+def data_events(body: bytes) -> list[bytes]:
+    return [event for event in body.split(b"\n\n") if event.startswith(b"data:")]
+
+
 def assert_error(answer: Answer, status: int, code: str) -> None:
     """A whole answer that is an error, in OpenAI's shape."""
     error = answer.json()["error"]
@@ -224,7 +235,7 @@ class Client:
             return Answer(status, headers, await self.reader.read())
         parts: list[bytes] = []
         try:
-            while (part := await self.chunk()) != b"":
+            while part := await self.chunk():
                 parts.append(part)
         except asyncio.IncompleteReadError:
             return Answer(status, headers, b"".join(parts), complete=False)
@@ -234,6 +245,13 @@ class Client:
         size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
         data = await self.reader.readexactly(size + 2)
         return data[:-2]
+
+    async def rest(self) -> bytes:
+        """What is left of a chunked body."""
+        body = b""
+        while part := await self.chunk():
+            body += part
+        return body
 
     def half_close(self) -> None:
         """Nothing more is sent; what comes is still read."""
@@ -247,15 +265,32 @@ class Client:
         self.writer.transport.abort()
 
 
+def post(path: str, body: bytes, extra: bytes = b"") -> bytes:
+    """The bytes of one request with a body of JSON."""
+    head = b"POST %b HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (path.encode(), extra, len(body)) + body
+
+
 def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: bytes | None = None) -> bytes:
     """The bytes of one chat request."""
-    if body is None:
-        fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
-        body = json.dumps(fields).encode()
-    head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n"
-    )
-    return head % (extra, len(body)) + b"\r\n" + body
+    fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    return post("/v1/chat/completions", json.dumps(fields).encode() if body is None else body, extra)
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"  # a head
+
+
+def chunk(data: bytes, extension: bytes = b"") -> bytes:
+    """One piece of a body behind such a head."""
+    return b"%x%b\r\n%b\r\n" % (len(data), extension, data)
+
+
+def get(path: str, *, method: str = "GET", extra: bytes = b"") -> bytes:
+    """The bytes of a request without a body."""
+    return f"{method} {path} HTTP/1.1\r\nhost: t\r\n".encode() + extra + b"\r\n"
+
+
+GET = get("/v1/models")
 
 
 @dataclass
@@ -271,7 +306,6 @@ class Rig:
     finished: list[Exchange]
     engines: list[FakeEngine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
-    bus: MemoryBus = field(default_factory=MemoryBus)
 
     async def client(self) -> Client:
         made = Client(*await asyncio.open_connection(*self.host_port))
@@ -282,6 +316,13 @@ class Rig:
         """A new client that has sent this."""
         client = await self.client()
         await client.send(request)
+        return client
+
+    async def held(self, request: bytes) -> Client:
+        """A new client whose request waits for an engine."""
+        before = self.num_held
+        client = await self.sent(request)
+        await self.until(lambda: self.num_held == before + 1)
         return client
 
     async def ask(self, request: bytes, method: str = "POST") -> Answer:
@@ -296,27 +337,26 @@ class Rig:
 
     def tell(self, instance: Instance, code: str = "") -> None:
         """An instance fact."""
-        kinds: dict[InstanceState, Any] = {
-            InstanceState.STARTING: facts.InstanceStarting,
-            InstanceState.LOADING: facts.InstanceLoading,
-            InstanceState.READY: facts.InstanceReady,
-            InstanceState.DRAINING: facts.InstanceDraining,
-            InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
-            InstanceState.STOPPED: facts.InstanceStopped,
-        }
-        if instance.state is InstanceState.FAILED:
-            data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
-        else:
-            data = kinds[instance.state](instance=instance)
-        self.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        why = {"code": code or "engine_failed"} if instance.state is InstanceState.FAILED else {}
+        fact = PAYLOADS[f"instance.{instance.state.value}"](instance=instance, **why)
+        self.table.take(fleet_builder.an_event(fact))
+
+    async def connection(self) -> ClientConnection:
+        """That of the only client."""
+        await self.until(lambda: len(self.port.connections) == 1)
+        (connection,) = self.port.connections
+        return connection
+
+    @property
+    def exchange(self) -> Exchange:
+        """The oldest that is not over."""
+        return next(iter(self.table.exchanges.values()))
 
     def tick(self) -> None:
         self.table.take(Tick())
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.002)
+        await until(condition, within_s=10.0, every_s=0.002)
 
     @property
     def num_held(self) -> int:

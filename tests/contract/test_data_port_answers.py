@@ -1,34 +1,37 @@
 """What passes through the data port, byte for byte, and what it adds."""
 
-import asyncio
 import json
 
 import pytest
 from openai import AsyncOpenAI
 
 from glowplug.domain.engine_key import engine_key
+from glowplug.domain.instance import InstanceState
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat, stream_three, streaming
-
-
-async def test_a_stream_passes_through_whole() -> None:
-    async with a_rig() as rig:
-        await rig.engine()
-        answer = await rig.ask(chat(stream=True))
-    assert answer.status == 200 and answer.complete
-    assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.body == TOKEN * 3 + DONE
+from tests.contract.data_port_rig import (
+    DONE,
+    SSE_HEAD,
+    TOKEN,
+    Rig,
+    Served,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    chunk,
+    get,
+    sending,
+    stream_three,
+    streaming,
+)
 
 
 async def test_bodies_are_byte_exact_both_ways() -> None:
     odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}] , "top_k":7, "x":{"y":[1.50]} }'
     reply = b'{"id" :1, "odd":  1.0e5}'
-
-    async def answer_oddly(served: Served) -> None:
-        await served.json(reply)
-
     async with a_rig(passed_fields=("x",)) as rig:
-        engine = await rig.engine(answer_oddly)
+        engine = await rig.engine(answering(reply))
         answer = await rig.ask(chat(body=odd))
     assert engine.served[0].body == odd
     assert answer.body == reply and answer.headers["content-length"] == str(len(reply))
@@ -59,161 +62,116 @@ async def test_target_and_headers_reach_the_engine_but_credentials_do_not() -> N
     assert served.header("authorization") is None and served.header("cookie") is None
 
 
-async def test_request_id_is_echoed_and_passed_on() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        answer = await rig.ask(chat(extra=b"X-Request-Id: mine-1\r\n"))
+async def test_request_id_is_echoed_and_passed_on(rig: Rig) -> None:
+    engine = await rig.engine()
+    answer = await rig.ask(chat(extra=b"X-Request-Id: mine-1\r\n"))
     assert answer.headers["x-request-id"] == "mine-1" == engine.served[0].header("x-request-id")
 
 
-async def test_request_id_is_made_when_none_or_an_unsafe_one_came() -> None:
-    async with a_rig() as rig:
-        await rig.engine()
-        first = await rig.ask(chat())
-        second = await rig.ask(chat(extra=b"x-request-id: <script>\r\n"))
-        third = await rig.ask(b"GET /nowhere HTTP/1.1\r\nhost: t\r\n\r\n")
+async def test_request_id_is_made_when_none_or_an_unsafe_one_came(rig: Rig) -> None:
+    await rig.engine()
+    first = await rig.ask(chat())
+    second = await rig.ask(chat(extra=b"x-request-id: <script>\r\n"))
+    third = await rig.ask(get("/nowhere"))
     made = {a.headers["x-request-id"] for a in (first, second, third)}
     assert len(made) == 3 and all(i.startswith("req-") for i in made)
 
 
-async def test_traceparent_goes_on_to_the_engine_and_back() -> None:
+async def test_traceparent_goes_on_to_the_engine_and_back(rig: Rig) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        answer = await rig.ask(chat(extra=b"traceparent: %b\r\n" % trace.encode()))
-        fresh = await rig.ask(chat(extra=b"traceparent: 00-zz-b7ad6b7169203331-01\r\n"))
+    engine = await rig.engine()
+    answer = await rig.ask(chat(extra=b"traceparent: %b\r\n" % trace.encode()))
+    fresh = await rig.ask(chat(extra=b"traceparent: 00-zz-b7ad6b7169203331-01\r\n"))
     assert answer.headers["traceparent"] == trace == engine.served[0].header("traceparent")
     assert fresh.headers["traceparent"].startswith("00-") and "zz" not in fresh.headers["traceparent"]
 
 
-async def test_server_timing_and_instance_are_told() -> None:
-    async with a_rig() as rig:
-        await rig.engine(emulated=True)
-        answer = await rig.ask(chat(stream=True))
+async def test_server_timing_and_instance_are_told(rig: Rig) -> None:
+    await rig.engine(emulated=True)
+    answer = await rig.ask(chat(stream=True))
     timing = answer.headers["server-timing"]
     assert timing.startswith("queue;dur=0.0, router;dur=") and "fetch" not in timing
     assert answer.headers["x-glowplug-instance"] == "i-1"
     assert answer.headers[HEADER_EMULATED] == "1"
 
 
-async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
-    async with a_rig() as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
-        await rig.engine()
-        answer = await client.answer()
+async def test_server_timing_of_a_cold_request_has_the_phases(rig: Rig) -> None:
+    client = await rig.held(chat())
+    await rig.engine()
+    answer = await client.answer()
     assert "fetch;dur=500.0" in answer.headers["server-timing"]
 
 
-async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code() -> None:
-    async def refuse(served: Served) -> None:
-        await served.json({"error": {"message": "no", "code": "bad"}}, status="400 Bad Request", extra=b"x-e: 1\r\n")
-
-    async with a_rig() as rig:
-        await rig.engine(refuse)
-        answer = await rig.ask(chat(stream=True))
+async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code(rig: Rig) -> None:
+    said = {"error": {"message": "no", "code": "bad"}}
+    await rig.engine(answering(said, "400 Bad Request", b"x-e: 1\r\n"))
+    answer = await rig.ask(chat(stream=True))
     error = {"message": "no", "type": "invalid_request_error", "param": None, "code": "bad"}
     assert answer.status == 400 and answer.json() == {"error": error}
     assert answer.headers["x-glowplug-instance"] == "i-1" and "server-timing" in answer.headers
 
 
-def framed(data: bytes, size: bytes = b"%x", extension: bytes = b"") -> bytes:
-    return size % len(data) + extension + b"\r\n" + data + b"\r\n"
-
-
 HALF = len(TOKEN) // 2
 FRAMINGS = {
-    "a chunk each": [framed(TOKEN)] * 3,
-    "chunks that are read at once": [framed(TOKEN), framed(TOKEN) + framed(TOKEN)],
-    "two events in a chunk": [framed(TOKEN), framed(TOKEN + TOKEN)],
-    "a chunk in two reads": [framed(TOKEN), framed(TOKEN)[:20], framed(TOKEN)[20:], framed(TOKEN)],
-    "a size in two reads": [framed(TOKEN) + b"3", framed(TOKEN)[1:], framed(TOKEN)],
-    "half an event in a chunk": [framed(TOKEN), framed(TOKEN[:HALF]), framed(TOKEN[HALF:]), framed(TOKEN)],
-    "half an event and more": [framed(TOKEN), framed(TOKEN[:HALF]), framed(TOKEN[HALF:] + TOKEN)],
-    "sizes in capitals, with zeros": [framed(TOKEN), framed(TOKEN, b"%X"), framed(TOKEN, b"00%x")],
-    "an extension": [framed(TOKEN), framed(TOKEN, extension=b";x=1"), framed(TOKEN)],
+    "a chunk each": [chunk(TOKEN)] * 3,
+    "chunks that are read at once": [chunk(TOKEN), chunk(TOKEN) + chunk(TOKEN)],
+    "two events in a chunk": [chunk(TOKEN), chunk(TOKEN + TOKEN)],
+    "a chunk in two reads": [chunk(TOKEN), chunk(TOKEN)[:20], chunk(TOKEN)[20:], chunk(TOKEN)],
+    "a size in two reads": [chunk(TOKEN) + b"3", chunk(TOKEN)[1:], chunk(TOKEN)],
+    "half an event in a chunk": [chunk(TOKEN), chunk(TOKEN[:HALF]), chunk(TOKEN[HALF:]), chunk(TOKEN)],
+    "half an event and more": [chunk(TOKEN), chunk(TOKEN[:HALF]), chunk(TOKEN[HALF:] + TOKEN)],
+    "sizes in capitals, with zeros": [chunk(TOKEN), b"%X\r\n%b\r\n" % (len(TOKEN), TOKEN), b"00" + chunk(TOKEN)],
+    "an extension": [chunk(TOKEN), chunk(TOKEN, b";x=1"), chunk(TOKEN)],
 }
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
-async def test_a_stream_is_the_same_however_its_engine_frames_it(framing: str) -> None:
-    async def reply(served: Served) -> None:
-        await served.sse_head()
-        for data in FRAMINGS[framing]:
-            await served.send(data)
-            await asyncio.sleep(0.005)
-        await served.send(framed(DONE) + b"0\r\n\r\n")
-
-    async with a_rig() as rig:
-        engine = await rig.engine(reply)
-        for _ in range(2):
-            answer = await rig.ask(chat(stream=True))
-            assert answer.complete and answer.body == TOKEN * 3 + DONE
-        assert engine.num_connections == 1
+async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, framing: str) -> None:
+    last = chunk(DONE) + b"0\r\n\r\n"
+    engine = await rig.engine(sending(SSE_HEAD, *FRAMINGS[framing], last, every_s=0.005))
+    for _ in range(2):
+        answer = await rig.ask(chat(stream=True))
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert answer.complete and answer.body == TOKEN * 3 + DONE
+    assert engine.num_connections == 1
     assert [e.num_events for e in rig.finished] == [3, 3]
 
 
-async def test_an_answer_split_at_every_byte_is_the_same() -> None:
+async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    raw += framed(TOKEN) + framed(DONE) + b"0\r\n\r\n"
+    raw += chunk(TOKEN) + chunk(DONE) + b"0\r\n\r\n"
 
-    async def byte_by_byte(served: Served) -> None:
-        for i in range(len(raw)):
-            await served.send(raw[i : i + 1])
-            await asyncio.sleep(0)
-
-    async with a_rig() as rig:
-        await rig.engine(byte_by_byte)
-        answer = await rig.ask(chat(stream=True))
+    await rig.engine(sending(*(raw[i : i + 1] for i in range(len(raw))), every_s=0.0))
+    answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
 
 
-async def test_a_body_without_framing_ends_with_the_connection() -> None:
-    async def until_close(served: Served) -> None:
-        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello")
-        served.writer.close()
-
-    async with a_rig() as rig:
-        await rig.engine(until_close)
-        answer = await rig.ask(chat())
+async def test_a_body_without_framing_ends_with_the_connection(rig: Rig) -> None:
+    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello", then="close"))
+    answer = await rig.ask(chat())
     assert answer.complete and answer.body == b"hello"
 
 
-async def test_an_interim_100_from_the_engine_is_not_the_answer() -> None:
-    async def interim(served: Served) -> None:
-        await served.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await served.json({"ok": 1})
-
-    async with a_rig() as rig:
-        await rig.engine(interim)
-        answer = await rig.ask(chat())
+async def test_an_interim_100_from_the_engine_is_not_the_answer(rig: Rig) -> None:
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n" + b'{"ok": 1}'
+    await rig.engine(sending(b"HTTP/1.1 100 Continue\r\n\r\n" + whole))
+    answer = await rig.ask(chat())
     assert answer.status == 200 and answer.json() == {"ok": 1}
 
 
-async def test_connections_to_an_engine_are_kept_and_used_again() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        client = await rig.client()
-        for _ in range(3):
-            await client.send(chat(stream=True))
-            assert (await client.answer()).status == 200
-        assert engine.num_connections == 1 and len(engine.served) == 3
-
-
-async def test_http_1_0_gets_a_plain_body_and_a_close() -> None:
-    async with a_rig() as rig:
-        await rig.engine()
-        client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
-        answer = await client.answer()
+async def test_http_1_0_gets_a_plain_body_and_a_close(rig: Rig) -> None:
+    await rig.engine()
+    client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    answer = await client.answer()
     assert "transfer-encoding" not in answer.headers and answer.body == TOKEN * 3 + DONE
 
 
 async def test_models_lists_cold_ones_with_state_and_eta() -> None:
     async with a_rig(models=(a_model("m", aliases=("short",)), a_model("cold-one"))) as rig:
         await rig.engine()
-        listed = await rig.ask(b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
-        one = await rig.ask(b"GET /v1/models/short HTTP/1.1\r\nhost: t\r\n\r\n")
-        none = await rig.ask(b"GET /v1/models/none HTTP/1.1\r\nhost: t\r\n\r\n")
+        listed = await rig.ask(get("/v1/models"))
+        one = await rig.ask(get("/v1/models/short"))
+        none = await rig.ask(get("/v1/models/none"))
     rows = {row["id"]: row for row in listed.json()["data"]}
     assert listed.json()["object"] == "list"
     assert (rows["m"]["state"], rows["m"]["eta_s"]) == ("hot", 0.0)
@@ -229,26 +187,21 @@ async def test_an_alias_is_served_by_its_model() -> None:
     assert answer.status == 200 and json.loads(engine.served[0].body)["model"] == "short"
 
 
-async def test_health_live_and_ready() -> None:
-    async with a_rig() as rig:
-        for path in (b"/health", b"/live", b"/ready"):
-            assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
-        rig.table.table_loaded = False
-        assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
+async def test_health_live_and_ready(rig: Rig) -> None:
+    for path in (b"/health", b"/live", b"/ready"):
+        assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
+    rig.table.table_loaded = False
+    assert (await rig.ask(get("/ready"))).status == 503
 
 
-async def test_token_counts_come_from_usage_timings_or_events() -> None:
-    async def with_usage(served: Served) -> None:
-        await served.json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
-
-    async with a_rig() as rig:
-        engine = await rig.engine(with_usage)
-        await rig.ask(chat())
-        engine.reply = streaming(TOKEN, b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n', DONE)
-        await rig.ask(chat(stream=True))
-        engine.reply = stream_three
-        await rig.ask(chat(stream=True))
-        await rig.until(lambda: len(rig.finished) == 3)
+async def test_token_counts_come_from_usage_timings_or_events(rig: Rig) -> None:
+    engine = await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}))
+    await rig.ask(chat())
+    engine.reply = streaming(TOKEN, b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n', DONE)
+    await rig.ask(chat(stream=True))
+    engine.reply = stream_three
+    await rig.ask(chat(stream=True))
+    await rig.until(lambda: len(rig.finished) == 3)
     assert [e.token_counts() for e in rig.finished] == [(5, 7, True), (3, 9, True), (0, 3, False)]
 
 
@@ -295,13 +248,10 @@ async def test_the_official_openai_client_works_unmodified() -> None:
             assert vectors.data[0].embedding == [1.0]
 
 
-async def test_a_draining_instance_gets_nothing_more() -> None:
-    async with a_rig() as rig:
-        first = await rig.engine(instance_id="i-1")
-        second = await rig.engine(instance_id="i-2")
-        from glowplug.domain.instance import InstanceState
-
-        rig.tell(an_instance("i-1", first.url, InstanceState.DRAINING, revision=2))
-        for _ in range(4):
-            await rig.ask(chat())
+async def test_a_draining_instance_gets_nothing_more(rig: Rig) -> None:
+    first = await rig.engine(instance_id="i-1")
+    second = await rig.engine(instance_id="i-2")
+    rig.tell(an_instance("i-1", first.url, InstanceState.DRAINING, revision=2))
+    for _ in range(4):
+        await rig.ask(chat())
     assert len(first.served) == 0 and len(second.served) == 4

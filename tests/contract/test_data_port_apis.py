@@ -11,7 +11,23 @@ from glowplug.domain.model import OnCold
 from glowplug.runtime.settings import ServiceSettings
 from services.router import wire
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Answer, FakeEngine, Served, a_model, a_rig, an_instance, chat
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Answer,
+    FakeEngine,
+    Rig,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    die_at_once,
+    get,
+    post,
+    sending,
+    streaming,
+)
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE, COUNT, RERANK = (
     "/v1/chat/completions",
@@ -45,28 +61,16 @@ INVALID = "invalid_request_error"
 VLLM = "This model's maximum context length is 10 tokens. However, you requested 31 tokens."
 
 
-def post(path: str, extra: bytes = b"", **fields: Any) -> bytes:
-    body = json.dumps(BODIES[path] | fields).encode()
-    head = b"POST %b HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
-    return head % (path.encode(), extra, len(body)) + body
-
-
-def refusing(status: str, body: Any, extra: bytes = b"") -> Any:
-    async def refuse(served: Served) -> None:
-        await served.json(body, status=status, extra=extra)
-
-    return refuse
+def asking(path: str, extra: bytes = b"", **fields: Any) -> bytes:
+    return post(path, json.dumps(BODIES[path] | fields).encode(), extra)
 
 
 def error_of(answer: Answer, path: str) -> dict[str, Any]:
     """The error, after a look at its shape."""
     found = answer.json()
     if path in (MESSAGE, COUNT):
-        assert (
-            found.keys() == {"type", "error"}
-            and found["type"] == "error"
-            and found["error"].keys() == {"type", "message"}
-        )
+        assert found.keys() == {"type", "error"} and found["type"] == "error"
+        assert found["error"].keys() == {"type", "message"}
     else:
         assert found.keys() == {"error"} and found["error"].keys() == {"message", "type", "param", "code"}
         assert isinstance(found["error"]["code"], str)
@@ -84,10 +88,9 @@ def error_of(answer: Answer, path: str) -> dict[str, Any]:
         {"error": {"message": VLLM, "type": "invalid_request_error", "param": "x", "code": "context_length_exceeded"}},
     ],
 )
-async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path: str, said: Any) -> None:
-    async with a_rig() as rig:
-        await rig.engine(refusing("400 Bad Request", said))
-        answer = await rig.ask(post(path))
+async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(rig: Rig, path: str, said: Any) -> None:
+    await rig.engine(answering(said, "400 Bad Request"))
+    answer = await rig.ask(asking(path))
     error = error_of(answer, path)
     assert answer.status == 400 and error["type"] == "invalid_request_error"
     assert "maximum context length is 10 tokens" in error["message"] and "31 tokens" in error["message"]
@@ -116,13 +119,11 @@ async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path
     ],
 )  # fmt: skip
 async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
-    said_status: str, said: Any, status: int, code: str, kind: str
+    rig: Rig, said_status: str, said: Any, status: int, code: str, kind: str
 ) -> None:
-    async with a_rig() as rig:
-        await rig.engine(
-            refusing(f"{said_status} Odd", said, b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n")
-        )
-        answers = [await rig.ask(chat()), await rig.ask(chat(stream=True))]
+    extra = b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n"
+    await rig.engine(answering(said, f"{said_status} Odd", extra))
+    answers = [await rig.ask(chat()), await rig.ask(chat(stream=True))]
     for answer in answers:
         error = error_of(answer, CHAT)
         assert (answer.status, error["code"], error["type"]) == (status, code, kind) and error["message"]
@@ -132,24 +133,17 @@ async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_no_answer_says_which_server_made_it(path: str) -> None:
+async def test_no_answer_says_which_server_made_it(rig: Rig, path: str) -> None:
     extra = b"Server: llama.cpp\r\nAccess-Control-Expose-Headers: x\r\nx-own: 1\r\n"
-    async with a_rig() as rig:
-        await rig.engine(refusing("200 OK", {"usage": {"prompt_tokens": 3}}, extra))
-        answer = await rig.ask(post(path))
+    await rig.engine(answering({"usage": {"prompt_tokens": 3}}, extra=extra))
+    answer = await rig.ask(asking(path))
     assert answer.status == 200 and answer.headers["x-own"] == "1"
     assert not {"server", "access-control-expose-headers"} & answer.headers.keys()
 
 
-async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_answer() -> None:
-    async def die(served: Served) -> None:
-        await served.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 100\r\n\r\n{")
-        await asyncio.sleep(0.02)
-        served.die()
-
-    async with a_rig() as rig:
-        await rig.engine(die)
-        answer = await rig.ask(chat())
+async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_answer(rig: Rig) -> None:
+    await rig.engine(sending(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 100\r\n\r\n{", then="die"))
+    answer = await rig.ask(chat())
     assert (answer.status, answer.code, answer.complete) == (502, "engine_failed", True)
 
 
@@ -161,60 +155,39 @@ async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_ans
         b'event: error\ndata: {"type":"error","error":{"type":"x","message":"no","code":400}}\n\n',
     ],
 )
-async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(first: bytes) -> None:
-    async def stream(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(first)
-        await served.chunk(DONE)
-        await served.end()
-
-    async with a_rig() as rig:
-        await rig.engine(stream)
-        answer = await rig.ask(chat(stream=True))
-        assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
-        assert rig.finished[0].status == 400
+async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(rig: Rig, first: bytes) -> None:
+    await rig.engine(streaming(first, DONE))
+    answer = await rig.ask(chat(stream=True))
+    assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
+    assert rig.finished[0].status == 400
 
 
-async def dying(served: Served) -> None:
-    await served.sse_head()
-    await served.chunk(b'event: message_start\ndata: {"type":"message_start"}\n\n')
-    await asyncio.sleep(0.02)
-    served.die()
+dying = streaming(b'event: message_start\ndata: {"type":"message_start"}\n\n', then="die")
 
 
-async def test_a_message_that_breaks_off_ends_with_anthropics_error_event() -> None:
-    async with a_rig() as rig:
-        await rig.engine(dying)
-        answer = await rig.ask(post(MESSAGE, stream=True))
+async def test_a_message_that_breaks_off_ends_with_anthropics_error_event(rig: Rig) -> None:
+    await rig.engine(dying)
+    answer = await rig.ask(asking(MESSAGE, stream=True))
     events = answer.body.decode().split("\n\n")
     assert answer.complete and events[0].startswith("event: message_start") and events[2] == ""
     name, data = events[1].split("\n")
     assert name == "event: error" and json.loads(data[6:])["error"]["type"] == "api_error"
 
 
-async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own() -> None:
-    async with a_rig() as rig:
-        await rig.engine(dying)
-        answer = await rig.ask(post(RESPONSE, stream=True))
+async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own(rig: Rig) -> None:
+    await rig.engine(dying)
+    answer = await rig.ask(asking(RESPONSE, stream=True))
     name, data = answer.body.decode().split("\n\n")[1].split("\n")
     event = json.loads(data[6:])
     assert name == "event: error" and (event["type"], event["code"]) == ("error", "engine_failed")
     assert event["error"]["message"] == event["message"], "clients of OpenAI's raise what stands in `error`"
 
 
-async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves_it_out() -> None:
+async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves_it_out(rig: Rig) -> None:
     late = b'event: content_block_start\ndata: {"type":"content_block_start"}\n\n'
     rest = b'event: message_delta\ndata: {"usage":{"output_tokens":1}}\n\nevent: message_stop\ndata: {}\n\n'
-
-    async def stream(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(late)
-        await served.chunk(rest)
-        await served.end()
-
-    async with a_rig() as rig:
-        await rig.engine(stream)
-        answer = await rig.ask(post(MESSAGE, stream=True))
+    await rig.engine(streaming(late, rest))
+    answer = await rig.ask(asking(MESSAGE, stream=True))
     start, _, passed = answer.body.partition(b"\n\n")
     name, data = start.decode().split("\n")
     message = json.loads(data[6:])["message"]
@@ -223,7 +196,7 @@ async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves
     assert message["usage"]["input_tokens"] > 0 and message["model"]
 
 
-async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> None:
+async def test_a_message_is_over_with_its_last_event_whoever_leaves_then(rig: Rig) -> None:
     """Its events pass untouched, its prompt is counted at its beginning and its answer at its end."""
     start = {
         "type": "message_start",
@@ -235,44 +208,31 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> No
     sent += ['event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":200}}\n\n']
     sent += ['event: message_stop\ndata: {"type":"message_stop"}\n\n']
 
-    async def stream(served: Served) -> None:
-        await served.sse_head()
-        for event in sent:
-            await served.chunk(event.encode())
-        await served.left.wait()  # it never says that it is over, as far as HTTP goes
-
-    async with a_rig() as rig:
-        await rig.engine(stream)
-        client = await rig.sent(post(MESSAGE, stream=True))
-        status, _ = await client.head()
-        body = b""
-        while not body.endswith(sent[-1].encode()):
-            body += await client.chunk()
-        client.close()
-        await rig.until(lambda: bool(rig.finished))
-        assert status == 200 and body.decode() == "".join(sent)
-        assert (rig.finished[0].status, rig.finished[0].token_counts()) == (200, (31, 200, True))
+    # It never says that it is over, as far as HTTP goes.
+    await rig.engine(streaming(*(event.encode() for event in sent), then="hang", every_s=0.0))
+    client = await rig.sent(asking(MESSAGE, stream=True))
+    status, _ = await client.head()
+    body = b""
+    while not body.endswith(sent[-1].encode()):
+        body += await client.chunk()
+    client.close()
+    await rig.until(lambda: bool(rig.finished))
+    assert status == 200 and body.decode() == "".join(sent)
+    assert (rig.finished[0].status, rig.finished[0].token_counts()) == (200, (31, 200, True))
 
 
 @pytest.mark.parametrize("path", [MESSAGE, RESPONSE, COUNT, RERANK])
-async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: str) -> None:
-    async def die(served: Served) -> None:
-        served.die()
-
-    async with a_rig() as rig:
-        first = await rig.engine(die)
-        second = await rig.engine(
-            refusing("200 OK", {"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2"
-        )
-        answer = await rig.ask(post(path))
+async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(rig: Rig, path: str) -> None:
+    first = await rig.engine(die_at_once)
+    second = await rig.engine(answering({"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2")
+    answer = await rig.ask(asking(path))
     assert answer.status == 200 and len(first.served) + len(second.served) == 2
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str) -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.03),)) as rig:
-        client = await rig.sent(post(path))
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(asking(path))
         await asyncio.sleep(0.04)
         rig.tick()
         answer = await client.answer()
@@ -283,15 +243,13 @@ async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str)
 
 async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.06),)) as rig:
-        client = await rig.sent(post(MESSAGE, stream=True))
+        client = await rig.sent(asking(MESSAGE, stream=True))
         status, headers = await client.head()
         assert status == 200 and headers["content-type"].startswith("text/event-stream")
         assert (await client.chunk()).startswith(b": glowplug waiting model=m ")
         await asyncio.sleep(0.08)
         rig.tick()
-        body = b""
-        while part := await client.chunk():
-            body += part
+        body = await client.rest()
     assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"' in body
 
 
@@ -317,7 +275,7 @@ async def test_what_an_engine_does_not_answer_is_501_with_the_reason_and_wakes_n
     async with a_rig(models=(a_model(engine=engine, engine_args=args, on_cold=OnCold.REFUSE),)) as rig:
         found = set()
         for path in BODIES:
-            answer = await rig.ask(post(path))
+            answer = await rig.ask(asking(path))
             error = error_of(answer, path)
             assert answer.status in (501, 503), "503: it came as far as the model, which is cold"
             if answer.status == 501:
@@ -364,8 +322,8 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
     honoured = set()
     for engine in ("emulated", "llamacpp", "vllm"):
         async with a_rig(models=(a_model(engine=engine),)) as rig:
-            await rig.engine(refusing("200 OK", {"usage": {"input_tokens": 3}}))
-            answer = await rig.ask(post(path, **fields))
+            await rig.engine(answering({"usage": {"input_tokens": 3}}))
+            answer = await rig.ask(asking(path, **fields))
         if answer.status == 200:
             honoured.add(engine)
         elif answer.status == 400:
@@ -377,22 +335,22 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
 
 @pytest.mark.parametrize("held", [False, True])
 async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows_no_tools(held: bool) -> None:
-    fake = await FakeEngine(refusing("200 OK", {"usage": {"input_tokens": 3}})).start()
+    fake = await FakeEngine(answering({"usage": {"input_tokens": 3}})).start()
     able = an_instance("i-2", fake.url)
     async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
         lacking = an_instance("i-1", fake.url, lacks=("tool_choice",))
         if not held:
             rig.tell(lacking)
-        client = await rig.sent(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+        client = await rig.sent(asking(CHAT, tools=[FUNCTION], tool_choice="required"))
         if held:
             await rig.until(lambda: rig.num_held == 1)
             rig.tell(lacking)
         refused = await client.answer()
-        left_open = await rig.ask(post(CHAT, tools=[FUNCTION], tool_choice="auto"))
+        left_open = await rig.ask(asking(CHAT, tools=[FUNCTION], tool_choice="auto"))
         assert not rig.num_in_flight and not rig.num_held
         rig.tell(an_instance("i-1", fake.url, InstanceState.STOPPED, revision=2))
         rig.tell(able)
-        taken = await rig.ask(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+        taken = await rig.ask(asking(CHAT, tools=[FUNCTION], tool_choice="required"))
     await fake.stop()
     error = error_of(refused, CHAT)
     assert (refused.status, error["code"], error["param"]) == (400, "unsupported_tool_choice", "tool_choice")
@@ -415,9 +373,10 @@ async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows
         (RESPONSE, {"conversation": "c"}, "conversation"),
     ],
 )
-async def test_a_wrong_field_is_named_in_the_shape_of_its_api(path: str, fields: dict[str, Any], names: str) -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(post(path, **fields))
+async def test_a_wrong_field_is_named_in_the_shape_of_its_api(
+    rig: Rig, path: str, fields: dict[str, Any], names: str
+) -> None:
+    answer = await rig.ask(asking(path, **fields))
     assert answer.status == 400 and names in error_of(answer, path)["message"]
 
 
@@ -426,7 +385,7 @@ async def test_a_text_that_cannot_fit_its_context_is_too_long_before_a_model_is_
     long = {"prompt": "x" * 9000, "input": "x" * 9000, "documents": ["x" * 9000]}
     given = long.get(WHERE[path], [{"role": "user", "content": "x" * 9000}])
     async with a_rig(models=(a_model(context_tokens=128),)) as rig:
-        answer = await rig.ask(post(path, **{WHERE[path]: given}))
+        answer = await rig.ask(asking(path, **{WHERE[path]: given}))
     error = error_of(answer, path)
     assert answer.status == 400 and "128 tokens" in error["message"]
     assert path in (MESSAGE, COUNT) or (error["code"], error["param"]) == ("context_length_exceeded", WHERE[path])
@@ -438,12 +397,12 @@ async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() 
     async with a_rig(
         models=(a_model(engine="llamacpp"), a_model("eyes", engine="llamacpp", engine_args={"mmproj": "/p"}))
     ) as rig:
-        await rig.engine(refusing("200 OK", {}), instance_id="i-9", model_key="eyes")
+        await rig.engine(answering({}), instance_id="i-9", model_key="eyes")
         for content in ([image], [result]):
             messages = [{"role": "user", "content": content}]
-            refused = await rig.ask(post(MESSAGE, messages=messages))
+            refused = await rig.ask(asking(MESSAGE, messages=messages))
             assert refused.status == 400 and "takes text only" in error_of(refused, MESSAGE)["message"]
-            assert (await rig.ask(post(MESSAGE, messages=messages, model="eyes"))).status == 200
+            assert (await rig.ask(asking(MESSAGE, messages=messages, model="eyes"))).status == 200
 
 
 # -- keys, pages and paths --------------------------------------------------------------------------------------------
@@ -451,23 +410,21 @@ async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() 
 
 async def test_anthropics_clients_send_the_key_in_a_header_of_their_own_which_no_engine_sees() -> None:
     async with a_rig(api_key="k") as rig:
-        engine = await rig.engine(refusing("200 OK", {}))
-        wrong = [
-            await rig.ask(post(MESSAGE, extra))
-            for extra in (b"", b"x-api-key: no\r\n", b"authorization: Bearer no\r\n")
-        ]
-        right = [await rig.ask(post(MESSAGE, extra)) for extra in (b"x-api-key: k\r\n", b"authorization: Bearer k\r\n")]
-    assert [a.status for a in wrong] == [401] * 3 and [a.status for a in right] == [200] * 2
-    assert error_of(wrong[0], MESSAGE)["type"] == "authentication_error"
+        engine = await rig.engine(answering({}))
+        keys = (b"", b"x-api-key: no", b"authorization: Bearer no", b"x-api-key: k", b"authorization: Bearer k")
+        answers = [await rig.ask(asking(MESSAGE, key + b"\r\n" if key else b"")) for key in keys]
+    assert [a.status for a in answers] == [401, 401, 401, 200, 200]
+    assert error_of(answers[0], MESSAGE)["type"] == "authentication_error"
     assert all(served.header("x-api-key") is None for served in engine.served)
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [(b"/v1/messages/batches", "not_found_error"), (b"/v1/messages", "invalid_request_error")]
+    ("path", "kind"), [("/v1/messages/batches", "not_found_error"), ("/v1/messages", "invalid_request_error")]
 )
-async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(path: bytes, kind: str) -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)
+async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(
+    rig: Rig, path: str, kind: str
+) -> None:
+    answer = await rig.ask(get(path))
     assert answer.status in (404, 405) and error_of(answer, MESSAGE)["type"] == kind
 
 
@@ -475,15 +432,13 @@ async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shap
 async def test_pages_that_are_let_in_may_ask_every_api_and_read_every_refusal(path: str) -> None:
     origin = b"origin: https://app.example\r\nsec-fetch-site: cross-site\r\n"
     rules = ServiceSettings(allowed_hosts="t", allowed_origins="https://app.example").web_rules()
-    preflight = b"OPTIONS %b HTTP/1.1\r\nhost: t\r\n%baccess-control-request-method: POST\r\n"
-    preflight += b"access-control-request-headers: x-api-key, anthropic-version\r\n\r\n"
+    asks = b"access-control-request-method: POST\r\naccess-control-request-headers: x-api-key, anthropic-version\r\n"
     async with a_rig(Limits(body_bytes=2000), rules=rules) as rig:
-        await rig.engine(
-            refusing("400 Bad Request", {"error": {"message": "no"}}, b"access-control-allow-origin: *\r\n")
-        )
-        asked = await rig.ask(preflight % (path.encode(), origin))
-        refused = await rig.ask(post(path, origin))
-        too_large = await rig.ask(post(path, origin, user="x" * 3000))
+        extra = b"access-control-allow-origin: *\r\n"
+        await rig.engine(answering({"error": {"message": "no"}}, "400 Bad Request", extra))
+        asked = await rig.ask(get(path, method="OPTIONS", extra=origin + asks))
+        refused = await rig.ask(asking(path, origin))
+        too_large = await rig.ask(asking(path, origin, user="x" * 3000))
     assert asked.status == 200 and "x-api-key" in asked.headers["access-control-allow-headers"]
     assert (refused.status, too_large.status) == (400, 413)
     assert {a.headers["access-control-allow-origin"] for a in (asked, refused, too_large)} == {"https://app.example"}

@@ -14,7 +14,18 @@ from glowplug.domain.instance import InstanceState
 from services.router.engine import EngineConnection
 from services.router.exchange import Exchange
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, an_instance, chat, streaming
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Rig,
+    a_model,
+    a_rig,
+    an_instance,
+    chat,
+    hang,
+    sending,
+    streaming,
+)
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
@@ -37,18 +48,17 @@ RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat
     ],
 )
 async def test_a_client_that_closes_when_it_has_read_the_end(
-    request_: bytes, chunks: tuple[bytes, ...], status: int
+    rig: Rig, request_: bytes, chunks: tuple[bytes, ...], status: int
 ) -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine(streaming(*chunks, then="hang"))
-        client = await rig.sent(request_)
-        await client.head()
-        got = b""
-        while got != b"".join(chunks):
-            got += await client.chunk()
-        client.close()
-        await rig.until(lambda: bool(rig.finished))
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+    engine = await rig.engine(streaming(*chunks, then="hang"))
+    client = await rig.sent(request_)
+    await client.head()
+    got = b""
+    while got != b"".join(chunks):
+        got += await client.chunk()
+    client.close()
+    await rig.until(lambda: bool(rig.finished))
+    await asyncio.wait_for(engine.served[0].left.wait(), 5)
     ended = rig.finished[0]
     assert (ended.status, ended.error_code) == ((200, "") if status == 200 else (499, "client_left"))
 
@@ -56,43 +66,33 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
 @pytest.mark.parametrize(
     "length", [b"content-length: 2\r\n\r\n{}", b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
 )
-async def test_a_plain_answer_is_whole_with_its_last_byte(length: bytes) -> None:
-    async def reply(served: Served) -> None:
-        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length)
-
-    async with a_rig() as rig:
-        await rig.engine(reply)
-        client = await rig.sent(chat())
-        assert (await client.answer()).body == b"{}"
-        client.close()
-        await rig.until(lambda: bool(rig.finished))
+async def test_a_plain_answer_is_whole_with_its_last_byte(rig: Rig, length: bytes) -> None:
+    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length))
+    client = await rig.sent(chat())
+    assert (await client.answer()).body == b"{}"
+    client.close()
+    await rig.until(lambda: bool(rig.finished))
     assert rig.finished[0].status == 200
 
 
-async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, DONE, then="die"))
-        answer = await rig.ask(chat(stream=True))
+async def test_an_engine_that_dies_behind_the_end_spoils_nothing(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, DONE, then="die"))
+    answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
     assert rig.finished[0].status == 200
 
 
-async def test_a_drain_that_ends_behind_the_end_spoils_nothing() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, DONE, then="hang"))
-        client = await rig.sent(chat(stream=True))
-        await client.head()
-        assert await client.chunk() == TOKEN and await client.chunk() == DONE
-        await rig.port.drain(0.01)
-        assert await client.chunk() == b""
+async def test_a_drain_that_ends_behind_the_end_spoils_nothing(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, DONE, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN and await client.chunk() == DONE
+    await rig.port.drain(0.01)
+    assert await client.chunk() == b""
     assert rig.finished[0].status == 200
 
 
 # -- engines put to sleep ------------------------------------------------------------------------------------------
-
-
-async def hang(served: Served) -> None:
-    await served.left.wait()
 
 
 async def asleep(rig: Rig, url: str) -> None:
@@ -103,82 +103,77 @@ async def asleep(rig: Rig, url: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: bool) -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine(hang)
-        client = await rig.sent(chat(stream=stream))
-        await asleep(rig, engine.url)
-        await rig.until(lambda: rig.num_held == 1)
-        await rig.engine(instance_id="i-2")
-        answer = await client.answer()
+async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(rig: Rig, stream: bool) -> None:
+    engine = await rig.engine(hang)
+    client = await rig.sent(chat(stream=stream))
+    await asleep(rig, engine.url)
+    await rig.until(lambda: rig.num_held == 1)
+    await rig.engine(instance_id="i-2")
+    answer = await client.answer()
     assert answer.status == 200 and answer.headers["x-glowplug-instance"] == "i-2"
 
 
-async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine(streaming(TOKEN, then="hang"))
-        client = await rig.sent(chat(stream=True))
-        await client.head()
-        assert await client.chunk() == TOKEN
-        await asleep(rig, engine.url)
-        assert b"asleep in host memory" in await client.chunk() and await client.chunk() == b""
+async def test_an_answer_that_sleep_has_cut_off_is_told(rig: Rig) -> None:
+    engine = await rig.engine(streaming(TOKEN, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN
+    await asleep(rig, engine.url)
+    assert b"asleep in host memory" in await client.chunk() and await client.chunk() == b""
     assert rig.finished[0].status == 502
 
 
 # -- a router that was stopped -------------------------------------------------------------------------------------
 
 
-async def test_nobody_was_late_while_the_router_was_stopped() -> None:
+async def test_nobody_was_late_while_the_router_was_stopped(rig: Rig) -> None:
     """What came meanwhile is not read yet when the first sweep comes."""
-    async with a_rig() as rig:
-        engine = await rig.engine(streaming(TOKEN, then="hang"))
-        reader, half = await rig.client(), await rig.client()
-        await reader.send(chat(stream=True))
-        await reader.head()
-        assert await reader.chunk() == TOKEN
-        await half.send(chat()[:-5])
-        await rig.until(lambda: rig.port.context.buffered_bytes > 0)
-        rig.port.sweep(time.monotonic() + 1000.0)
-        assert len(rig.table.exchanges) == 1
-        engine.reply = hang
-        await half.send(chat()[-5:])
-        await rig.until(lambda: len(engine.served) == 2)
-        assert not rig.finished
+    engine = await rig.engine(streaming(TOKEN, then="hang"))
+    reader, half = await rig.client(), await rig.client()
+    await reader.send(chat(stream=True))
+    await reader.head()
+    assert await reader.chunk() == TOKEN
+    await half.send(chat()[:-5])
+    await rig.until(lambda: rig.port.context.buffered_bytes > 0)
+    rig.port.sweep(time.monotonic() + 1000.0)
+    assert len(rig.table.exchanges) == 1
+    engine.reply = hang
+    await half.send(chat()[-5:])
+    await rig.until(lambda: len(engine.served) == 2)
+    assert not rig.finished
 
 
-async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_again() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        assert (await rig.ask(chat())).status == 200
-        (pool,) = rig.port.engines.pools.values()
-        pool._idle[0].idle_since -= 100.0
-        assert (await rig.ask(chat())).status == 200
-        assert engine.num_connections == 2
+async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_again(rig: Rig) -> None:
+    engine = await rig.engine()
+    assert (await rig.ask(chat())).status == 200
+    (pool,) = rig.port.engines.pools.values()
+    pool._idle[0].idle_since -= 100.0
+    assert (await rig.ask(chat())).status == 200
+    assert engine.num_connections == 2
 
 
-async def test_a_connection_that_was_closed_before_its_first_request_is_a_failure_at_once() -> None:
+async def test_a_connection_that_was_closed_before_its_first_request_is_a_failure_at_once(rig: Rig) -> None:
     """Nothing more is said about such a connection: a request written to it would wait for ever."""
 
     async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    async with a_rig() as rig:
-        await rig.engine(hang)
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.table.exchanges.values())).engine is not None)
-        exchange: Exchange = next(iter(rig.table.exchanges.values()))
-        server = await asyncio.start_server(close, "127.0.0.1", 0)
-        (pool,) = rig.port.engines.pools.values()
-        loop = asyncio.get_running_loop()
-        _, dead = await loop.create_connection(lambda: EngineConnection(pool), *server.sockets[0].getsockname())
-        await rig.until(dead.transport.is_closing)
-        server.close()
-        await rig.engine(instance_id="i-2")
-        assert exchange.engine is not None
-        exchange.engine.abandon()
-        exchange.engine = None
-        dead.send(exchange)
-        assert (await client.answer()).headers["x-glowplug-instance"] == "i-2"
+    await rig.engine(hang)
+    client = await rig.sent(chat())
+    await rig.until(lambda: rig.num_in_flight == 1 and rig.exchange.engine is not None)
+    exchange: Exchange = rig.exchange
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    (pool,) = rig.port.engines.pools.values()
+    loop = asyncio.get_running_loop()
+    _, dead = await loop.create_connection(lambda: EngineConnection(pool), *server.sockets[0].getsockname())
+    await rig.until(dead.transport.is_closing)
+    server.close()
+    await rig.engine(instance_id="i-2")
+    assert exchange.engine is not None
+    exchange.engine.abandon()
+    exchange.engine = None
+    dead.send(exchange)
+    assert (await client.answer()).headers["x-glowplug-instance"] == "i-2"
 
 
 class FickleEngine:

@@ -2,95 +2,82 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from glowplug.domain.instance import InstanceState
+from glowplug.runtime.service import listen
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_rig, an_instance, chat, streaming
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Reply,
+    Rig,
+    Served,
+    a_rig,
+    an_instance,
+    chat,
+    data_events,
+    die_at_once,
+    get,
+    hang,
+    sending,
+    stream_three,
+    streaming,
+)
 from tests.ports import free_port
 
 
-def data_events(body: bytes) -> list[bytes]:
-    return [e for e in body.split(b"\n\n") if e.startswith(b"data:")]
-
-
-async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, then="die"))
-        client = await rig.sent(chat(stream=True))
-        answer = await client.answer()
-        assert await client.at_end()
-        assert rig.finished[0].status == 502
+@pytest.mark.parametrize(
+    ("chunk", "then"),
+    [(TOKEN, "die"), (TOKEN + b'data: {"choices":[{"index"', "die"), (TOKEN, "close")],
+    ids=["torn", "torn within an event", "closed without a last chunk"],
+)
+async def test_an_engine_that_leaves_mid_stream_is_one_error_event_then_a_close(
+    rig: Rig, chunk: bytes, then: Any
+) -> None:
+    await rig.engine(streaming(chunk, then=then))
+    client = await rig.sent(chat(stream=True))
+    answer = await client.answer()
+    assert await client.at_end()
+    assert rig.finished[0].status == 502
     events = data_events(answer.body)
     assert answer.complete and len(events) == 2 and events[0] + b"\n\n" == TOKEN
     assert json.loads(events[1][6:])["error"]["code"] == "engine_failed"
 
 
-async def test_half_an_event_of_a_dying_engine_never_reaches_the_client() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN + b'data: {"choices":[{"index"', then="die"))
-        answer = await rig.ask(chat(stream=True))
-    assert [json.loads(e[6:]) for e in data_events(answer.body)][1]["error"]["code"] == "engine_failed"
+async def test_an_engine_that_dies_mid_json_is_a_visible_truncation(rig: Rig) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    await rig.engine(sending(head + b"{", then="die"))
+    assert not (await rig.ask(chat())).complete
 
 
-async def test_a_graceful_end_without_its_last_chunk_is_a_failure_too() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, then="close"))
-        answer = await rig.ask(chat(stream=True))
-    assert b"engine_failed" in answer.body and b"[DONE]" not in answer.body
-
-
-async def test_an_engine_that_dies_mid_json_is_a_visible_truncation() -> None:
-    async def die(served: Served) -> None:
-        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
-        await asyncio.sleep(0.02)
-        served.die()
-
-    async with a_rig() as rig:
-        await rig.engine(die)
-        assert not (await rig.ask(chat())).complete
-
-
-async def die_at_once(served: Served) -> None:
-    served.die()
-
-
-async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere() -> None:
-    async with a_rig() as rig:
-        bad = await rig.engine(die_at_once, instance_id="i-1")
-        good = await rig.engine(instance_id="i-2")
-        answer = await rig.ask(chat(stream=True))
-        assert (len(bad.served), len(good.served)) == (1, 1)
+@pytest.mark.parametrize("reply", [die_at_once, streaming(then="die")], ids=["at once", "behind its headers"])
+async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere(rig: Rig, reply: Reply) -> None:
+    bad = await rig.engine(reply, instance_id="i-1")
+    good = await rig.engine(instance_id="i-2")
+    answer = await rig.ask(chat(stream=True))
+    assert (len(bad.served), len(good.served)) == (1, 1)
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
 
 
-async def test_headers_alone_are_no_first_byte() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(then="die"), instance_id="i-1")
-        await rig.engine(instance_id="i-2")
-        answer = await rig.ask(chat(stream=True))
-    assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
-
-
-async def test_a_request_that_brings_down_two_engines_is_502() -> None:
-    async with a_rig() as rig:
-        await rig.engine(die_at_once, instance_id="i-1")
-        await rig.engine(die_at_once, instance_id="i-2")
-        third = await rig.engine(instance_id="i-3")
-        answer = await rig.ask(chat())
-        assert len(third.served) == 0
+@pytest.mark.parametrize("reply", [die_at_once, sending(b"220 mail ready\r\n\r\n")], ids=["dead", "not HTTP"])
+async def test_a_request_that_brings_down_two_engines_is_502(rig: Rig, reply: Reply) -> None:
+    await rig.engine(reply, instance_id="i-1")
+    await rig.engine(reply, instance_id="i-2")
+    third = await rig.engine(instance_id="i-3")
+    answer = await rig.ask(chat())
+    assert len(third.served) == 0
     assert (answer.status, answer.code) == (502, "engine_failed")
 
 
-async def test_with_no_other_engine_the_request_waits_for_the_reload() -> None:
-    async with a_rig() as rig:
-        bad = await rig.engine(die_at_once)
-        client = await rig.sent(chat(stream=True))
-        await rig.until(lambda: rig.num_held == 1)
-        rig.tell(an_instance("i-1", bad.url, InstanceState.FAILED, revision=2, reason="killed"))
-        await rig.engine(instance_id="i-2")
-        answer = await client.answer()
+async def test_with_no_other_engine_the_request_waits_for_the_reload(rig: Rig) -> None:
+    bad = await rig.engine(die_at_once)
+    client = await rig.held(chat(stream=True))
+    rig.tell(an_instance("i-1", bad.url, InstanceState.FAILED, revision=2, reason="killed"))
+    await rig.engine(instance_id="i-2")
+    answer = await client.answer()
     assert answer.status == 200 and answer.complete
 
 
@@ -107,37 +94,16 @@ async def test_an_engine_nobody_listens_at_does_not_blame_the_request() -> None:
     assert answer.status == 200 and answer.complete
 
 
-async def test_a_pooled_connection_the_engine_has_closed_is_no_failure() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        assert (await rig.ask(chat())).status == 200
-        engine.reply = _close_if_used_before(engine.reply)
-        assert (await rig.ask(chat(stream=True))).body == TOKEN * 3 + DONE
-        assert rig.port.context.metrics.retries._value.get() == 0
+async def test_a_pooled_connection_the_engine_has_closed_is_no_failure(rig: Rig) -> None:
+    async def close_once(served: Served) -> None:
+        engine.reply = stream_three
+        served.die()
 
-
-def _close_if_used_before(reply):  # type: ignore[no-untyped-def]
-    seen = []
-
-    async def closing(served: Served) -> None:
-        seen.append(served)
-        if len(seen) == 1:
-            served.die()
-        else:
-            await reply(served)
-
-    return closing
-
-
-async def test_an_answer_that_is_not_http() -> None:
-    async def lie(served: Served) -> None:
-        await served.send(b"220 mail ready\r\n\r\n")
-
-    async with a_rig() as rig:
-        await rig.engine(lie, instance_id="i-1")
-        await rig.engine(lie, instance_id="i-2")
-        answer = await rig.ask(chat())
-    assert (answer.status, answer.code) == (502, "engine_failed")
+    engine = await rig.engine()
+    assert (await rig.ask(chat())).status == 200
+    engine.reply = close_once
+    assert (await rig.ask(chat(stream=True))).body == TOKEN * 3 + DONE
+    assert rig.port.context.metrics.retries._value.get() == 0
 
 
 async def test_an_engine_that_hangs_is_given_up() -> None:
@@ -149,23 +115,16 @@ async def test_an_engine_that_hangs_is_given_up() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("after_first_byte", [True, False])
-async def test_when_the_client_leaves_the_engine_is_told(stream: bool, after_first_byte: bool) -> None:
-    async def endless(served: Served) -> None:
-        if after_first_byte:
-            await served.sse_head()
-            await served.chunk(TOKEN)
-        await served.left.wait()
-
-    async with a_rig() as rig:
-        engine = await rig.engine(endless)
-        client = await rig.sent(chat(stream=stream))
-        if after_first_byte:
-            await client.head()
-        await rig.until(lambda: len(engine.served) == 1)
-        client.close()
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
-        await rig.until(lambda: rig.num_in_flight == 0)
-        assert rig.finished[0].status == 499
+async def test_when_the_client_leaves_the_engine_is_told(rig: Rig, stream: bool, after_first_byte: bool) -> None:
+    engine = await rig.engine(streaming(TOKEN, then="hang") if after_first_byte else hang)
+    client = await rig.sent(chat(stream=stream))
+    if after_first_byte:
+        await client.head()
+    await rig.until(lambda: len(engine.served) == 1)
+    client.close()
+    await asyncio.wait_for(engine.served[0].left.wait(), 5)
+    await rig.until(lambda: rig.num_in_flight == 0)
+    assert rig.finished[0].status == 499
 
 
 async def flood(served: Served) -> None:
@@ -175,7 +134,7 @@ async def flood(served: Served) -> None:
         await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
 
 
-async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
+async def test_a_client_that_does_not_read_pauses_its_engine(rig: Rig) -> None:
     sent = 0
     big = b"data: " + b"x" * 65_000 + b"\n\n"
 
@@ -187,23 +146,19 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
             sent += 1
         await served.end()
 
-    async with a_rig() as rig:
-        await rig.engine(flood)
-        client = await rig.sent(chat(stream=True))
-        await client.head()
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.1)
-        assert 0 < sent < 1000, "130 MB went into buffers"
-        exchange = next(iter(rig.table.exchanges.values()))
-        (connection,) = rig.port.connections
-        assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
-        assert connection.transport.get_write_buffer_size() < 2_000_000
-        total = 0
-        while part := await client.chunk():
-            total += len(part)
-    assert total == 2000 * len(big)
+    await rig.engine(flood)
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    before = -1
+    while before != sent:
+        before = sent
+        await asyncio.sleep(0.1)
+    assert 0 < sent < 1000, "130 MB went into buffers"
+    exchange = rig.exchange
+    connection = await rig.connection()
+    assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
+    assert connection.transport.get_write_buffer_size() < 2_000_000
+    assert len(await client.rest()) == 2000 * len(big)
 
 
 async def test_a_client_that_never_reads_is_dropped() -> None:
@@ -215,61 +170,45 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
 
 
-async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody() -> None:
-    async with a_rig() as rig:
-        await rig.engine(flood, max_concurrency=100)
-        slow = [await rig.client() for _ in range(40)]
-        for client in slow:
-            await client.send(chat(stream=True))
-        await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 40)
-        buffered = sum(c.transport.get_write_buffer_size() for c in rig.port.connections)
-        assert buffered < 40 * 600_000
-        models = await rig.ask(b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
-        assert models.status == 200
+async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody(rig: Rig) -> None:
+    await rig.engine(flood, max_concurrency=100)
+    for _ in range(40):
+        await rig.sent(chat(stream=True))
+    await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 40)
+    buffered = sum(c.transport.get_write_buffer_size() for c in rig.port.connections)
+    assert buffered < 40 * 600_000
+    models = await rig.ask(get("/v1/models"))
+    assert models.status == 200
 
 
-async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
+async def test_draining_finishes_streams_and_refuses_what_comes(rig: Rig) -> None:
     gate = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await gate.wait()
-        await served.chunk(DONE)
-        await served.end()
-
-    async with a_rig() as rig:
-        await rig.engine(slow)
-        client = await rig.sent(chat(stream=True))
-        await client.head()
-        draining = asyncio.create_task(rig.port.drain(5.0))
-        await asyncio.sleep(0.01)
-        late = await rig.ask(chat())
-        assert (late.status, late.code) == (503, "router_stopping")
-        assert late.headers["connection"] == "close" and late.headers["retry-after"] == "1"
-        assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
-        gate.set()
-        assert await client.chunk() == TOKEN and await client.chunk() == DONE and await client.chunk() == b""
-        await draining
+    await rig.engine(streaming(TOKEN, gate, DONE))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    draining = asyncio.create_task(rig.port.drain(5.0))
+    await asyncio.sleep(0.01)
+    late = await rig.ask(chat())
+    assert (late.status, late.code) == (503, "router_stopping")
+    assert late.headers["connection"] == "close" and late.headers["retry-after"] == "1"
+    assert (await rig.ask(get("/ready"))).status == 503
+    gate.set()
+    assert await client.chunk() == TOKEN and await client.chunk() == DONE and await client.chunk() == b""
+    await draining
 
 
-async def test_what_is_not_over_when_the_drain_ends_is_told() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, then="hang"), max_concurrency=1)
-        client, held = await rig.client(), await rig.client()
-        await client.send(chat(stream=True))
-        await rig.until(lambda: rig.num_in_flight == 1)
-        await held.send(chat())
-        await rig.until(lambda: rig.num_held == 1)
-        await rig.port.drain(0.05)
-        streamed, waited = await client.answer(), await held.answer()
+async def test_what_is_not_over_when_the_drain_ends_is_told(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, then="hang"), max_concurrency=1)
+    client = await rig.sent(chat(stream=True))
+    await rig.until(lambda: rig.num_in_flight == 1)
+    held = await rig.held(chat())
+    await rig.port.drain(0.05)
+    streamed, waited = await client.answer(), await held.answer()
     assert streamed.complete and b"router_stopping" in streamed.body and b"[DONE]" not in streamed.body
     assert (waited.status, waited.code) == (503, "router_stopping")
 
 
 async def test_several_processes_may_share_the_port() -> None:
-    from glowplug.runtime.service import listen
-
     first = listen("127.0.0.1", 0, reuse_port=True)
     second = listen("127.0.0.1", first.getsockname()[1], reuse_port=True)
     assert first.getsockname() == second.getsockname()
@@ -277,7 +216,7 @@ async def test_several_processes_may_share_the_port() -> None:
     second.close()
 
 
-async def test_two_streams_do_not_mix() -> None:
+async def test_two_streams_do_not_mix(rig: Rig) -> None:
     async def own(served: Served) -> None:
         await served.sse_head()
         for _ in range(20):
@@ -285,53 +224,32 @@ async def test_two_streams_do_not_mix() -> None:
             await asyncio.sleep(0)
         await served.end()
 
-    async with a_rig() as rig:
-        await rig.engine(own)
-        names = [b"a%d" % i for i in range(8)]
-        asked = [rig.ask(chat(stream=True, extra=b"x-request-id: %b\r\n" % n)) for n in names]
-        answers = await asyncio.gather(*asked)
+    await rig.engine(own)
+    names = [b"a%d" % i for i in range(8)]
+    asked = [rig.ask(chat(stream=True, extra=b"x-request-id: %b\r\n" % n)) for n in names]
+    answers = await asyncio.gather(*asked)
     assert [a.body for a in answers] == [b"data: {%b}\n\n" % n * 20 for n in names]
 
 
-async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another() -> None:
+async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another(rig: Rig) -> None:
     """No connection breaks, no byte comes: only the word that the node has left tells."""
-    asked = asyncio.Event()
-
-    async def silence(served: Served) -> None:
-        asked.set()
-        await asyncio.sleep(60)
-
-    async with a_rig() as rig:
-        lost = await rig.engine(silence, instance_id="i-1")
-        client = await rig.sent(chat(stream=True))
-        await asyncio.wait_for(asked.wait(), 10)
-        await rig.engine(instance_id="i-2")
-        rig.tell(
-            an_instance("i-1", lost.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"
-        )
-        answer = await client.answer()
-        assert rig.num_in_flight == 0
+    lost = await rig.engine(hang, instance_id="i-1")
+    client = await rig.sent(chat(stream=True))
+    await rig.until(lambda: bool(lost.served))
+    await rig.engine(instance_id="i-2")
+    rig.tell(an_instance("i-1", lost.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left")
+    answer = await client.answer()
+    assert rig.num_in_flight == 0
     assert answer.status == 200 and answer.body.endswith(DONE)
     assert answer.headers["x-glowplug-instance"] == "i-2"
 
 
-async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node() -> None:
+async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node(rig: Rig) -> None:
     go_on = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await go_on.wait()
-        await served.chunk(DONE)
-        await served.end()
-
-    async with a_rig() as rig:
-        engine = await rig.engine(slow)
-        client = await rig.sent(chat(stream=True))
-        await client.head()
-        rig.tell(
-            an_instance("i-1", engine.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"
-        )
-        go_on.set()
-        await rig.until(lambda: bool(rig.finished))
-        assert rig.finished[0].status == 200 and rig.finished[0].error_code == ""
+    engine = await rig.engine(streaming(TOKEN, go_on, DONE))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    rig.tell(an_instance("i-1", engine.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left")
+    go_on.set()
+    await rig.until(lambda: bool(rig.finished))
+    assert rig.finished[0].status == 200 and rig.finished[0].error_code == ""

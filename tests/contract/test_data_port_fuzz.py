@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Answer, Client, Rig, Served, a_rig, chat
+from tests.contract.data_port_rig import CHUNKED, DONE, TOKEN, Answer, Client, Rig, Served, a_rig, chat, chunk, get
 
 NUM_CLIENTS = 12  # at once, for each seed
 LIMITS = Limits(header_bytes=2000, body_bytes=4000, num_pipelined=4, write_buffer_bytes=4096)
 MOST_HELD = 300_000  # bytes of one connection: what was read at once, and what is parsed of it
 COMMENT = re.compile(rb"(?m)^:.*\n\n")  # to a client that is held, or has closed its sending side
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
 
 
 @dataclass
@@ -39,7 +38,7 @@ def chunked(chance: random.Random, body: bytes, trailers: bytes = b"") -> bytes:
     while at < len(body):
         size = chance.randint(1, 60)
         part = body[at : at + size]
-        out += b"%x%b\r\n%b\r\n" % (len(part), chance.choice((b"", b"", b";a=b")), part)
+        out += chunk(part, chance.choice((b"", b"", b";a=b")))
         at += size
     return out + b"0\r\n" + trailers + b"\r\n"
 
@@ -58,7 +57,7 @@ def add_good(chance: random.Random, script: Script, name: int) -> None:
         answer = TOKEN * 3 + DONE if stream else b'{"name":"None"}'
         script.sent += chunked(chance, body, chance.choice((b"", b"x-name: 9\r\n", b"a: b\r\n" * 5)))
     else:
-        script.sent += b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n"
+        script.sent += get("/health")
         answer = b'{"status":"ok","service":"router"}'
     script.statuses.append(200)
     script.bodies.append(answer)
@@ -66,8 +65,8 @@ def add_good(chance: random.Random, script: Script, name: int) -> None:
 
 REFUSED = (
     (404, chat("nobody")),
-    (404, b"GET /nowhere HTTP/1.1\r\nhost: t\r\n\r\n"),
-    (405, b"DELETE /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"),
+    (404, get("/nowhere")),
+    (405, get("/v1/models", method="DELETE")),
     (400, chat(body=b"{")),
 )
 LAST = (

@@ -7,20 +7,32 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
+from glowplug.events import facts
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Client, Rig, Served, a_model, a_rig, an_instance, chat
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Client,
+    Rig,
+    Served,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    data_events,
+)
+from tests.fleet_builder import an_event
 
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
 
 
-async def test_a_cold_request_is_held_and_answered_when_ready() -> None:
-    async with a_rig() as rig:
-        client = await rig.sent(chat(stream=True))
-        await rig.until(lambda: rig.num_held == 1)
-        waiting = [e.payload for e in rig.published if e.payload.TYPE == "request.waiting"]
-        assert [w.num_waiting for w in waiting] == [1]
-        await rig.engine()
-        answer = await client.answer()
+async def test_a_cold_request_is_held_and_answered_when_ready(rig: Rig) -> None:
+    client = await rig.held(chat(stream=True))
+    waiting = [e.payload for e in rig.published if e.payload.TYPE == "request.waiting"]
+    assert [w.num_waiting for w in waiting] == [1]
+    await rig.engine()
+    answer = await client.answer()
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
 
 
@@ -32,9 +44,7 @@ async def test_a_held_stream_is_kept_alive_by_comments() -> None:
         assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
         assert all(c.startswith(b": glowplug waiting model=m eta_s=") and c.endswith(b"\n\n") for c in comments)
         await rig.engine()
-        body = b""
-        while part := await client.chunk():
-            body += part
+        body = await client.rest()
     events = [e for e in body.split(b"\n\n") if e and not e.startswith(b":")]
     assert b"\n\n".join(events) + b"\n\n" == TOKEN * 3 + DONE
     assert b": glowplug ready queue;dur=" in body
@@ -42,8 +52,7 @@ async def test_a_held_stream_is_kept_alive_by_comments() -> None:
 
 async def test_a_held_request_that_is_no_stream_gets_nothing_early() -> None:
     async with a_rig(QUICK) as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(chat())
         await asyncio.sleep(0.08)
         await rig.engine()
         assert (await client.answer()).body == TOKEN * 3 + DONE
@@ -55,19 +64,16 @@ async def test_a_timeout_after_the_head_is_one_error_event_and_a_close() -> None
         await client.head()
         await asyncio.sleep(0.08)
         rig.tick()
-        body = b""
-        while part := await client.chunk():
-            body += part
+        body = await client.rest()
         assert await client.at_end()
-    event = [e for e in body.split(b"\n\n") if e.startswith(b"data:")]
-    assert len(event) == 1 and json.loads(event[0][6:])["error"]["code"] == "wait_timeout"
+    (event,) = data_events(body)
+    assert json.loads(event[6:])["error"]["code"] == "wait_timeout"
     assert b"[DONE]" not in body
 
 
 async def test_a_timeout_before_the_head_is_503_with_retry_after() -> None:
     async with a_rig(models=(a_model(max_wait_s=0.01),)) as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(chat())
         await asyncio.sleep(0.02)
         rig.tick()
         answer = await client.answer()
@@ -76,26 +82,19 @@ async def test_a_timeout_before_the_head_is_503_with_retry_after() -> None:
 
 
 async def test_an_engine_error_after_the_head_becomes_an_error_event() -> None:
-    async def refuse(served: Served) -> None:
-        await served.json({"error": {"message": "too long", "code": "context"}}, status="400 Bad Request")
-
     async with a_rig(QUICK) as rig:
         client = await rig.sent(chat(stream=True))
         await client.head()
-        await rig.engine(refuse)
-        body = b""
-        while part := await client.chunk():
-            body += part
+        await rig.engine(answering({"error": {"message": "too long", "code": "context"}}, "400 Bad Request"))
+        body = await client.rest()
         assert await client.at_end()
-    event = [e for e in body.split(b"\n\n") if e.startswith(b"data:")]
-    assert [json.loads(e[6:])["error"]["code"] for e in event] == ["context"]
+    assert [json.loads(e[6:])["error"]["code"] for e in data_events(body)] == ["context"]
 
 
 async def test_a_full_queue_is_429_with_retry_after() -> None:
     async with a_rig(models=(a_model(max_queue=2),)) as rig:
-        for held in (1, 2):
-            await rig.sent(chat())
-            await rig.until(lambda held=held: rig.num_held == held)  # type: ignore[misc]
+        for _ in range(2):
+            await rig.held(chat())
         answer = await rig.ask(chat())
     assert (answer.status, answer.code) == (429, "queue_full")
     assert int(answer.headers["retry-after"]) >= 1
@@ -108,31 +107,27 @@ async def test_a_model_that_refuses_to_hold_is_503_and_wakes_nobody() -> None:
     assert (answer.status, answer.code) == (503, "model_cold") and "retry-after" in answer.headers
 
 
-async def test_bad_weights_answer_everyone_who_waits() -> None:
-    async with a_rig() as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
-        failed = an_instance("i-9", "", InstanceState.FAILED, reason="weights_corrupt: sha256 is not the one given")
-        rig.tell(failed, code="weights_corrupt")
-        answer = await client.answer()
-        again = await rig.ask(chat())
+async def test_bad_weights_answer_everyone_who_waits(rig: Rig) -> None:
+    client = await rig.held(chat())
+    failed = an_instance("i-9", "", InstanceState.FAILED, reason="weights_corrupt: sha256 is not the one given")
+    rig.tell(failed, code="weights_corrupt")
+    answer = await client.answer()
+    again = await rig.ask(chat())
     assert (answer.status, answer.code) == (503, "weights_corrupt") and "sha256" in answer.json()["error"]["message"]
     assert (again.status, again.code) == (503, "weights_corrupt") and "retry-after" in again.headers
 
 
-async def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
-    async with a_rig() as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
-        client.close()
-        await rig.until(lambda: rig.num_held == 0)
-        engine = await rig.engine()
-        assert rig.finished[0].status == 499
-        await rig.ask(chat())
+async def test_a_client_that_leaves_the_queue_is_forgotten(rig: Rig) -> None:
+    client = await rig.held(chat())
+    client.close()
+    await rig.until(lambda: rig.num_held == 0)
+    engine = await rig.engine()
+    assert rig.finished[0].status == 499
+    await rig.ask(chat())
     assert len(engine.served) == 1
 
 
-async def test_held_requests_are_released_in_order_within_max_concurrency() -> None:
+async def test_held_requests_are_released_in_order_within_max_concurrency(rig: Rig) -> None:
     gate = asyncio.Event()
     most = 0
 
@@ -142,28 +137,21 @@ async def test_held_requests_are_released_in_order_within_max_concurrency() -> N
         await gate.wait()
         await served.json({})
 
-    async with a_rig() as rig:
-        clients = []
-        for i in range(9):
-            clients.append(await rig.client())
-            await clients[-1].send(chat(extra=b"x-request-id: %d\r\n" % i))
-            await rig.until(lambda i=i: rig.num_held == i + 1)  # type: ignore[misc]
-        engine = await rig.engine(slow, max_concurrency=3)
-        await rig.until(lambda: len(engine.served) == 3)
-        assert rig.num_in_flight == 3 and rig.num_held == 6
-        gate.set()
-        answers = await asyncio.gather(*(c.answer() for c in clients))
-        assert [a.status for a in answers] == [200] * 9
-        order = [int(s.header("x-request-id") or -1) for s in engine.served]
+    clients = [await rig.held(chat(extra=b"x-request-id: %d\r\n" % i)) for i in range(9)]
+    engine = await rig.engine(slow, max_concurrency=3)
+    await rig.until(lambda: len(engine.served) == 3)
+    assert rig.num_in_flight == 3 and rig.num_held == 6
+    gate.set()
+    answers = await asyncio.gather(*(c.answer() for c in clients))
+    assert [a.status for a in answers] == [200] * 9
+    order = [int(s.header("x-request-id") or -1) for s in engine.served]
     assert sorted(order[:3]) == [0, 1, 2] and sorted(order) == list(range(9)) and most <= 3
 
 
 async def test_a_thousand_waiters_are_one_load() -> None:
     """All are answered by one instance; request.waiting is published at most once per period."""
     async with a_rig(models=(a_model(max_queue=2000),)) as rig:
-        clients = [await rig.client() for _ in range(1000)]
-        for client in clients:
-            await client.send(chat(stream=True))
+        clients = [await rig.sent(chat(stream=True)) for _ in range(1000)]
         await rig.until(lambda: rig.num_held == 1000)
         waiting = [e for e in rig.published if e.payload.TYPE == "request.waiting"]
         assert len(waiting) < 10
@@ -173,23 +161,17 @@ async def test_a_thousand_waiters_are_one_load() -> None:
         assert engine.num_connections <= 16
 
 
-async def test_undeploying_a_model_answers_its_waiters() -> None:
-    from glowplug.events import Event, facts
-
-    async with a_rig() as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
-        data = facts.ModelUndeployed(model_key="m")
-        rig.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
-        answer = await client.answer()
+async def test_undeploying_a_model_answers_its_waiters(rig: Rig) -> None:
+    client = await rig.held(chat())
+    rig.table.take(an_event(facts.ModelUndeployed(model_key="m")))
+    answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 
 
 async def test_bodies_of_held_requests_count_against_what_the_process_may_hold() -> None:
     big = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"x" * 600)
     async with a_rig(Limits(buffered_bytes=1000)) as rig:
-        client = await rig.sent(chat(body=big))
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(chat(body=big))
         refused = await rig.ask(chat(body=big))
         assert (refused.status, refused.code) == (503, "overloaded")
         client.close()
@@ -208,12 +190,7 @@ def answers_take(rig: Rig, seconds: float) -> None:
 
 
 async def hold(rig: Rig, num: int, *, stream: bool = False) -> list[Client]:
-    clients = [await rig.client() for _ in range(num)]
-    for client in clients:
-        before = rig.num_held
-        await client.send(chat(stream=stream))
-        await rig.until(lambda before=before: rig.num_held == before + 1)  # type: ignore[misc]
-    return clients
+    return [await rig.held(chat(stream=stream)) for _ in range(num)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

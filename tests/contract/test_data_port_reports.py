@@ -1,28 +1,45 @@
-"""What a router reports of the requests it has not finished: where each stands, never what it says, in a bound."""
+"""What a data port says of its requests: to the bus those that are live, to a policy that looks ahead their tokens, and
+to people their spans and rows."""
 
 import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
 
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import Outlook
 from glowplug.events.facts import RequestFinished, RouterRequestsReported
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, chat
+from glowplug.telemetry.tracing import Tracing
+from services.router.tracing import Sampler
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Rig,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    stream_three,
+    streaming,
+)
+
+# -- live requests -------------------------------------------------------------------------------------------------
 
 
 async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
     go_on, end = asyncio.Event(), asyncio.Event()
-
-    async def slowly(served: Served) -> None:
-        await go_on.wait()
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await end.wait()
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig(models=(a_model(), a_model("other"))) as rig:
         assert rig.reports.live(10) == RouterRequestsReported(router_id="router-1", num_live=0)
-        clients = [await rig.client() for _ in range(4)]
-        for number, (client, model) in enumerate(zip(clients, ("m", "other", "m", "m"), strict=True)):
-            await client.send(chat(model, stream=True, extra=b"x-request-id: r-%d\r\n" % number))
-            await rig.until(lambda seen=number + 1: len(rig.table.exchanges) == seen)  # type: ignore[misc]
+        clients = [
+            await rig.held(chat(model, stream=True, extra=b"x-request-id: r-%d\r\n" % number))
+            for number, model in enumerate(("m", "other", "m", "m"))
+        ]
         report = rig.reports.live(10)
         assert [(r.request_id, r.model_key, r.state, r.position) for r in report.requests] == [
             ("r-0", "m", "held", 1),
@@ -32,7 +49,7 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         ]
         assert all(r.eta_s > 0 and r.stream and not r.instance_id for r in report.requests)
 
-        await rig.engine(slowly, max_concurrency=2)
+        await rig.engine(streaming(go_on, TOKEN, end, DONE), max_concurrency=2)
         await rig.until(lambda: rig.num_in_flight == 2)
         sent = rig.reports.live(10)
         assert [(r.state, r.position) for r in sent.requests] == [
@@ -44,8 +61,8 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         assert sent.requests[0].instance_id == "i-1" and sent.requests[0].cold and sent.requests[0].eta_s == 0
         go_on.set()
         await rig.until(lambda: [r.state for r in rig.reports.live(10).requests].count("streaming") == 2)
-        streaming = rig.reports.live(10).requests[0]
-        assert streaming.ttft_s > 0 and streaming.response_tokens == 1
+        begun = rig.reports.live(10).requests[0]
+        assert begun.ttft_s > 0 and begun.response_tokens == 1
 
         assert len(rig.reports.live(2).requests) == 2 and rig.reports.live(2).num_live == 4
         end.set()
@@ -60,28 +77,169 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         }
 
 
-async def test_reports_come_while_there_are_requests_and_once_more() -> None:
-    async with a_rig() as rig:
-        told = rig.reported
-        reporting = asyncio.create_task(rig.reports.report_requests(0.01, 10))
-        await asyncio.sleep(0.05)
-        assert told == [], "a quiet router says nothing"
-        client = await rig.sent(chat(stream=True))
-        await rig.until(lambda: len(told) > 2)
-        client.close()
-        await rig.until(lambda: not rig.table.exchanges)
-        reports = [p for p in told if isinstance(p, RouterRequestsReported)]
-        await rig.until(lambda: isinstance(told[-1], RouterRequestsReported) and told[-1].num_live == 0)
-        num_told = len(told)
-        await asyncio.sleep(0.05)
-        assert len(told) == num_told and reports[0].num_live == 1
-        reporting.cancel()
-        await asyncio.gather(reporting, return_exceptions=True)
+async def test_reports_come_while_there_are_requests_and_once_more(rig: Rig) -> None:
+    told = rig.reported
+    reporting = asyncio.create_task(rig.reports.report_requests(0.01, 10))
+    await asyncio.sleep(0.05)
+    assert told == [], "a quiet router says nothing"
+    client = await rig.sent(chat(stream=True))
+    await rig.until(lambda: len(told) > 2)
+    client.close()
+    await rig.until(lambda: not rig.table.exchanges)
+    reports = [p for p in told if isinstance(p, RouterRequestsReported)]
+    await rig.until(lambda: isinstance(told[-1], RouterRequestsReported) and told[-1].num_live == 0)
+    num_told = len(told)
+    await asyncio.sleep(0.05)
+    assert len(told) == num_told and reports[0].num_live == 1
+    reporting.cancel()
+    await asyncio.gather(reporting, return_exceptions=True)
 
 
-async def test_none_are_told_when_the_bound_is_none() -> None:
-    async with a_rig() as rig:
-        await rig.sent(chat(stream=True))
-        await rig.until(lambda: rig.num_held == 1)
-        await rig.reports.report_requests(0.01, 0)
-        assert rig.reported == []
+async def test_none_are_told_when_the_bound_is_none(rig: Rig) -> None:
+    await rig.held(chat(stream=True))
+    await rig.reports.report_requests(0.01, 0)
+    assert rig.reported == []
+
+
+# -- what a policy is notified of ----------------------------------------------------------------------------------
+
+LOOKS_AHEAD = {"policy": "preserve_load_aware"}
+BODY = json.dumps(
+    {"model": "m", "stream": True, "max_tokens": 50, "messages": [{"role": "user", "content": "x" * 400}]}
+).encode()
+
+
+def ahead(rig: Rig) -> Outlook:
+    return rig.table.controller.loads()["m"].outlook_by_instance["i-1"]
+
+
+async def test_a_prompt_is_queued_until_the_first_chunk_and_the_answer_expected_until_its_end() -> None:
+    begin, finish = asyncio.Event(), asyncio.Event()
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(streaming(begin, TOKEN, finish, DONE))
+        asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+        await rig.until(lambda: rig.num_in_flight == 1)
+        assert (ahead(rig).queued_tokens, ahead(rig).current_tokens) == (100, 50)
+        begin.set()
+        await rig.until(lambda: ahead(rig).queued_tokens == 0)
+        assert ahead(rig).current_tokens > 0
+        finish.set()
+        assert (await asked).status == 200
+        await rig.until(lambda: rig.num_in_flight == 0)
+        assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
+
+
+async def test_lengths_are_learned_from_what_the_engine_reports() -> None:
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 33}}))
+        for _ in range(3):
+            await rig.ask(chat())
+        assert rig.table.controller.balances.expect("m", 1, 0) == 33
+
+
+async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() -> None:
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(streaming(TOKEN, then="die"))
+        before = rig.table.controller.balances.expect("m", 100, 0)
+        await rig.ask(chat(body=BODY))
+        assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
+        assert rig.table.controller.balances.expect("m", 100, 0) == before
+
+
+async def test_a_policy_that_only_counts_is_told_no_tokens(rig: Rig) -> None:
+    asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+    await rig.until(lambda: bool(rig.table.controller.requests))
+    assert [one.prompt_tokens for one in rig.table.controller.requests.values()] == [0]
+    await rig.engine()
+    await asked
+
+
+async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be(rig: Rig) -> None:
+    """A recording had it as 0 tokens, and its replay as one."""
+    await rig.engine(stream_three)
+    await rig.ask(chat(body=BODY))
+    await rig.until(lambda: len(rig.finished) == 1)
+    assert rig.finished[0].token_counts() == (100, 3, False)
+
+
+# -- spans and rows ------------------------------------------------------------------------------------------------
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SAMPLED = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
+UNSAMPLED = SAMPLED.replace(b"-01\r", b"-00\r")
+
+
+@pytest.fixture
+def kept() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@contextlib.asynccontextmanager
+async def traced(kept: InMemorySpanExporter, **over: Any) -> AsyncIterator[Rig]:
+    """A rig whose spans are in `kept` once it is closed and has reported as many requests as it was asked."""
+    tracing = Tracing("router", "router-1", exporter=kept)
+    async with a_rig(tracing=tracing, **over) as rig:
+        yield rig
+        await rig.until(lambda: len(rig.finished) == len(rig.clients))
+    tracing.shutdown()
+
+
+def by_name(kept: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    spans = kept.get_finished_spans()
+    assert len({s.name for s in spans}) == len(spans)
+    return {s.name: s for s in spans}
+
+
+async def test_a_warm_request_is_two_spans_under_the_clients(kept: InMemorySpanExporter) -> None:
+    async with traced(kept) as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(chat(stream=True, extra=SAMPLED))
+        told = engine.served[0].header("traceparent")
+    spans = by_name(kept)
+    assert set(spans) == {"router.request", "engine.generate"}
+    root, generate = spans["router.request"], spans["engine.generate"]
+    assert root.context is not None and generate.context is not None and root.parent is not None
+    assert f"{root.context.trace_id:032x}" == TRACE and f"{root.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert generate.parent is not None and generate.parent.span_id == root.context.span_id
+    assert told is not None and told[36:52] == f"{generate.context.span_id:016x}"
+    assert answer.headers["traceparent"][3:35] == TRACE
+    assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-1"
+    assert generate.attributes["gen_ai.usage.output_tokens"] == 3
+    (first,) = generate.events
+    assert first.name == "first token"
+    assert generate.start_time is not None and generate.end_time is not None
+    assert generate.start_time < first.timestamp <= generate.end_time
+
+
+async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace(kept: InMemorySpanExporter) -> None:
+    async with traced(kept) as rig:
+        client = await rig.held(chat(extra=SAMPLED))
+        await rig.engine()
+        assert (await client.answer()).status == 200
+        waiting = next(p for p in rig.published if p.payload.TYPE == "request.waiting")
+    spans = by_name(kept)
+    assert set(spans) == {"router.request", "router.hold", "engine.generate"}
+    hold, generate = spans["router.hold"], spans["engine.generate"]
+    assert hold.end_time == generate.start_time
+    assert waiting.cause is not None and waiting.cause.traceparent[3:35] == TRACE
+
+
+async def test_an_unsampled_request_makes_no_span(kept: InMemorySpanExporter) -> None:
+    async with traced(kept, sampler=Sampler(ratio=0.0)) as rig:
+        await rig.engine()
+        await rig.ask(chat(extra=UNSAMPLED))
+        await rig.ask(chat())
+    assert not kept.get_finished_spans()
+
+
+async def test_rows_show_live_then_finished_requests_and_no_prompt(rig: Rig) -> None:
+    engine = await rig.engine(max_concurrency=1)
+    await rig.ask(chat(stream=True, extra=b"x-request-id: done-1\r\n"))
+    await rig.until(lambda: not rig.table.exchanges)
+    rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
+    await rig.sent(chat("m", extra=b"x-request-id: held-1\r\n"))
+    await rig.until(lambda: len(rig.table.exchanges) == 1)
+    rows = rig.reports.rows(10)
+    assert [row["request_id"] for row in rows] == ["held-1", "done-1"]
+    assert rows[1]["state"] == "finished" and rows[1]["response_tokens"] == 3 and not rows[1]["tokens_exact"]
+    assert "hi" not in {str(v) for row in rows for v in row.values()}

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.contract.data_port_rig import Answer, Client, Rig, a_model, a_rig, an_instance
+from tests.contract.data_port_rig import Answer, Rig, a_model, a_rig, an_instance, post
 from tests.contract.engine_rig import EngineCase
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
@@ -45,13 +45,8 @@ def schema(value: Any) -> dict[str, Any]:
 
 async def ask(rig: Rig, path: str, fields: dict[str, Any]) -> Answer:
     body = json.dumps(BODIES.get(path, {}) | fields).encode()
-    head = (
-        f"POST /v1/{path} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    client: Client = await rig.client()
-    await client.send(head.encode() + body)
     async with asyncio.timeout(30):
-        return await client.answer()
+        return await rig.ask(post(f"/v1/{path}", body))
 
 
 @pytest.fixture

@@ -13,16 +13,30 @@ from redis.asyncio import Redis
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.port import Fenced, NotATable, Store, StoreUnavailable
 from glowplug.state.redis_store import PREFIX, RedisStore
-from tests.servers import ValkeyProcess
+from tests.servers import Infra, ValkeyProcess
 
 
 @pytest.fixture(params=["memory", "valkey"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    made: Store = (
-        MemoryStore() if request.param == "memory" else RedisStore(request.getfixturevalue("infra").valkey.url)
-    )
+    is_memory = request.param == "memory"
+    made: Store = MemoryStore() if is_memory else RedisStore(request.getfixturevalue("infra").valkey.url)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def own(own_valkey: ValkeyProcess) -> AsyncIterator[RedisStore]:
+    """On a server of this test's own."""
+    store = RedisStore(own_valkey.url)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def operator(own_valkey: ValkeyProcess) -> AsyncIterator[Redis]:
+    """A plain client of that server."""
+    async with Redis.from_url(own_valkey.url) as client:
+        yield client
 
 
 @pytest.fixture
@@ -77,14 +91,10 @@ async def test_a_log_keeps_its_newest_rows(store: Store, table: str) -> None:
     assert await store.tail(table, 2) == [b"9", b"8"]
 
 
-@pytest.mark.parametrize("count", [0, -1])
-async def test_no_rows_asked_for_are_no_rows(store: Store, table: str, count: int) -> None:
-    await store.append(table, b"1", keep=3)
-    assert await store.tail(table, count) == []
-
-
-async def test_a_log_that_is_not_there_is_empty(store: Store, table: str) -> None:
+async def test_no_rows_asked_for_or_there_are_no_rows(store: Store, table: str) -> None:
     assert await store.tail(table, 5) == []
+    await store.append(table, b"1", keep=3)
+    assert await store.tail(table, 0) == await store.tail(table, -1) == []
 
 
 async def test_epochs_of_an_issuer_grow(store: Store, table: str) -> None:
@@ -127,76 +137,52 @@ async def test_a_memory_store_that_is_down_refuses() -> None:
     await all_calls_refuse(store)
 
 
-async def test_a_killed_store_refuses_promptly_and_comes_back_with_its_rows(own_valkey: ValkeyProcess) -> None:
+async def test_a_killed_store_refuses_promptly_and_keeps_its_rows(own: RedisStore, own_valkey: ValkeyProcess) -> None:
     """AOF: what was written before a kill -9 is there after the restart."""
-    store = RedisStore(own_valkey.url)
-    await store.put("t", "a", b"1")
-    await store.append("l", b"row", keep=5)
-    before = await store.next_epoch("placer")
+    await own.put("t", "a", b"1")
+    await own.append("l", b"row", keep=5)
+    before = await own.next_epoch("placer")
     own_valkey.kill()
     started = time.monotonic()
-    await all_calls_refuse(store)
+    await all_calls_refuse(own)
     assert time.monotonic() - started < 5
     own_valkey.start()
-    assert await store.load("t") == {"a": b"1"}
-    assert await store.tail("l", 5) == [b"row"]
-    assert await store.next_epoch("placer") > before
-    await store.close()
+    assert await own.load("t") == {"a": b"1"}
+    assert await own.tail("l", 5) == [b"row"]
+    assert await own.next_epoch("placer") > before
 
 
-async def test_a_frozen_store_refuses_within_its_timeout_and_answers_again(own_valkey: ValkeyProcess) -> None:
+async def test_a_frozen_store_refuses_in_time_and_answers_again(own: RedisStore, own_valkey: ValkeyProcess) -> None:
     """A server that takes the bytes and does not answer; the late answer is not taken for another call's."""
-    store = RedisStore(own_valkey.url)
-    await store.put("t", "a", b"1")
+    await own.put("t", "a", b"1")
     own_valkey.freeze()
     with pytest.raises(StoreUnavailable):
-        await store.get("t", "a")
+        await own.get("t", "a")
     own_valkey.thaw()
-    assert await store.load("t") == {"a": b"1"}
-    assert await store.get("t", "nothing") is None
-    await store.close()
+    assert await own.load("t") == {"a": b"1"}
+    assert await own.get("t", "nothing") is None
 
 
-async def test_epochs_grow_over_an_emptied_store(own_valkey: ValkeyProcess) -> None:
-    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
-    before = [await store.next_epoch("placer") for _ in range(3)]
+async def test_epochs_grow_over_an_emptied_store(own: RedisStore, operator: Redis) -> None:
+    before = [await own.next_epoch("placer") for _ in range(3)]
     await operator.flushall()
-    assert await store.next_epoch("placer") > max(before)
-    await operator.aclose()
-    await store.close()
+    assert await own.next_epoch("placer") > max(before)
 
 
-async def test_a_read_only_store_refuses_writes_and_still_reads(own_valkey: ValkeyProcess) -> None:
-    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
-    await store.put("t", "a", b"1")
+async def test_a_read_only_store_refuses_writes_and_still_reads(own: RedisStore, operator: Redis) -> None:
+    await own.put("t", "a", b"1")
     await operator.config_set("min-replicas-to-write", 1)
-    with pytest.raises(StoreUnavailable):
-        await store.put("t", "a", b"2")
-    with pytest.raises(StoreUnavailable):
-        await store.append("l", b"1", keep=2)
-    with pytest.raises(StoreUnavailable):
-        await store.next_epoch("placer")
-    assert await store.get("t", "a") == b"1"
-    await operator.aclose()
-    await store.close()
+    for write in (own.put("t", "a", b"2"), own.append("l", b"1", keep=2), own.next_epoch("placer")):
+        with pytest.raises(StoreUnavailable):
+            await write
+    assert await own.get("t", "a") == b"1"
 
 
-async def test_a_key_of_another_kind_is_a_refusal_not_a_crash(own_valkey: ValkeyProcess) -> None:
-    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
-    await operator.set("glowplug:v1:models", "not a hash")
-    with pytest.raises(StoreUnavailable):
-        await store.load("models")
-    await operator.aclose()
-    await store.close()
-
-
-async def test_a_store_that_is_not_there_yet_is_asked_again(own_valkey: ValkeyProcess) -> None:
+async def test_a_store_that_is_not_there_yet_is_asked_again(own: RedisStore, own_valkey: ValkeyProcess) -> None:
     own_valkey.kill()
-    store = RedisStore(own_valkey.url)
-    assert await store.ping() is False
+    assert await own.ping() is False
     own_valkey.start()
-    assert await store.ping() is True
-    await store.close()
+    assert await own.ping() is True
 
 
 async def test_one_of_two_takes_the_lease_and_keeps_it(store: Store, table: str) -> None:
@@ -298,19 +284,16 @@ async def test_writes_of_a_fenced_client_are_refused_once_another_leads(store: S
     assert await store.get(table, "k") == b"4"
 
 
-async def test_an_emptied_store_takes_the_lease_from_whoever_led(own_valkey: ValkeyProcess) -> None:
-    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
-    first = await store.take_lease("placer", "a", "http://a", 30.0)
+async def test_an_emptied_store_takes_the_lease_from_whoever_led(own: RedisStore, operator: Redis) -> None:
+    first = await own.take_lease("placer", "a", "http://a", 30.0)
     await operator.flushall()
-    assert (await store.see_lease("placer")).newest_epoch == 0
-    kept = await store.keep_lease("placer", "a", first.epoch, "http://a", 30.0)
+    assert (await own.see_lease("placer")).newest_epoch == 0
+    kept = await own.keep_lease("placer", "a", first.epoch, "http://a", 30.0)
     assert (kept.holder, kept.epoch, kept.newest_epoch) == ("a", first.epoch, first.epoch)
     await operator.flushall()
-    taken = await store.take_lease("placer", "b", "http://b", 30.0)
-    lost = await store.keep_lease("placer", "a", first.epoch, "http://a", 30.0)
+    taken = await own.take_lease("placer", "b", "http://b", 30.0)
+    lost = await own.keep_lease("placer", "a", first.epoch, "http://a", 30.0)
     assert taken.epoch > first.epoch and lost.holder == "b"
-    await operator.aclose()
-    await store.close()
 
 
 async def test_the_memory_twin_loses_its_rows_as_a_store_does() -> None:
@@ -322,22 +305,19 @@ async def test_the_memory_twin_loses_its_rows_as_a_store_does() -> None:
 
 
 @pytest.fixture
-async def raw(request: pytest.FixtureRequest) -> AsyncIterator[Redis]:
-    client: Redis = Redis.from_url(request.getfixturevalue("infra").valkey.url)
-    yield client
-    await client.aclose()
+async def raw(infra: Infra) -> AsyncIterator[Redis]:
+    async with Redis.from_url(infra.valkey.url) as client:
+        yield client
 
 
 @pytest.fixture
-async def real(request: pytest.FixtureRequest) -> AsyncIterator[RedisStore]:
-    made = RedisStore(request.getfixturevalue("infra").valkey.url)
+async def real(infra: Infra) -> AsyncIterator[RedisStore]:
+    made = RedisStore(infra.valkey.url)
     yield made
     await made.close()
 
 
-async def test_a_row_whose_key_is_no_utf8_is_named_and_left_to_be_refused(
-    real: RedisStore, raw: Redis, table: str
-) -> None:
+async def test_a_row_whose_key_is_no_utf8_is_named_without_bytes(real: RedisStore, raw: Redis, table: str) -> None:
     await raw.hset(f"{PREFIX}:{table}", mapping={b"\xff\xfe": b'{"a":1}', b"good": b"1"})  # type: ignore[misc, arg-type]
     assert await real.load(table) == {"\\xff\\xfe": b"", "good": b"1"}
 
@@ -391,9 +371,7 @@ async def test_an_epoch_of_another_type_is_as_good_as_lost(real: RedisStore, raw
 
 
 @pytest.mark.parametrize("odd", ["text", "no end", "no holder", "no epoch", "far end", "no utf8"])
-async def test_a_lease_that_is_none_keeps_nobody_from_leading(
-    real: RedisStore, raw: Redis, table: str, odd: str
-) -> None:
+async def test_what_is_no_lease_keeps_no_one_from_leading(real: RedisStore, raw: Redis, table: str, odd: str) -> None:
     key = f"{PREFIX}:lease:{table}"
     whole: dict[Any, Any] = {"holder": "other@1", "epoch": "7", "url": "http://o"}
     if odd == "text":

@@ -22,19 +22,9 @@ from glowplug.controllers.placer.controller import Cordon, PlacerParams
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.snapshot import ModelLoad
+from glowplug.events import facts
 from glowplug.events.commands import PlaceInstance, StartInstance
 from glowplug.events.envelope import Event
-from glowplug.events.facts import (
-    InstanceDraining,
-    InstanceFailed,
-    InstanceLoading,
-    InstanceReady,
-    InstanceStarting,
-    InstanceStopped,
-    NodeBeat,
-    RequestWaiting,
-    RouterLoadReported,
-)
 from glowplug.simulator.control_plane import ControlPlane
 from glowplug.simulator.kernel import Kernel
 from glowplug.simulator.setup import Params, PolicyNames
@@ -44,14 +34,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TICK_S, BEGAN_S = 0.5, 1000.0
 DECIDING = ("autoscaler", "placer")
 PARAMS = Params(autoscaler=AutoscalerParams(), placer=PlacerParams())
-FACTS = {
-    InstanceState.STARTING: InstanceStarting,
-    InstanceState.LOADING: InstanceLoading,
-    InstanceState.READY: InstanceReady,
-    InstanceState.DRAINING: InstanceDraining,
-    InstanceState.STOPPED: InstanceStopped,
-    InstanceState.FAILED: InstanceFailed,
-}
 SHOWN = ("target", "instance_id", "model_key", "gpu_id", "num_bytes", "grace_s", "reason")
 
 
@@ -78,22 +60,19 @@ class Control(ControlPlane):
         return self.lines or ["nothing"]
 
     def do_model(self, name: str, mib: str, *fields: str) -> None:
-        given = {
-            key: float(value) if "." in value else int(value) for key, _, value in (f.partition("=") for f in fields)
-        }
+        given = {key: float(value) if "." in value else int(value) for key, value in (f.split("=") for f in fields)}
         model = a_model(name, mib=int(mib), **given)
         self.tables["models"][model.key] = model
         for service in DECIDING:
-            self.execute(
-                service, self.services[service].restore("models", dict(self.tables["models"]), self.now_s), None
-            )
+            known = dict(self.tables["models"])
+            self.execute(service, self.services[service].restore("models", known, self.now_s), None)
 
     def do_node(self, name: str, *mib: str) -> None:
         self.tables["nodes"][name] = a_node(name, gpus_mib=tuple(int(m) for m in mib))
         self._beat(name)
 
     def do_waiting(self, model: str, count: str) -> None:
-        waiting = RequestWaiting(
+        waiting = facts.RequestWaiting(
             model_key=model, request_id="r-1", router_id="router-1", num_waiting=int(count),
             waiting_since=self.now_s, deadline_at=self.now_s + 60,
         )  # fmt: skip
@@ -101,7 +80,7 @@ class Control(ControlPlane):
 
     def do_load(self, model: str, waiting: str, running: str) -> None:
         self.loads[model] = ModelLoad(num_waiting=int(waiting), num_in_flight=int(running), last_active_at=self.now_s)
-        self._publish(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
+        self._publish(facts.RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
 
     def do_state(self, instance_id: str, state: str) -> None:
         instances = self.tables["instances"]
@@ -113,22 +92,23 @@ class Control(ControlPlane):
             new = replace(new, ready_at=self.now_s)
         instances[instance_id] = new
         self._beat(new.node_id)
-        self._publish(FACTS[new.state](instance=new))
+        self._publish(getattr(facts, f"Instance{new.state.name.title()}")(instance=new))
 
     def do_after(self, seconds: str) -> None:
         for _ in range(round(float(seconds) / TICK_S)):
             self.kernel.run(self.now_s + TICK_S)
             for name in self.tables["nodes"]:
                 self._beat(name)
-            self._publish(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
+            self._publish(facts.RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
             for service in DECIDING:
                 self.give(service, Tick())
 
     def do_operator(self, verb: str, key: str) -> None:
-        asked = {"load": operator.Load, "unload": operator.Unload, "drain": operator.Suspend}
-        pins = {"pin": operator.Pin(key, True), "unpin": operator.Pin(key, False), "remove": operator.Undeploy(key)}
-        request = asked[verb](key) if verb in asked else pins[verb]
-        self.give("autoscaler", request)
+        asked = {
+            "load": operator.Load(key), "unload": operator.Unload(key), "drain": operator.Suspend(key),
+            "pin": operator.Pin(key, True), "unpin": operator.Pin(key, False), "remove": operator.Undeploy(key),
+        }  # fmt: skip
+        self.give("autoscaler", asked[verb])
 
     def do_node_drain(self, name: str) -> None:
         self.give("placer", Cordon(name, True))
@@ -141,7 +121,7 @@ class Control(ControlPlane):
         gpus = tuple(replace(gpu, grants=self._grants(gpu)) for gpu in node.gpus)
         node = replace(node, gpus=gpus, heartbeat_at=self.now_s, revision=node.revision + 1)
         self.tables["nodes"][name] = node
-        self._publish(NodeBeat(node=node))
+        self._publish(facts.NodeBeat(node=node))
 
     def _grants(self, gpu: Gpu) -> tuple[Grant, ...]:
         here = [i for i in self.tables["instances"].values() if i.gpu_id == gpu.gpu_id and not i.state.is_gone]

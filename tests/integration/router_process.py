@@ -74,6 +74,11 @@ class RouterProcess:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
 
+    async def ended(self) -> int:
+        """Its exit status, once it has ended by itself."""
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), 30)
+
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
@@ -93,10 +98,8 @@ async def write_rows(redis_url: str, *rows: Model | Instance) -> None:
     """What the autoscaler and the agents would have written."""
     store = RedisStore(redis_url)
     for row in rows:
-        if isinstance(row, Model):
-            await store.put("models", row.key, to_json(row))
-        else:
-            await store.put("instances", row.instance_id, to_json(row))
+        table, key = ("models", row.key) if isinstance(row, Model) else ("instances", row.instance_id)
+        await store.put(table, key, to_json(row))
     await store.close()
 
 

@@ -18,7 +18,6 @@ from glowplug.engines.process import started_at
 from services.agent.app import make
 from services.agent.state_file import NodeTaken
 from tests.agent_rig import (
-    MIB,
     NODE,
     AgentRig,
     complete,
@@ -28,6 +27,7 @@ from tests.agent_rig import (
     stop_command,
     write_weights,
 )
+from tests.fleet_builder import MIB
 from tests.waiting import until
 
 

@@ -12,7 +12,8 @@ from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.engines import process
-from tests.agent_rig import MIB, AgentRig, complete, emulated_model, start_command, stop_command, write_weights
+from tests.agent_rig import AgentRig, complete, emulated_model, start_command, stop_command, write_weights
+from tests.fleet_builder import MIB
 from tests.waiting import until
 
 

@@ -78,17 +78,14 @@ async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str
     assert not server.socket.exists()
 
 
-def test_valkey_listens_on_no_port(tmp_path: Path) -> None:
-    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv())
-    assert argv[argv.index("--port") + 1] == "0"
-
-
-def test_no_password_stands_on_a_command_line_and_its_file_is_its_owners(tmp_path: Path) -> None:
-    nats_server = embedded.EmbeddedNats(Path("nats-server"), tmp_path, PASSWORDS)
+def test_valkey_listens_on_no_port_and_no_password_stands_on_a_command_line(tmp_path: Path) -> None:
+    """The files that hold passwords are their owner's alone."""
     (tmp_path / "users.acl").write_text("of an earlier run")
     (tmp_path / "users.acl").chmod(0o644)
-    lines = [*nats_server.argv(), *embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv()]
-    assert not [word for word in lines for password in PASSWORDS.values() if password in word]
+    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv())
+    assert argv[argv.index("--port") + 1] == "0"
+    argv += embedded.EmbeddedNats(Path("nats-server"), tmp_path, PASSWORDS).argv()
+    assert not [word for word in argv for password in PASSWORDS.values() if password in word]
     for name in ("nats.conf", "users.acl"):
         text = (tmp_path / name).read_text()
         assert all(password in text for password in PASSWORDS.values())

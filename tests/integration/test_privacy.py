@@ -102,8 +102,7 @@ async def test_secrets_stay_where_they_belong(own_nats: NatsProcess, own_valkey:
         await asyncio.sleep(1.5)  # telemetry and spans go out
         found = await everything(router, own_valkey, tmp_path)
         router.terminate()
-        assert router.process is not None
-        await router.process.wait()
+        await router.ended()
     await tap.close()
     sink.close()
     await engine.stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, Served, a_model, an_instance
+from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, a_model, an_instance, streaming
 from tests.integration.router_process import RouterProcess, chat_body, write_rows
 from tests.ports import free_port
 from tests.servers import Infra
@@ -80,25 +80,15 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
         sink.close()
 
 
-async def unhurried(served: Served) -> None:
-    await served.sse_head()
-    for _ in range(3):
-        await served.chunk(TOKEN)
-        await asyncio.sleep(0.05)
-    await served.chunk(DONE)
-    await served.end()
-
-
 async def restart(router: RouterProcess, **env: str) -> None:
     """SIGTERM, until it has ended by itself; then start it again."""
     router.terminate()
-    assert router.process is not None
-    assert await asyncio.wait_for(router.process.wait(), 30) == 0, router.log()
+    assert await router.ended() == 0, router.log()
     await router.start(**env)
 
 
 async def test_a_rolling_restart_of_two_routers_loses_no_request(infra: Infra, tmp_path: Path) -> None:
-    engine = await FakeEngine(unhurried).start()
+    engine = await FakeEngine(streaming(TOKEN, TOKEN, TOKEN, DONE, every_s=0.05)).start()
     await write_rows(infra.valkey.url, a_model("rolled"), an_instance("i-roll", engine.url, model_key="rolled"))
     envs, routers = [], []
     for k in (1, 2):
@@ -155,8 +145,7 @@ async def test_a_router_that_leaves_serves_on_and_says_so(infra: Infra, tmp_path
         assert (await client.get(f"{router.admin_url}/live")).status_code == 200
         answer = await client.post(f"{router.url}/v1/chat/completions", json=chat_body("left", stream=True))
         assert answer.status_code == 200 and answer.headers["connection"] == "close"
-        assert router.process is not None
-        assert await asyncio.wait_for(router.process.wait(), 30) == 0
+        assert await router.ended() == 0
         with pytest.raises(httpx.ConnectError):
             await client.get(f"{router.url}/ready")
     await engine.stop()

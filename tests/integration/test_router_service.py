@@ -9,7 +9,7 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.events import Event
 from glowplug.events.facts import InstanceReady, ModelDeployed, ModelUndeployed
 from glowplug.events.subjects import facts_of
-from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, Served, a_model, an_instance
+from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, a_model, an_instance, streaming
 from tests.integration.router_process import a_router, chat_body, write_rows
 from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import until
@@ -100,15 +100,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
 
 async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Path) -> None:
     gate = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await gate.wait()
-        await served.chunk(DONE)
-        await served.end()
-
-    engine = await FakeEngine(slow).start()
+    engine = await FakeEngine(streaming(TOKEN, gate, DONE)).start()
     model, instance = a_model("drained"), an_instance("i-d", engine.url, model_key="drained")
     await write_rows(infra.valkey.url, model, instance)
     async with a_router(infra.nats.url, infra.valkey.url, tmp_path) as router, httpx.AsyncClient() as client:
@@ -127,8 +119,7 @@ async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Pat
             assert late.json()["error"]["code"] == "router_stopping" and late.headers["retry-after"] == "1"
             gate.set()
             assert b"".join([part async for part in parts]) == DONE
-        assert router.process is not None
-        assert await asyncio.wait_for(router.process.wait(), 10) == 0, router.log()
+        assert await router.ended() == 0, router.log()
     await engine.stop()
 
 
@@ -138,8 +129,7 @@ async def test_a_taken_port_is_one_clear_line(infra: Infra, tmp_path: Path) -> N
         second.mkdir()
         other = type(router)(router.nats_url, router.redis_url, second, router.data_port, 0)
         await other.start(wait=False)
-        assert other.process is not None
-        assert await asyncio.wait_for(other.process.wait(), 20) != 0
+        assert await other.ended() != 0
         assert f"cannot listen on 127.0.0.1:{router.data_port}" in other.log()
 
 

@@ -7,8 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,24 +148,15 @@ class Network:
 
     def inside(self, pod: str, call: Callable[[], T]) -> T:
         """`call()` in the pod's namespace, in a thread of its own. Sockets made there stay there."""
-        outcome: list[T] = []
-        errors: list[BaseException] = []
 
-        def body() -> None:
-            try:
-                with Path(f"/run/netns/{self.namespace(pod)}").open() as handle:
-                    if _libc.setns(handle.fileno(), CLONE_NEWNET) != 0:
-                        raise OSError(ctypes.get_errno(), f"cannot enter the namespace of {pod}")
-                outcome.append(call())
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                errors.append(error)
+        def body() -> T:
+            with Path(f"/run/netns/{self.namespace(pod)}").open() as handle:
+                if _libc.setns(handle.fileno(), CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), f"cannot enter the namespace of {pod}")
+            return call()
 
-        thread = threading.Thread(target=body)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return outcome[0]
+        with ThreadPoolExecutor(1) as own_thread:
+            return own_thread.submit(body).result()
 
     def socket(self, pod: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
         return self.inside(pod, lambda: socket.socket(socket.AF_INET, kind))

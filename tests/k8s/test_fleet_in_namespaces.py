@@ -51,19 +51,19 @@ def listed(fleet: PodFleet) -> list[Any]:
     return list(json.loads(body)["data"]) if status == 200 else []
 
 
+def complete(fleet: PodFleet, source: str, pod: str, port: int, base: str, model: str) -> tuple[Any, bytes]:
+    """Headers and body of a chat that `source` asks for."""
+    asked = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "Good morning"}]}
+    path, body = f"{base}/v1/chat/completions", json.dumps(asked).encode()
+    headers = READER | KEY if pod.startswith("console") else KEY
+    given = fleet.ask(source, address(fleet, pod), port, path, method="POST", body=body, headers=headers)
+    assert given[0] == 200, given[2]
+    return given[1:]
+
+
 def chat(fleet: PodFleet, model: str) -> tuple[str, str]:
     """A chat from outside. Returns the text and the request id."""
-    asked = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "Good morning"}]}
-    status, headers, body = fleet.ask(
-        "stranger",
-        address(fleet, "router-0"),
-        8000,
-        "/v1/chat/completions",
-        method="POST",
-        body=json.dumps(asked).encode(),
-        headers=KEY,
-    )
-    assert status == 200, body
+    headers, body = complete(fleet, "stranger", "router-0", 8000, "", model)
     assert headers["x-glowplug-emulated"]
     return json.loads(body)["choices"][0]["message"]["content"], headers["x-request-id"]
 
@@ -144,11 +144,9 @@ def test_an_operator_acts_through_the_console(fleet: PodFleet) -> None:
     for path in ("models/emulated-chat-7b/pin", "models/emulated-chat-7b/unpin", "nodes/node-1/drain"):
         said = fleet.ask("operators", console, 8080, f"/api/v1/{path}", method="POST", headers=ADMIN)
         assert said[0] == 202, (path, said[2])
-    assert (
-        fleet.ask("operators", console, 8080, "/api/v1/nodes/node-1/undrain", method="POST", headers=READER)[0] == 401
-    )
-    back = fleet.ask("operators", console, 8080, "/api/v1/nodes/node-1/undrain", method="POST", headers=ADMIN)
-    assert back[0] == 202
+    for headers, status in ((READER, 401), (ADMIN, 202)):
+        path = "/api/v1/nodes/node-1/undrain"
+        assert fleet.ask("operators", console, 8080, path, method="POST", headers=headers)[0] == status
 
 
 def test_prometheus_reads_everybody(fleet: PodFleet) -> None:
@@ -163,17 +161,7 @@ def test_prometheus_reads_everybody(fleet: PodFleet) -> None:
 
 
 def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: PodFleet) -> None:
-    playground = {"model": MODELS[0], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-    status, _, body = fleet.ask(
-        "operators",
-        address(fleet, "console-0"),
-        8080,
-        "/playground/v1/chat/completions",
-        method="POST",
-        body=json.dumps(playground).encode(),
-        headers=READER | KEY,
-    )
-    assert status == 200, body
+    complete(fleet, "operators", "console-0", 8080, "/playground", MODELS[0])
     get(fleet, "operators", "console-0", 8080, f"/api/v1/forecasts?model={MODELS[0]}")
     for name in ("placer-0", "placer-1", "autoscaler-0", "autoscaler-1"):
         get(fleet, "console-0", name, 8080, "/v1/nodes" if name.startswith("placer") else "/v1/models")

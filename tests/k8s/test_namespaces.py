@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from glowplug.runtime.tasks import end as end_tasks
 from tests.k8s.arrows import End, Ports, expand, fleet_ends, outside_ends, table
 from tests.k8s.namespaces import Network, ruleset, why_not
 from tests.k8s.rendering import OVERLAYS, all_containers, render
@@ -84,6 +86,17 @@ async def answer(sock: socket.socket) -> None:
             await loop.sock_sendall(connection, b"y")
 
 
+@asynccontextmanager
+async def answering(listeners: list[socket.socket]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(answer(sock)) for sock in listeners]
+    try:
+        yield
+    finally:
+        await end_tasks(tasks)
+        for sock in listeners:
+            sock.close()
+
+
 async def is_reached(sock: socket.socket, address: str, port: int) -> bool:
     loop = asyncio.get_running_loop()
     with sock:
@@ -113,10 +126,9 @@ async def probe(network: Network, source: str, targets: list[str], ports: set[tu
 async def test_only_the_arrows_connect(network: Network, overlay: str) -> None:
     ends, ports = build(network, overlay), ports_to_try(overlay)
     listeners = [sock for name in network.addresses for sock in listen(network, name, ports)]
-    answering = [asyncio.create_task(answer(sock)) for sock in listeners]
     ours = {name for name, end in ends.items() if end.is_ours}
-    try:
-        reached: set[Probe] = set()
+    reached: set[Probe] = set()
+    async with answering(listeners):
         for source in ends:
             assert len(await probe(network, source, [source], ports)) == len(ports), f"{source}: listeners are deaf"
             targets = [name for name in ends if name != source and (source in ours or name in ours)]
@@ -124,12 +136,6 @@ async def test_only_the_arrows_connect(network: Network, overlay: str) -> None:
             if source in ours:
                 to_twin = await probe(network, source, [twin(source)], ports)
                 reached |= {(source, source, protocol, port) for _, _, protocol, port in to_twin}
-    finally:
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
-        for sock in listeners:
-            sock.close()
     drawn = {
         (source, target, protocol, port)
         for (source, target), spans in expand(table(overlay)).items()
@@ -145,15 +151,9 @@ async def test_without_rules_everything_connects(network: Network) -> None:
     ends = build(network, "sim")
     for name in ends:
         network.enforce(name, "")
-    (sock,) = listen(network, "nats", {("TCP", 4222)})
-    answering = asyncio.create_task(answer(sock))
-    try:
+    async with answering(listen(network, "nats", {("TCP", 4222)})):
         for source in ("stranger", "internet", "valkey", "console"):
             assert await probe(network, source, ["nats"], {("TCP", 4222)}), source
-    finally:
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
-        sock.close()
 
 
 def test_a_range_is_both_its_ends() -> None:

@@ -4,16 +4,13 @@ pods, accounts, files."""
 import re
 from typing import Any
 
-import pytest
 import yaml
 
 from glowplug import __version__
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.privileges import variable as password_of
 from tests.k8s.rendering import (
-    OVERLAYS,
     ROOT,
-    TARGETS,
     WORKLOADS,
     Manifest,
     all_containers,
@@ -41,8 +38,6 @@ OTHERS_READ = {
 SECRET_WORDS = re.compile(r"TOKEN|PASSWORD|API_KEY|CONSOLE_KEY|SECRET|_AUTH$")
 TOKENS, WEIGHTS = "glowplug-tokens", "glowplug-weights"
 UNIT = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-overlays = pytest.mark.parametrize("overlay", OVERLAYS)
-targets = pytest.mark.parametrize("target", TARGETS)
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret", "downwardAPI", "csi"}
 WRITABLE = {"emptyDir"}
 
@@ -67,7 +62,6 @@ def port_names(workload: Manifest) -> dict[str, int]:
     return {p["name"]: p["containerPort"] for p in ports}
 
 
-@targets
 def test_every_variable_is_a_setting(target: str) -> None:
     page = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", (ROOT / "docs/configuration.md").read_text()))
     page |= {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR")}
@@ -77,9 +71,7 @@ def test_every_variable_is_a_setting(target: str) -> None:
     assert {(where, name) for where, name in given if name not in page | OTHERS_READ} == set()
 
 
-@overlays
-def test_ports_of_services_and_probes_are_the_containers(overlay: str) -> None:
-    manifests = render(overlay)
+def test_ports_of_services_and_probes_are_the_containers(manifests: list[Manifest]) -> None:
     for service in of_kind(manifests, "Service"):
         found = selected(manifests, {"matchLabels": service["spec"]["selector"]})
         assert len(found) == 1, f"{title(service)} selects {[title(w) for w in found]}"
@@ -94,9 +86,7 @@ def test_ports_of_services_and_probes_are_the_containers(overlay: str) -> None:
                 assert kind is None or kind["port"] in own, f"{title(workload)}: {probe}"
 
 
-@overlays
-def test_the_admin_port_told_is_the_admin_port_declared(overlay: str) -> None:
-    manifests = render(overlay)
+def test_the_admin_port_told_is_the_admin_port_declared(manifests: list[Manifest]) -> None:
     for where, container in all_containers(manifests):
         env = environment(manifests, container)
         declared = {p["name"]: p["containerPort"] for p in container["ports"]}
@@ -106,9 +96,7 @@ def test_the_admin_port_told_is_the_admin_port_declared(overlay: str) -> None:
             assert env["GLOWPLUG_HOST"] == "0.0.0.0", where
 
 
-@overlays
-def test_addresses_name_services_and_their_ports(overlay: str) -> None:
-    manifests = render(overlay)
+def test_addresses_name_services_and_their_ports(manifests: list[Manifest]) -> None:
     services = {s["metadata"]["name"]: {p["port"] for p in s["spec"]["ports"]} for s in of_kind(manifests, "Service")}
     addresses = 0
     for where, container in all_containers(manifests):
@@ -119,9 +107,7 @@ def test_addresses_name_services_and_their_ports(overlay: str) -> None:
     assert addresses
 
 
-@overlays
-def test_selectors_meet_their_own_pods_and_no_others(overlay: str) -> None:
-    manifests = render(overlay)
+def test_selectors_meet_their_own_pods_and_no_others(manifests: list[Manifest]) -> None:
     for workload in workloads(manifests):
         assert [title(w) for w in selected(manifests, workload["spec"]["selector"])] == [title(workload)]
         for rule in pod_spec(workload).get("topologySpreadConstraints", ()):
@@ -130,10 +116,8 @@ def test_selectors_meet_their_own_pods_and_no_others(overlay: str) -> None:
         assert selected(manifests, policy["spec"]["podSelector"]), title(policy)
 
 
-@overlays
-def test_budgets_and_scalers_have_something_to_hold(overlay: str) -> None:
+def test_budgets_and_scalers_have_something_to_hold(manifests: list[Manifest]) -> None:
     """A budget on one replica would block every drain; on a DaemonSet it can hold nothing."""
-    manifests = render(overlay)
     scaled = {s["spec"]["scaleTargetRef"]["name"]: s["spec"] for s in of_kind(manifests, "HorizontalPodAutoscaler")}
     assert set(scaled) == {"router"}
     budgets = of_kind(manifests, "PodDisruptionBudget")
@@ -147,17 +131,15 @@ def test_budgets_and_scalers_have_something_to_hold(overlay: str) -> None:
         assert "replicas" not in named(manifests, "Deployment", name)["spec"], "the scaler owns the number"
 
 
-@overlays
-def test_the_router_is_scaled_on_metrics_it_has(overlay: str) -> None:
+def test_the_router_is_scaled_on_metrics_it_has(manifests: list[Manifest]) -> None:
     page = (ROOT / "docs/metrics.md").read_text()
     section = page.partition("## Requests (router)")[2].partition("\n## ")[0]
-    metrics = named(render(overlay), "HorizontalPodAutoscaler", "router")["spec"]["metrics"]
+    metrics = named(manifests, "HorizontalPodAutoscaler", "router")["spec"]["metrics"]
     assert {m["type"] for m in metrics} == {"Pods"}
     for metric in metrics:
         assert f"| `{metric['pods']['metric']['name']}` | gauge |" in section
 
 
-@targets
 def test_images_are_pinned(target: str) -> None:
     images = {container["image"] for _, container in all_containers(render(target))}
     for image in images:
@@ -177,9 +159,7 @@ def test_the_servers_are_those_of_compose() -> None:
     assert {image for image in servers if f"image: {image}\n" not in compose} == set()
 
 
-@overlays
-def test_secrets_are_only_referred_to(overlay: str) -> None:
-    manifests = render(overlay)
+def test_secrets_are_only_referred_to(manifests: list[Manifest]) -> None:
     assert of_kind(manifests, "Secret") == []
     referred = set()
     for where, container in all_containers(manifests):
@@ -194,9 +174,7 @@ def test_secrets_are_only_referred_to(overlay: str) -> None:
         assert not [key for key in config["data"] if SECRET_WORDS.search(key)], title(config)
 
 
-@overlays
-def test_each_pod_gets_only_the_secrets_it_needs(overlay: str) -> None:
-    manifests = render(overlay)
+def test_each_pod_gets_only_the_secrets_it_needs(manifests: list[Manifest]) -> None:
     holders: dict[str, set[str]] = {}
     for where, container in all_containers(manifests):
         for variable in container.get("env", ()):
@@ -212,9 +190,7 @@ def test_each_pod_gets_only_the_secrets_it_needs(overlay: str) -> None:
         assert holders[password_of(user)] == own | {"nats", "valkey"}, user
 
 
-@overlays
-def test_each_service_is_itself_at_the_bus_and_the_store(overlay: str) -> None:
-    manifests = render(overlay)
+def test_each_service_is_itself_at_the_bus_and_the_store(manifests: list[Manifest]) -> None:
     for where, container in all_containers(manifests):
         service = where.rpartition("/")[2]
         if service in USERS:
@@ -224,7 +200,6 @@ def test_each_service_is_itself_at_the_bus_and_the_store(overlay: str) -> None:
             assert env["GLOWPLUG_SERVER_PASSWORD"]["secretKeyRef"]["key"] == password_of(service), where
 
 
-@targets
 def test_no_secret_stands_on_a_command_line(target: str) -> None:
     manifests = render(target)
     for where, container in all_containers(manifests):
@@ -236,9 +211,7 @@ def test_no_secret_stands_on_a_command_line(target: str) -> None:
         assert not [name for name in secret | spliced if name in line], where
 
 
-@overlays
-def test_clients_reach_the_data_port_of_a_router_and_no_other(overlay: str) -> None:
-    manifests = render(overlay)
+def test_clients_reach_the_data_port_of_a_router_and_no_other(manifests: list[Manifest]) -> None:
     ports = {name: named(manifests, "Service", name)["spec"]["ports"] for name in ("router", "router-admin")}
     assert {name: [port["port"] for port in of] for name, of in ports.items()} == {
         "router": [8000],
@@ -246,9 +219,7 @@ def test_clients_reach_the_data_port_of_a_router_and_no_other(overlay: str) -> N
     }
 
 
-@overlays
-def test_what_pods_mount_and_read_exists(overlay: str) -> None:
-    manifests = render(overlay)
+def test_what_pods_mount_and_read_exists(manifests: list[Manifest]) -> None:
     configs = {c["metadata"]["name"] for c in of_kind(manifests, "ConfigMap")}
     accounts = {a["metadata"]["name"] for a in of_kind(manifests, "ServiceAccount")}
     for workload in workloads(manifests):
@@ -266,11 +237,10 @@ def test_what_pods_mount_and_read_exists(overlay: str) -> None:
         assert mounted == volumes, f"{title(workload)}: a volume nobody mounts"
 
 
-@overlays
-def test_the_models_are_files_the_autoscaler_takes(overlay: str) -> None:
+def test_the_models_are_files_the_autoscaler_takes(overlay: str, manifests: list[Manifest]) -> None:
     from glowplug.runtime.model_files import ModelFile
 
-    models = named(render(overlay), "ConfigMap", "models")["data"]
+    models = named(manifests, "ConfigMap", "models")["data"]
     assert models
     engines = {ModelFile.model_validate(yaml.safe_load(text)).engine for text in models.values()}
     assert engines == {"sim": {"emulated"}, "gpu": {"vllm"}}[overlay]
@@ -278,9 +248,8 @@ def test_the_models_are_files_the_autoscaler_takes(overlay: str) -> None:
         assert set(models) == {f.name for f in (ROOT / "deploy/models/emulated").iterdir()}
 
 
-@overlays
-def test_labels_are_the_standard_ones(overlay: str) -> None:
-    for manifest in render(overlay):
+def test_labels_are_the_standard_ones(manifests: list[Manifest]) -> None:
+    for manifest in manifests:
         labels = manifest["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "glowplug", title(manifest)
         assert labels["app.kubernetes.io/managed-by"] == "kustomize", title(manifest)
@@ -290,9 +259,7 @@ def test_labels_are_the_standard_ones(overlay: str) -> None:
             assert pod_labels(manifest)["app.kubernetes.io/component"] == labels["app.kubernetes.io/component"]
 
 
-@overlays
-def test_both_containers_of_a_node_agree(overlay: str) -> None:
-    manifests = render(overlay)
+def test_both_containers_of_a_node_agree(overlay: str, manifests: list[Manifest]) -> None:
     (node,) = [w for w in workloads(manifests) if w["metadata"]["name"] == "node"]
     agent, prefetcher = containers(node)
     ours, theirs = environment(manifests, agent), environment(manifests, prefetcher)
@@ -312,9 +279,7 @@ def test_both_containers_of_a_node_agree(overlay: str) -> None:
     )
 
 
-@overlays
-def test_every_pod_passes_the_restricted_profile(overlay: str) -> None:
-    manifests = render(overlay)
+def test_every_pod_passes_the_restricted_profile(manifests: list[Manifest]) -> None:
     labels = named(manifests, "Namespace", "glowplug")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     for workload in of_kind(manifests, *WORKLOADS):
@@ -333,9 +298,7 @@ def test_every_pod_passes_the_restricted_profile(overlay: str) -> None:
             assert "privileged" not in own
 
 
-@overlays
-def test_nothing_may_talk_to_the_kubernetes_api(overlay: str) -> None:
-    manifests = render(overlay)
+def test_nothing_may_talk_to_the_kubernetes_api(manifests: list[Manifest]) -> None:
     assert of_kind(manifests, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
     for account in of_kind(manifests, "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False, title(account)
@@ -344,30 +307,26 @@ def test_nothing_may_talk_to_the_kubernetes_api(overlay: str) -> None:
         assert pod_spec(workload)["enableServiceLinks"] is False, title(workload)
 
 
-@overlays
-def test_every_container_is_bounded(overlay: str) -> None:
-    for where, container in all_containers(render(overlay)):
+def test_every_container_is_bounded(manifests: list[Manifest]) -> None:
+    for where, container in all_containers(manifests):
         resources = container["resources"]
         assert {"cpu", "memory"} <= set(resources["requests"]), where
         assert {"cpu", "memory"} <= set(resources["limits"]), where
-    for workload in of_kind(render(overlay), *WORKLOADS):
+    for workload in of_kind(manifests, *WORKLOADS):
         for volume in pod_spec(workload)["volumes"]:
             assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"], f"{title(workload)}: {volume}"
 
 
-@overlays
-def test_every_container_is_probed(overlay: str) -> None:
-    for where, container in all_containers(render(overlay)):
+def test_every_container_is_probed(manifests: list[Manifest]) -> None:
+    for where, container in all_containers(manifests):
         assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), where
         if container["image"].startswith("glowplug/"):
             paths = [container[f"{p}Probe"]["httpGet"]["path"] for p in ("startup", "liveness", "readiness")]
             assert paths == ["/live", "/live", "/ready"], where
 
 
-@overlays
-def test_what_is_written_lies_on_a_volume(overlay: str) -> None:
+def test_what_is_written_lies_on_a_volume(manifests: list[Manifest]) -> None:
     """The root is read-only: every directory a service writes must be a mount."""
-    manifests = render(overlay)
     for where, container in all_containers(manifests):
         env = environment(manifests, container)
         mounts = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
@@ -386,9 +345,7 @@ def before_the_end(container: dict[str, Any], env: dict[str, Any]) -> float:
     return seconds + sum(float(env.get(name, default)) for name, default in waits.items())
 
 
-@overlays
-def test_the_grace_is_longer_than_the_drain(overlay: str) -> None:
-    manifests = render(overlay)
+def test_the_grace_is_longer_than_the_drain(manifests: list[Manifest]) -> None:
     for workload in of_kind(manifests, *WORKLOADS):
         for container in containers(workload):
             if container["image"].startswith("glowplug/"):
@@ -396,9 +353,7 @@ def test_the_grace_is_longer_than_the_drain(overlay: str) -> None:
                 assert pod_spec(workload)["terminationGracePeriodSeconds"] >= wanted + 5, title(workload)
 
 
-@overlays
-def test_the_bus_has_time_to_send_its_clients_away(overlay: str) -> None:
-    manifests = render(overlay)
+def test_the_bus_has_time_to_send_its_clients_away(manifests: list[Manifest]) -> None:
     nats = named(manifests, "StatefulSet", "nats")
     (config,) = [c for c in of_kind(manifests, "ConfigMap") if "nats.conf" in c["data"]]
     given = config["data"]["nats.conf"]
@@ -407,9 +362,7 @@ def test_the_bus_has_time_to_send_its_clients_away(overlay: str) -> None:
     assert pod_spec(nats)["terminationGracePeriodSeconds"] > sum(seconds)
 
 
-@overlays
-def test_the_bus_keeps_three_copies_and_syncs_each_write(overlay: str) -> None:
-    manifests = render(overlay)
+def test_the_bus_keeps_three_copies_and_syncs_each_write(manifests: list[Manifest]) -> None:
     nats = named(manifests, "StatefulSet", "nats")
     (container,) = containers(nats)
     assert nats["spec"]["replicas"] == 3
@@ -425,9 +378,7 @@ def test_the_bus_keeps_three_copies_and_syncs_each_write(overlay: str) -> None:
             assert environment(manifests, one)["GLOWPLUG_NATS_REPLICAS"] == "3", where
 
 
-@overlays
-def test_those_who_decide_have_a_standby(overlay: str) -> None:
-    manifests = render(overlay)
+def test_those_who_decide_have_a_standby(manifests: list[Manifest]) -> None:
     for name in ("predictor", "placer", "autoscaler"):
         deployment: Manifest = named(manifests, "Deployment", name)
         (container,) = containers(deployment)

@@ -13,11 +13,9 @@ import yaml
 from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, picture, table
 from tests.k8s.rendering import (
     K8S,
-    MONITORED,
     OVERLAYS,
     ROOT,
     SCHEMAS,
-    TARGETS,
     WORKLOADS,
     Manifest,
     all_containers,
@@ -33,19 +31,16 @@ from tests.k8s.rendering import (
 )
 
 VERSIONS = ("1.30.0", "1.36.0")
-overlays = pytest.mark.parametrize("overlay", OVERLAYS)
-monitored = pytest.mark.parametrize("target", MONITORED)
 OBSERVABILITY = ROOT / "deploy/observability"
 SERVICES = {"router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("target", TARGETS)
 def test_every_manifest_is_valid(target: str, version: str) -> None:
     manifests = render(target)
     assert manifests
     for manifest in manifests:
-        if (schema := SCHEMAS.get((manifest["apiVersion"], manifest["kind"]))) is not None:
+        if (schema := SCHEMAS.get(manifest["kind"])) is not None:
             jsonschema.validate(manifest, schema)
         else:
             kubernetes_validate.validate(manifest, version, strict=True)
@@ -59,7 +54,6 @@ def test_an_unknown_field_is_found(version: str) -> None:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_every_kustomize_renders_the_same(target: str) -> None:
     texts = {name: rendered_text(target, name) for name in renderers()}
     if len(texts) < 2:
@@ -68,7 +62,6 @@ def test_every_kustomize_renders_the_same(target: str) -> None:
     assert {name for name, text in texts.items() if text != first} == set()
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_rendered_twice(target: str) -> None:
     titles = [title(manifest) for manifest in render(target)]
     assert sorted(titles) == sorted(set(titles))
@@ -94,25 +87,21 @@ def every_connection(manifests: list[Manifest]) -> dict[tuple[str, str], set[Por
     }
 
 
-@overlays
-def test_policies_allow_the_arrows_and_nothing_else(overlay: str) -> None:
-    assert every_connection(render(overlay)) == expand(table(overlay))
+def test_policies_allow_the_arrows_and_nothing_else(overlay: str, manifests: list[Manifest]) -> None:
+    assert every_connection(manifests) == expand(table(overlay))
 
 
 def test_the_picture_shows_the_table() -> None:
     assert picture() == set().union(*(table(overlay) for overlay in OVERLAYS))
 
 
-@overlays
-def test_every_pod_is_denied_by_default(overlay: str) -> None:
-    deny = named(render(overlay), "NetworkPolicy", "default-deny")["spec"]
+def test_every_pod_is_denied_by_default(manifests: list[Manifest]) -> None:
+    deny = named(manifests, "NetworkPolicy", "default-deny")["spec"]
     assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
-@overlays
-def test_no_policy_can_be_left_out(overlay: str) -> None:
+def test_no_policy_can_be_left_out(manifests: list[Manifest]) -> None:
     """Each of them carries an arrow, or denies; one that changes nothing would only be read in vain."""
-    manifests = render(overlay)
     before = every_connection(manifests)
     for policy in of_kind(manifests, "NetworkPolicy"):
         if policy["metadata"]["name"] == "default-deny":
@@ -133,18 +122,14 @@ def test_a_rule_too_many_is_found() -> None:
     assert ("predictor", "node") not in drawn
 
 
-@overlays
-def test_the_engines_are_where_routers_may_reach_them(overlay: str) -> None:
-    manifests = render(overlay)
+def test_the_engines_are_where_routers_may_reach_them(overlay: str, manifests: list[Manifest]) -> None:
     drawn = expand(table(overlay))[("router", "node")]
     given = {environment(manifests, c).get("GLOWPLUG_ENGINE_PORTS", "") for _, c in all_containers(manifests)} - {""}
     assert given == {str(ports) for ports in drawn}
 
 
-@overlays
-def test_every_address_a_service_is_given_is_an_arrow(overlay: str) -> None:
+def test_every_address_a_service_is_given_is_an_arrow(overlay: str, manifests: list[Manifest]) -> None:
     """What a container is told to connect to, its pod may connect to."""
-    manifests = render(overlay)
     drawn = expand(table(overlay))
     tried = 0
     for where, container in all_containers(manifests):
@@ -174,31 +159,27 @@ def targets(manifests: list[Manifest]) -> dict[str, set[tuple[str, int]]]:
     return found
 
 
-@monitored
-def test_every_service_is_read_once_under_its_own_name(target: str) -> None:
+def test_every_service_is_read_once_under_its_own_name(monitored: list[Manifest]) -> None:
     expected = {service: {(service, 8080)} for service in SERVICES - {"agent", "prefetcher"}}
     expected |= {"agent": {("node", 8080)}, "prefetcher": {("node", 8081)}}
-    assert targets(render(target)) == expected
+    assert targets(monitored) == expected
     compose = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
     assert {job["job_name"] for job in compose["scrape_configs"]} - {"prometheus"} >= SERVICES
 
 
-@monitored
-def test_labels_of_ours_win(target: str) -> None:
+def test_labels_of_ours_win(monitored: list[Manifest]) -> None:
     """Metrics carry `service`; without honorLabels the operator's label of that name takes its place."""
-    endpoints = [e for m in of_kind(render(target), "ServiceMonitor") for e in m["spec"]["endpoints"]]
+    endpoints = [e for m in of_kind(monitored, "ServiceMonitor") for e in m["spec"]["endpoints"]]
     assert all(endpoint["honorLabels"] for endpoint in endpoints)
 
 
-@monitored
-def test_rules_and_dashboards_are_those_of_compose(target: str) -> None:
-    manifests = render(target)
-    (rule,) = of_kind(manifests, "PrometheusRule")
+def test_rules_and_dashboards_are_those_of_compose(monitored: list[Manifest]) -> None:
+    (rule,) = of_kind(monitored, "PrometheusRule")
     groups = [
         g for f in sorted((OBSERVABILITY / "rules").glob("*.yml")) for g in yaml.safe_load(f.read_text())["groups"]
     ]
     assert sorted(rule["spec"]["groups"], key=lambda g: g["name"]) == sorted(groups, key=lambda g: g["name"])
-    boards = named(manifests, "ConfigMap", "glowplug-dashboards")
+    boards = named(monitored, "ConfigMap", "glowplug-dashboards")
     assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
     files = {f.name: f.read_text() for f in (OBSERVABILITY / "grafana/dashboards").glob("*.json")}
     assert boards["data"] == files
@@ -206,19 +187,16 @@ def test_rules_and_dashboards_are_those_of_compose(target: str) -> None:
     assert all(json.loads(text)["panels"] for text in files.values())
 
 
-@monitored
-def test_the_adapter_offers_what_the_scaler_asks_for(target: str) -> None:
-    manifests = render(target)
-    (rule,) = yaml.safe_load(named(manifests, "ConfigMap", "prometheus-adapter-rules")["data"]["rules.yaml"])["rules"]
+def test_the_adapter_offers_what_the_scaler_asks_for(monitored: list[Manifest]) -> None:
+    (rule,) = yaml.safe_load(named(monitored, "ConfigMap", "prometheus-adapter-rules")["data"]["rules.yaml"])["rules"]
     (pattern,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
-    scaler = named(manifests, "HorizontalPodAutoscaler", "router")
+    scaler = named(monitored, "HorizontalPodAutoscaler", "router")
     asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
     assert {name for name in asked if not re.fullmatch(pattern, name)} == set()
     assert asked == set(pattern.split("|"))
     assert set(rule["resources"]["overrides"]) == {"namespace", "pod"}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_without_the_operator_nothing_of_it_is_applied(overlay: str) -> None:
     plain, more = render(overlay), render(f"{overlay}-monitored")
     assert [m for m in plain if "monitoring.coreos.com" in m["apiVersion"]] == []

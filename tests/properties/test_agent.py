@@ -361,6 +361,7 @@ def test_bytes_are_conserved_whatever_comes_in_whatever_order(seed: int) -> None
     walk = EnginesWalk(seed)
     walk.run()
     walk.rest()
+    walk.check()
 
 
 def test_the_walks_go_everywhere() -> None:

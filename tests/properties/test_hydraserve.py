@@ -115,11 +115,11 @@ def small_servers(draw):
     return [
         a_node(
             f"n{n}",
-            gpus_mib=(100,) * len(rooms),
-            grants={g: [("x", 100 - mib)] for g, mib in enumerate(rooms)},
+            gpus_mib=(100,) * len(free_mib),
+            grants={g: [("x", 100 - mib)] for g, mib in enumerate(free_mib)},
             abilities=("emulated:stages",),
         )
-        for n, rooms in enumerate(free)
+        for n, free_mib in enumerate(free)
     ]
 
 
@@ -140,26 +140,15 @@ def test_stages_of_tensor_groups_share_out_every_byte_of_the_model_once(place, p
     model = a_model(weights_bytes=mib * MIB * 2 // 3, kv_bytes=mib * MIB // 3, num_gpus=num_gpus)
     model = replace(model, weights=replace(model.weights, num_bytes=num_bytes))
     decision = place(PlaceRequest(instance_id="i", model=model), PlacementView(now_s=0.0, nodes=nodes), params)
-    rooms = sorted((_nth(node, num_gpus) for node in nodes), reverse=True)
-    most = min(4, len(rooms))
-    fits = [num for num in range(1, most + 1) if rooms[num - 1] * num * num_gpus >= model.memory_bytes]
+    free = sorted((_nth(node, num_gpus) for node in nodes), reverse=True)
+    fits = [num for num in range(1, min(4, len(free)) + 1) if free[num - 1] * num * num_gpus >= model.memory_bytes]
     assert len(decision.stages) == min(fits, default=0)
-    free = {gpu.gpu_id: gpu.free_bytes for node in nodes for gpu in node.gpus}
-    taken = [gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids]
-    assert len(set(taken)) == len(taken) == num_gpus * len(decision.stages)
-    assert len({stage.node_id for stage in decision.stages}) == len(decision.stages)
-    for stage in decision.stages:
-        assert all(g.startswith(f"{stage.node_id}/") and stage.bytes_per_gpu <= free[g] for g in stage.gpu_ids)
-    if decision.stages:
-        assert decision.num_bytes >= model.memory_bytes
-    if len(decision.stages) > 1:
-        ends = [stage.first_byte + stage.fetch_bytes for stage in decision.stages]
-        assert [stage.first_byte for stage in decision.stages] == [0, *ends[:-1]] and ends[-1] == num_bytes
+    share_out_the_model(decision.stages, model, nodes)
 
 
 def _nth(node, num_gpus):
-    rooms = sorted((gpu.free_bytes for gpu in node.gpus), reverse=True)
-    return rooms[num_gpus - 1] if len(rooms) >= num_gpus else 0
+    free = sorted((gpu.free_bytes for gpu in node.gpus), reverse=True)
+    return free[num_gpus - 1] if len(free) >= num_gpus else 0
 
 
 @pytest.mark.parametrize("place", [hydraserve.place, union.place])
@@ -175,11 +164,20 @@ def test_stages_share_out_every_byte_of_the_model_once(place, free, num_bytes):
     decision = place(PlaceRequest(instance_id="i", model=model), PlacementView(now_s=0.0, nodes=nodes))
     fits = any(sum(mib * num >= 80 for mib in free) >= num for num in range(2, 5))
     assert (len(decision.stages) > 1) == fits and not decision.is_late
-    if not fits:
-        assert decision.stages == ()
-        return
-    ends = [stage.first_byte + stage.fetch_bytes for stage in decision.stages]
-    assert [stage.first_byte for stage in decision.stages] == [0, *ends[:-1]] and ends[-1] == num_bytes
-    assert decision.num_bytes >= model.memory_bytes and len({s.node_id for s in decision.stages}) == len(ends)
-    for stage in decision.stages:
-        assert stage.bytes_per_gpu <= free[int(stage.node_id[1:])] * MIB
+    assert fits or decision.stages == ()
+    share_out_the_model(decision.stages, model, nodes)
+
+
+def share_out_the_model(stages, model, nodes):
+    """Each on a server of its own, on GPUs with the bytes; together they hold the model, and fetch every byte once."""
+    free = {gpu.gpu_id: gpu.free_bytes for node in nodes for gpu in node.gpus}
+    taken = [gpu_id for stage in stages for gpu_id in stage.gpu_ids]
+    assert len(set(taken)) == len(taken) == model.num_gpus * len(stages)
+    assert len({stage.node_id for stage in stages}) == len(stages)
+    for stage in stages:
+        assert all(g.startswith(f"{stage.node_id}/") and stage.bytes_per_gpu <= free[g] for g in stage.gpu_ids)
+    if stages:
+        assert sum(stage.bytes_per_gpu for stage in stages) * model.num_gpus >= model.memory_bytes
+    if len(stages) > 1:
+        ends = [stage.first_byte + stage.fetch_bytes for stage in stages]
+        assert [stage.first_byte for stage in stages] == [0, *ends[:-1]] and ends[-1] == model.weights.num_bytes

@@ -7,17 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.controller import PrefetcherController
-from glowplug.controllers.prefetcher.messages import (
-    CANCELLED,
-    DropRegion,
-    FetchEnded,
-    FetchSized,
-    GrantRoom,
-    MarkFailed,
-    StartFetch,
-    StopFetch,
-)
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
@@ -28,7 +19,7 @@ from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100
 names = st.sampled_from("abcd")
-turns = st.integers(0, 1)
+indices = st.integers(0, 1)
 instance_ids = st.sampled_from(["", "i-1", "i-2", "i-3"])
 
 
@@ -42,10 +33,10 @@ class Prefetching(RuleBasedStateMachine):
         self.now_s = 0.0
         self.disk: dict[str, int] = {}
         self.complete: set[str] = set()
-        self.tasks: dict[str, bool] = {}  # digest -> has room
+        self.tasks: dict[str, bool] = {}  # digest -> has memory
         self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
         self.gone: set[str] = set()
-        self.later: list[FetchEnded] = []  # outcomes on their way to the controller
+        self.later: list[msg.FetchEnded] = []  # outcomes on their way to the controller
 
     def born(self, caching: str) -> PrefetcherController:
         params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
@@ -62,23 +53,23 @@ class Prefetching(RuleBasedStateMachine):
         assert sum(self.disk.values()) <= CAPACITY
 
     def do(self, effect: Any) -> None:
-        if isinstance(effect, StartFetch):
+        if isinstance(effect, msg.StartFetch):
             assert effect.digest not in self.tasks, "two fetches of one digest"
             self.tasks[effect.digest] = False
             assert len(self.tasks) <= 2
-        elif isinstance(effect, GrantRoom):
+        elif isinstance(effect, msg.GrantRoom):
             if effect.digest in self.tasks:
                 self.tasks[effect.digest] = True
                 self.disk[effect.digest] = effect.max_bytes
             else:
                 assert any(end.digest == effect.digest for end in self.later), "granted to a task that nobody started"
-        elif isinstance(effect, StopFetch):
-            self.end(effect.digest, CANCELLED, kept=False)
-        elif isinstance(effect, MarkFailed):
+        elif isinstance(effect, msg.StopFetch):
+            self.end(effect.digest, msg.CANCELLED, kept=False)
+        elif isinstance(effect, msg.MarkFailed):
             if not effect.keep:
                 self.disk.pop(effect.digest, None)
                 self.complete.discard(effect.digest)
-        elif isinstance(effect, DropRegion):
+        elif isinstance(effect, msg.DropRegion):
             assert effect.digest not in self.tasks, "removed under a running fetch"
             if effect.digest in self.complete:
                 users = [i for i, d in self.users.items() if d == effect.digest and i not in self.gone]
@@ -87,12 +78,12 @@ class Prefetching(RuleBasedStateMachine):
             self.complete.discard(effect.digest)
 
     def end(self, digest: str, code: str, *, kept: bool) -> None:
-        """A task is over; its outcome is heard after the effects at hand, as over a queue."""
+        """A task is over; its outcome comes after the effects at hand, as over a queue."""
         if self.tasks.pop(digest, None) is None:
             return
         if not kept:
             self.disk.pop(digest, None)
-        self.later.append(FetchEnded(digest=digest, num_bytes=self.disk.get(digest, 0), code=code, message=code))
+        self.later.append(msg.FetchEnded(digest=digest, num_bytes=self.disk.get(digest, 0), code=code, message=code))
 
     @rule(name=names, instance_id=instance_ids, priority=st.integers(0, 3), ranged=st.booleans())
     def ask(self, name: str, instance_id: str, priority: int, ranged: bool) -> None:
@@ -109,29 +100,29 @@ class Prefetching(RuleBasedStateMachine):
         )
         self.give(an_event(command, issuer="placer-1", epoch=1))
 
-    def turn(self, turn: int, has_room: bool) -> str:
+    def running(self, index: int, has_memory: bool) -> str:
         """One of the running tasks, "" when there is none."""
-        some = sorted(name for name, room in self.tasks.items() if room is has_room)
-        return some[turn % len(some)] if some else ""
+        some = sorted(name for name, granted in self.tasks.items() if granted is has_memory)
+        return some[index % len(some)] if some else ""
 
-    @rule(turn=turns, size=st.sampled_from([0, 20, 50, 50, 60, 60, 120]))
-    def size(self, turn: int, size: int) -> None:
-        if name := self.turn(turn, has_room=False):
-            self.give(FetchSized(name, size))
+    @rule(index=indices, size=st.sampled_from([0, 20, 50, 50, 60, 60, 120]))
+    def size(self, index: int, size: int) -> None:
+        if name := self.running(index, has_memory=False):
+            self.give(msg.FetchSized(name, size))
 
-    @rule(turn=turns)
-    def finish(self, turn: int) -> None:
-        if name := self.turn(turn, has_room=True):
+    @rule(index=indices)
+    def finish(self, index: int) -> None:
+        if name := self.running(index, has_memory=True):
             job = self.prefetcher.jobs[name]
             whole = job.first_byte == 0
             del self.tasks[name]
             if whole:
                 self.complete.add(name)
-            self.give(FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
+            self.give(msg.FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
 
-    @rule(turn=turns, has_room=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
-    def fail(self, turn: int, has_room: bool, how: str) -> None:
-        if name := self.turn(turn, has_room):
+    @rule(index=indices, has_memory=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
+    def fail(self, index: int, has_memory: bool, how: str) -> None:
+        if name := self.running(index, has_memory):
             self.end(name, "no_space" if how == "no_space" else "weights_unavailable", kept=how == "kept")
 
     @rule(name=names)

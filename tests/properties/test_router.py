@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.controller import RouterController
-from glowplug.controllers.router.messages import (
-    ClientLeft,
-    Dispatch,
-    DispatchFailed,
-    FirstToken,
-    Hold,
-    Reject,
-    RequestArrived,
-    RequestEnded,
-)
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.snapshot import Target
@@ -40,7 +31,7 @@ class Router(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.controller = RouterController(RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer))
-        self.asked: dict[int, RequestArrived] = {}
+        self.asked: dict[int, msg.RequestArrived] = {}
         self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
         self.held: dict[str, list[int]] = {key: [] for key in KEYS}  # tickets, oldest first
@@ -56,16 +47,16 @@ class Router(RuleBasedStateMachine):
 
     def check(self, effects: list[Any]) -> None:
         for effect in effects:
-            if isinstance(effect, Dispatch):
+            if isinstance(effect, msg.Dispatch):
                 self.check_dispatch(effect)
-            elif isinstance(effect, Reject):
+            elif isinstance(effect, msg.Reject):
                 self.end(effect.ticket)
-            elif isinstance(effect, Hold):
+            elif isinstance(effect, msg.Hold):
                 key = self.model_of[effect.ticket]
                 if effect.ticket not in self.held[key]:
                     self.held[key] = sorted([*self.held[key], effect.ticket])
 
-    def check_dispatch(self, effect: Dispatch) -> None:
+    def check_dispatch(self, effect: msg.Dispatch) -> None:
         ticket, key = effect.ticket, self.model_of[effect.ticket]
         known = self.state[effect.instance.instance_id]
         assert ticket not in self.ended and ticket not in self.running
@@ -91,7 +82,7 @@ class Router(RuleBasedStateMachine):
     def arrive(self, key: str, prompt: int, most: int, expected: int) -> None:
         self.ticket += 1
         self.model_of[self.ticket] = key
-        asked = RequestArrived(self.ticket, key, f"r-{self.ticket}", "", prompt, most, expected)
+        asked = msg.RequestArrived(self.ticket, key, f"r-{self.ticket}", "", prompt, most, expected)
         self.asked[self.ticket] = asked
         self.tell(asked)
         assert self.ticket in self.ended or self.ticket in self.running or self.ticket in self.held[key]
@@ -118,14 +109,14 @@ class Router(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
         self.begun.add(ticket)
-        self.tell(FirstToken(ticket))
+        self.tell(msg.FirstToken(ticket))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), response=st.integers(0, 60))
     def finish(self, data: st.DataObject, response: int) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
         self.end(ticket)
-        self.tell(RequestEnded(ticket, 1.0, response))
+        self.tell(msg.RequestEnded(ticket, 1.0, response))
 
     @precondition(lambda self: self.model_of)
     @rule(data=st.data())
@@ -134,7 +125,7 @@ class Router(RuleBasedStateMachine):
         if alive:
             ticket = data.draw(st.sampled_from(alive))
             self.end(ticket)
-            self.tell(ClientLeft(ticket))
+            self.tell(msg.ClientLeft(ticket))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), reached=st.booleans())
@@ -143,7 +134,7 @@ class Router(RuleBasedStateMachine):
         del self.running[ticket]
         key = self.model_of[ticket]
         self.held[key] = sorted([*self.held[key], ticket])
-        self.tell(DispatchFailed(ticket, reached, "died"))
+        self.tell(msg.DispatchFailed(ticket, reached, "died"))
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 3.0]))
     def time_passes(self, seconds: float) -> None:
@@ -191,7 +182,7 @@ class Router(RuleBasedStateMachine):
             while self.running:
                 ticket = min(self.running)
                 self.end(ticket)
-                self.tell(RequestEnded(ticket))
+                self.tell(msg.RequestEnded(ticket))
         assert self.ended == set(self.model_of) and not self.controller.requests
         self.tokens_agree()
 

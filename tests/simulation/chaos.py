@@ -28,17 +28,9 @@ from tests.fleet_builder import MIB, a_model
 KEEP_ALIVE_S = 3.0
 COSTS = StepCosts(prefill_base_s=0.002, prefill_s_per_token=0.0, decode_base_s=0.01)
 KV_MIB = 20
-PARAMS = Params(
-    autoscaler=AutoscalerParams(),
-    placer=PlacerParams(),
-    agent=AgentParams(),
-    router_tick_s=0.5,
-    tick_s=0.5,
-    agent_tick_s=0.5,
-    idle_tick_s=0.5,
-    resync_s=2.0,
-    heal_s=2.0,
-)
+LIVE = {"autoscaler": AutoscalerParams(), "placer": PlacerParams(), "agent": AgentParams()}
+TICKS = dict.fromkeys(("router_tick_s", "tick_s", "agent_tick_s", "idle_tick_s"), 0.5)
+PARAMS = Params(**LIVE, **TICKS, resync_s=2.0, heal_s=2.0)  # type: ignore[arg-type]
 
 
 def models(chance: Random, num: int, mib: int, **fields: Any) -> tuple[ModelSetup, ...]:

@@ -44,21 +44,15 @@ def requests(seed, shares, rate, seconds, cv=2.0, longest=300):
 
 def past(keys, rate_of, num_windows=30, window_s=60.0):
     """Windows before the run, each as busy as `rate_of(key)` requests in flight."""
-    return {
-        key: tuple(
-            WindowTotals(
-                started_at=BEGAN_S - window_s * (num_windows - n),
-                window_s=window_s,
-                num_requests=10.0 * rate_of(key),
-                prompt_tokens=5_000.0 * rate_of(key),
-                response_tokens=1_500.0 * rate_of(key),
-                concurrency_mean=rate_of(key),
-                concurrency_peak=2.0 * rate_of(key),
-            )
-            for n in range(num_windows)
-        )
-        for key in keys
-    }
+
+    def window(number, rate):
+        return WindowTotals(
+            started_at=BEGAN_S - window_s * (num_windows - number), window_s=window_s, num_requests=10.0 * rate,
+            prompt_tokens=5_000.0 * rate, response_tokens=1_500.0 * rate, concurrency_mean=rate,
+            concurrency_peak=2.0 * rate,
+        )  # fmt: skip
+
+    return {key: tuple(window(number, rate_of(key)) for number in range(num_windows)) for key in keys}
 
 
 def warmserve(seed=0, seconds=120.0, rate=8.0, prewarming="warmserve"):
@@ -92,19 +86,10 @@ def hydraserve(seed=0, seconds=120.0, rate=0.2, placement="hydraserve", overlap=
     start = StartSeconds(launch_s=1.5, library_s=1.0, warmup_s=0.1, overlap=overlap)
     models = tuple(a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, slo=Slo(ttft_s=6.0, tpot_s=0.2)) for n in range(12))
     shares = dict(zip((one.model.key for one in models), power_law_shares(12, 0.3), strict=True))
-    server = ServerSetup(
-        num_servers=4,
-        num_gpus=2,
-        gpu_bytes=24 * GB,
-        gpu_kind="a10",
-        host_cache_bytes=100 * GB,
-        abilities=frozenset({"stages"}),
-    )
-    setup = Setup(
-        servers=(server,),
-        models=models,
-        policies=PolicyNames(placement=placement, scaling="hydraserve" if placement == "hydraserve" else "reactive"),
-    )
+    a10 = {"gpu_bytes": 24 * GB, "gpu_kind": "a10", "host_cache_bytes": 100 * GB}
+    server = ServerSetup(num_servers=4, num_gpus=2, abilities=frozenset({"stages"}), **a10)
+    policies = PolicyNames(placement=placement, scaling="hydraserve" if placement == "hydraserve" else "reactive")
+    setup = Setup(servers=(server,), models=models, policies=policies)
     return setup, requests(seed, shares, rate, seconds, cv=4.0)
 
 

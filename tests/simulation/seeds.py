@@ -17,9 +17,8 @@ EACH = 8
 
 def seeds(num_each: int = EACH) -> tuple[int, ...]:
     """The seeds of one test: `num_each` fixed ones and as many of the commit's. Few where a run takes long."""
-    told = os.environ.get(VARIABLE)
-    if told:
-        return read(told)
+    if named := os.environ.get(VARIABLE):
+        return read(named)
     chance = random.Random(_commit())
     return (*range(num_each), *(chance.randrange(1000, 1_000_000) for _ in range(num_each)))
 

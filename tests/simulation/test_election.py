@@ -4,7 +4,7 @@ What must hold at every moment: at most one may act, and each term has a higher 
 """
 
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,14 +54,11 @@ class World:
         self.loss = 0.02  # of the answers; a few lost in a row end a term
         self.all = [Candidate(f"c-{k}", 1 + self.random.uniform(-drift, drift)) for k in range(num)]
         for candidate in self.all:
-            self.at(self.random.random(), lambda c=candidate: self.wake(c))
+            self.goes_on(self.lives(candidate))
 
     @property
     def now(self) -> float:
         return self.kernel.now_s
-
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.kernel.after(delay_s, action)
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -84,26 +81,42 @@ class World:
         assert len(epochs) == len(set(epochs)), epochs
         assert self.may_be_two or epochs == sorted(epochs), epochs
 
-    def when_awake(self, candidate: Candidate, action: Callable[[], None]) -> None:
-        if candidate.dead:
-            return
-        if self.now < candidate.paused_until:
-            self.at(candidate.paused_until - self.now + 0.001, lambda: self.when_awake(candidate, action))
-        else:
-            action()
+    def goes_on(self, process: Iterator[float]) -> None:
+        """A process yields how long it waits until it goes on."""
+        if (delay_s := next(process, None)) is not None:
+            self.kernel.after(delay_s, self.goes_on, process)
 
-    def wake(self, candidate: Candidate) -> None:
-        def awake() -> None:
-            election, now = candidate.election, self.clock(candidate)
-            self.changed(candidate, election.passed(now))
-            ask = election.ask(now)
-            self.at(self.random.uniform(0, self._slow_s), lambda: self.asked(candidate, ask, now))
+    def lives(self, candidate: Candidate) -> Iterator[float]:
+        """One candidate, from its start to its death."""
+        election = candidate.election
+        yield self.random.random()
+        while (yield from self.awake(candidate)):
+            asked_at = self.clock(candidate)
+            self.changed(candidate, election.passed(asked_at))
+            ask = election.ask(asked_at)
+            yield self.random.uniform(0, self._slow_s)
+            lease = self.at_the_store(candidate, ask)
+            yield self.random.uniform(0, self._slow_s)
+            if not (yield from self.awake(candidate)):
+                return
+            was, now = election.epoch, self.clock(candidate)
+            change = election.passed(now)
+            self.changed(candidate, change)
+            if change is Change.NONE:
+                change = election.failed(now) if lease is None else election.answered(ask, lease, asked_at, now)
+                self.changed(candidate, change)
+            assert change is not Change.LEAD or election.epoch > was
+            yield election.wait_s(now) / candidate.rate
 
-        self.when_awake(candidate, awake)
+    def awake(self, candidate: Candidate) -> Generator[float, None, bool]:
+        """Waits while the candidate is paused. Returns whether it lives."""
+        while not candidate.dead and self.now < candidate.paused_until:
+            yield candidate.paused_until - self.now + 0.001
+        return not candidate.dead
 
-    def asked(self, candidate: Candidate, ask: Ask, asked_at: float) -> None:
-        """At the store."""
-        election, lease = candidate.election, None
+    def at_the_store(self, candidate: Candidate, ask: Ask) -> Lease | None:
+        """Its answer; None when it is down, or the answer is lost."""
+        lease, election = None, candidate.election
         if self.now >= self.down_until:
             calls = {
                 Ask.SEE: lambda: self.store.see_lease("placer", election.highest_epoch),
@@ -111,21 +124,7 @@ class World:
                 Ask.KEEP: lambda: self.store.keep_lease("placer", candidate.name, election.epoch, "", LEASE_S),
             }
             lease = now_of(calls[ask]())
-        if self.random.random() < self.loss:
-            lease = None  # its answer is lost
-        delay_s = self.random.uniform(0, self._slow_s)
-        self.at(delay_s, lambda: self.when_awake(candidate, lambda: self.answered(candidate, ask, lease, asked_at)))
-
-    def answered(self, candidate: Candidate, ask: Ask, lease: Lease | None, asked_at: float) -> None:
-        election, now = candidate.election, self.clock(candidate)
-        was = election.epoch
-        change = election.passed(now)
-        self.changed(candidate, change)
-        if change is Change.NONE:
-            change = election.failed(now) if lease is None else election.answered(ask, lease, asked_at, now)
-            self.changed(candidate, change)
-        assert change is not Change.LEAD or election.epoch > was
-        self.at(election.wait_s(now) / candidate.rate, lambda: self.wake(candidate))
+        return None if self.random.random() < self.loss else lease
 
     def changed(self, candidate: Candidate, change: Change) -> None:
         if change is Change.LEAD:
@@ -151,9 +150,9 @@ def harm(world: World, kinds: list[str], seconds: float) -> None:
         if "empty" in kind:
             world.store.empty()
         if world.now < end:
-            world.at(chance.expovariate(1 / 5), once)
+            world.kernel.after(chance.expovariate(1 / 5), once)
 
-    world.at(2.0, once)
+    world.kernel.after(2.0, once)
     world.run(seconds + 30.0)
     world.loss = 0.0
 

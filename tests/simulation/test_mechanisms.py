@@ -44,9 +44,8 @@ def ask(world, payload, at_s=0.0):
 
 
 def start(world, instance_id, at_s=0.0, **fields):
-    model = world.setup.models[0].model
-    target = fields["workers"][0].node_id
-    ask(world, StartInstance(target=target, instance_id=instance_id, model=model, decision_id="", **fields), at_s)
+    fields = {"model": world.setup.models[0].model, "decision_id": ""} | fields
+    ask(world, StartInstance(target=fields["workers"][0].node_id, instance_id=instance_id, **fields), at_s)
 
 
 def state_of(world, instance_id):
@@ -61,12 +60,18 @@ def held(world, node="server-1"):
     return [gpu.used_bytes for gpu in world.nodes[node].agent.ledger.gpus]
 
 
+def look_at(world, instance_id, at_s):
+    """Filled, while the world runs, with the state of an instance then and the bytes that its first GPU holds."""
+    seen = []
+    world.kernel.at(world.began_s + at_s, lambda: seen.append((state_of(world, instance_id), held(world)[0])))
+    return seen
+
+
 def test_a_replica_loads_without_a_process_and_serves_at_once():
     """WarmServe section 5: 16 GB at 16 GB/s in the background; an engine grows from it in 10 ms."""
     world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
     start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
-    world.kernel.at(world.began_s + 2.0, lambda: seen.append((state_of(world, "r1"), held(world)[0])))
-    seen = []
+    seen = look_at(world, "r1", 2.0)
     start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
     results = world.run(10.0)
     assert seen == [(InstanceState.PREWARMED, 16 * GB)]
@@ -76,24 +81,26 @@ def test_a_replica_loads_without_a_process_and_serves_at_once():
     assert results.total().num_finished == 1 and results.bytes_loaded == results.bytes_prewarmed == 16 * GB
 
 
-def test_pages_of_the_kv_cache_are_mapped_when_a_replica_becomes_an_engine():
-    """WarmServe section 4.2: 32 GB are 15,259 pages of 2 MiB, at 193 us each where they are created first."""
-    world = World(a_setup(start=replace(START, page_map_s=193e-6)), [], check=True)
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
-    start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
-    world.run(10.0)
-    assert ready_s(world, "i1") == pytest.approx(3.01 + 15_259 * 193e-6, abs=0.01)
+EARLY_S = 31 / 32 * COSTS.prefill_s(1, 1)  # the last layers may come while the shortest first prefill runs
 
 
-def test_a_replica_that_is_still_loading_is_streamed_to_its_end():
-    """The last layers may come while the first prefill runs: (L-1)/L x shortest prefill x bandwidth are missing."""
-    world = World(a_setup(), [], check=True)
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
-    start(world, "i1", at_s=0.4, source="r1", workers=workers_of(world.setup))
-    world.run(5.0)
-    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
-    assert ready_s(world, "i1") == pytest.approx(1.0 - early_s, abs=0.004)
-    assert world.results.starts == {"prewarming": 1}
+@pytest.mark.parametrize(
+    ("num_gb", "asked_s", "page_map_s", "serves_s", "found"),
+    [
+        # WarmServe section 4.2: 32 GB are 15,259 pages of 2 MiB, at 193 us each where they are created first
+        pytest.param(16, 3.0, 193e-6, 3.01 + 15_259 * 193e-6, "prewarmed", id="maps the pages of its KV cache"),
+        # (L-1)/L x shortest prefill x bandwidth may be missing
+        pytest.param(16, 0.4, 0.0, 1.0 - EARLY_S, "prewarming", id="is still loading and is streamed to its end"),
+        pytest.param(8, 0.2, 0.0, 1.0 - EARLY_S, "prewarming", id="of the first layers goes on to the last"),
+    ],
+)
+def test_an_engine_that_grows_from_a_replica(num_gb, asked_s, page_map_s, serves_s, found):
+    world = World(a_setup(start=replace(START, page_map_s=page_map_s)), [], check=True)
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=num_gb * GB))
+    start(world, "i1", at_s=asked_s, source="r1", workers=workers_of(world.setup))
+    results = world.run(10.0)
+    assert ready_s(world, "i1") == pytest.approx(serves_s, abs=0.004)
+    assert results.starts == {found: 1} and results.bytes_loaded == 16 * GB
 
 
 def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at_its_start() -> None:
@@ -101,28 +108,15 @@ def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at
     less what the shortest prefill hides, and the start is a hit that holds all of its bytes from its grant on."""
     world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
     start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=12 * GB))
-    seen: list[object] = []
-    world.kernel.at(world.began_s + 2.0, lambda: seen.append((state_of(world, "r1"), held(world)[0])))
     start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
-    world.kernel.at(world.began_s + 3.05, lambda: seen.append((state_of(world, "i1"), held(world)[0])))
+    before, after = look_at(world, "r1", 2.0), look_at(world, "i1", 3.05)
     results = world.run(10.0)
-    assert seen == [(InstanceState.PREWARMED, 12 * GB), (InstanceState.LOADING, 48 * GB)]
-    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
-    assert ready_s(world, "i1") == pytest.approx(3.0 + 0.25 - early_s, abs=0.004)
+    assert before + after == [(InstanceState.PREWARMED, 12 * GB), (InstanceState.LOADING, 48 * GB)]
+    assert ready_s(world, "i1") == pytest.approx(3.0 + 0.25 - EARLY_S, abs=0.004)
     assert results.starts == {"prewarmed": 1} and results.total().num_finished == 1
     assert results.bytes_prewarmed == 12 * GB and results.bytes_loaded == 16 * GB
     engine = world.nodes["server-1"].find("i1")
     assert engine is not None and engine.loaded_at - world.began_s == pytest.approx(3.25, abs=0.01)
-
-
-def test_a_replica_of_the_first_layers_that_is_still_loading_goes_on_to_the_last() -> None:
-    world = World(a_setup(), [], check=True)
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=8 * GB))
-    start(world, "i1", at_s=0.2, source="r1", workers=workers_of(world.setup))
-    world.run(5.0)
-    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
-    assert ready_s(world, "i1") == pytest.approx(1.0 - early_s, abs=0.004)
-    assert world.results.starts == {"prewarming": 1} and world.results.bytes_loaded == 16 * GB
 
 
 def test_a_replica_of_the_first_layers_that_is_dropped_leaves_nothing_behind() -> None:
@@ -169,8 +163,7 @@ def test_an_engine_asleep_gives_its_gpu_back_and_wakes():
     world = World(a_setup(), [Arrival(15.0, "m", 100, 5)], check=True)
     start(world, "i1", workers=workers_of(world.setup))
     ask(world, StopInstance(target="server-1", instance_id="i1", reason="", becomes="swapped_out"), 5.0)
-    seen = []
-    world.kernel.at(world.began_s + 9.0, lambda: seen.append((state_of(world, "i1"), held(world)[0])))
+    seen = look_at(world, "i1", 9.0)
     start(world, "i2", at_s=10.0, source="i1", workers=workers_of(world.setup, first=1))
     results = world.run(20.0)
     assert seen == [(InstanceState.SWAPPED_OUT, 0)]
@@ -284,8 +277,8 @@ def test_a_pipeline_whose_consolidation_fails_serves_on_and_is_whole_when_asked_
 
 @pytest.mark.parametrize("scale_up", [False, True])
 def test_a_consolidation_that_hangs_is_given_up_in_its_time_and_the_pipeline_serves_on(scale_up):
-    """The rest of the model never reports. 15 s later its engine is told to drop it, the GPU has room again, and the
-    next time is the good one: 12 GB more, which take 6 s over the network."""
+    """The rest of the model never reports. 15 s later its engine is asked to drop it, the GPU has free memory again,
+    and the next time is the good one: 12 GB more, which take 6 s over the network."""
     hung = "server-2" if scale_up else "server-1"
     setup = a_setup(num_servers=4, agent=replace(QUIET_AGENT, consolidate_deadline_s=15.0))
     params = replace(setup.params, idle_tick_s=1.0, autoscaler=AutoscalerParams(consolidate=not scale_up))
@@ -326,14 +319,10 @@ def test_engines_busy_on_one_gpu_share_its_time():
     """Static sharing, as MuxServe's: two alike on one GPU take twice as long each."""
     setup = a_setup(kv_bytes=8 * GB)
     other = replace(setup.models[0], model=replace(setup.models[0].model, name="n", key="n"))
-    both = replace(setup, models=(*setup.models, other))
     arrivals = [Arrival(10.0, "m", 100, 101), Arrival(10.0, "n", 100, 101)]
-    world = World(both, arrivals, check=True)
-    for n, one in enumerate(both.models):
-        command = StartInstance(
-            target="server-1", instance_id=f"i{n}", model=one.model, workers=workers_of(setup), decision_id=""
-        )
-        ask(world, command)
+    world = World(replace(setup, models=(*setup.models, other)), arrivals, check=True)
+    for one in (setup.models[0], other):
+        start(world, f"i-{one.model.key}", model=one.model, workers=workers_of(setup))
     total = world.run(30.0).total()
     alone_s = COSTS.decode_base_s + COSTS.decode_s_per_sequence
     assert total.num_finished == 2 and total.tpot.mean == pytest.approx(2 * alone_s, rel=0.03)

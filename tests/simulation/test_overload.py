@@ -1,7 +1,13 @@
-"""More demand than memory, for a while: nobody falls far behind, nobody's start is cancelled, refusals are true."""
+"""More demand than GPU memory: no model falls far behind, no start is cancelled that a request waits for, refusals are
+true. And than host memory: under each policy of kind `caching` nothing breaks, and it decides which weights leave."""
+
+from pathlib import Path
 
 import pytest
 
+from glowplug.domain.decision import DecisionRecord
+from glowplug.policies.registry import KINDS
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 from tests.simulation import fleets
 
@@ -28,11 +34,11 @@ def spread_of(seed, slots, fair_requests):
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-def test_turns_bound_how_far_one_waiting_model_is_ahead_of_another(slots):
+def test_quanta_bound_how_far_one_waiting_model_is_ahead_of_another(slots):
     for seed in range(2):
         spread, num = spread_of(seed, slots, FAIR)
         before, num_before = spread_of(seed, slots, 0)
-        assert spread <= FAIR + 2 * max(slots), "a quantum, and what runs while a turn ends"
+        assert spread <= FAIR + 2 * max(slots), "a quantum, and what runs while one ends"
         assert len(set(slots)) == 1 or before > FAIR + 2 * max(slots), "without it wide batches run away"
         assert num >= 0.9 * num_before
 
@@ -67,3 +73,36 @@ def test_overload_is_refused_early_and_what_is_kept_is_answered():
         assert kept[0.0].num_refused["wait_timeout"] > 100
         assert refused["wait_too_long"] > 100 and refused.get("wait_timeout", 0) <= 0.05 * len(arrivals)
         assert kept[1.2].num_finished >= 0.8 * kept[0.0].num_finished
+
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "mcache.yaml"
+
+
+def run_cached(caching: str, seconds: float = 600.0) -> tuple[World, list[DecisionRecord]]:
+    settings = [f"policies.caching={caching}", f"seconds={seconds:.0f}"]
+    settings += ["workload.rps=0.8", "workload.shares=power_law"]
+    scenario = load(SCENARIO, settings)
+    world = World(scenario.setup, scenario.arrivals(3), check=True)
+    evictions: list[DecisionRecord] = []
+    world.control.on_decision.append(
+        lambda record: evictions.append(record) if record.service == "prefetcher" else None
+    )
+    world.run(seconds)
+    return world, evictions
+
+
+@pytest.mark.parametrize("caching", sorted(KINDS["caching"]))
+def test_host_memory_is_shared_by_any_order(caching: str) -> None:
+    world, evictions = run_cached(caching)
+    assert evictions and {record.policy for record in evictions} == {caching}
+    assert all(record.kind == "evict" and record.chosen and record.rivals for record in evictions)
+    for name, node in world.nodes.items():
+        cache = node.prefetcher.cache
+        assert cache.used_bytes <= cache.capacity_bytes, name
+    assert world.results.bytes_fetched > world.nodes["v100-1"].prefetcher.cache.capacity_bytes
+
+
+def test_orders_differ_and_a_run_repeats() -> None:
+    chosen = {name: [record.chosen for record in run_cached(name)[1]] for name in ("lru", "mcache")}
+    assert chosen["lru"] != chosen["mcache"]
+    assert [record.chosen for record in run_cached("mcache")[1]] == chosen["mcache"]

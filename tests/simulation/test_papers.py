@@ -28,15 +28,18 @@ def run(setup, arrivals, seconds, label, **fields):
     return world, results, total
 
 
-def nested_or_disjoint(world, label):
+def nested_or_disjoint(label):
     """WarmServe section 5.2: GPU sets of what lies on one node share nothing, or one holds the other."""
+    rows = {}
 
     def look(table, row, now_s):
-        if table != "instances" or row.state.is_gone:
+        if table != "instances":
             return
-        rows = world.control.tables["instances"].values()
+        rows[row.instance_id] = row
+        if row.state.is_gone:
+            return
         mine = {w.gpu_id for w in row.workers}
-        for other in rows:
+        for other in rows.values():
             if other.state.is_gone or not (other.replica or row.replica) or other.node_id != row.node_id:
                 continue
             theirs = {w.gpu_id for w in other.workers}
@@ -52,12 +55,8 @@ def nested_or_disjoint(world, label):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_warmserve_starts_from_what_was_prewarmed(seed):
     label = f"warmserve seed {seed}"
-    setup, arrivals = fleets.warmserve(seed)
-    world = World(setup, arrivals, check=True, label=label)
-    world.control.on_save.append(nested_or_disjoint(world, label))
-    results = world.run(120.0)
-    total = results.total()
-    assert world.traffic.num_open == 0 and total.num_finished == len(arrivals), label
+    _, results, total = run(*fleets.warmserve(seed), 120.0, label, on_save=nested_or_disjoint(label))
+    assert total.num_finished == total.num_arrived, label
     assert results.hit_ratio > 0.5 and results.num_prewarms >= 4, f"{label}: {results.starts}"
     assert results.bytes_fetched == 0 < results.bytes_prewarmed
 
@@ -101,14 +100,12 @@ def test_prewarming_is_what_makes_starts_warm():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hydraserve_starts_in_pipelines_and_consolidates(seed):
     stages = set()
-    setup, arrivals = fleets.hydraserve(seed)
-    _, results, total = run(
-        setup,
-        arrivals,
-        120.0,
-        f"hydraserve seed {seed}",
-        on_save=lambda table, row, now_s: stages.add(row.num_stages) if table == "instances" else None,
-    )
+
+    def look(table, row, now_s):
+        if table == "instances":
+            stages.add(row.num_stages)
+
+    _, results, total = run(*fleets.hydraserve(seed), 120.0, f"hydraserve seed {seed}", on_save=look)
     assert max(stages) > 1 and results.num_consolidated > 0, f"seed {seed}: {stages}"
     assert total.num_preempted <= total.num_finished
 
@@ -118,8 +115,9 @@ def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
     ttft_s = {}
     for placement, overlap in (("hydraserve", True), ("first_fit", True), ("first_fit", False)):
         setup, _ = fleets.hydraserve(placement=placement, overlap=overlap)
-        slo = replace(setup.models[0].model, slo=replace(setup.models[0].model.slo, ttft_s=5.0))
-        setup = replace(setup, models=(replace(setup.models[0], model=slo),))
+        one = setup.models[0]
+        sooner = replace(one.model, slo=replace(one.model.slo, ttft_s=5.0))
+        setup = replace(setup, models=(replace(one, model=sooner),))
         world = World(setup, [fleets.Arrival(0.0, "m0", 512, 100)], check=True)
         ttft_s[placement, overlap] = world.run(60.0).total().ttft.highest
     assert ttft_s["hydraserve", True] < 0.7 * ttft_s["first_fit", True] < 0.7 * ttft_s["first_fit", False]
@@ -127,18 +125,16 @@ def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_engines_that_do_not_fit_together_take_turns_asleep(seed):
-    """SwapServeLLM section 4: after each has started once, a turn is a swap."""
-    setup, arrivals = fleets.swapserve(seed)
-    _, results, total = run(setup, arrivals, 300.0, f"swapserve seed {seed}")
-    assert total.num_finished == len(arrivals)
+    """SwapServeLLM section 4: after each has started once, the next start is a swap."""
+    _, results, total = run(*fleets.swapserve(seed), 300.0, f"swapserve seed {seed}")
+    assert total.num_finished == total.num_arrived
     assert results.starts["swapped"] > 0 and results.starts["host"] <= 4, f"seed {seed}: {results.starts}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_preserve_scales_with_the_forecast_and_looks_ahead(seed):
-    setup, arrivals = fleets.preserve(seed)
-    _, results, total = run(setup, arrivals, 300.0, f"preserve seed {seed}")
-    assert results.instances_peak > 1 and total.num_finished == len(arrivals)
+    _, results, total = run(*fleets.preserve(seed), 300.0, f"preserve seed {seed}")
+    assert results.instances_peak > 1 and total.num_finished == total.num_arrived
     assert results.instance_seconds < 8 * results.seconds
 
 
@@ -184,14 +180,9 @@ def test_a_run_that_is_listened_to_goes_as_one_that_is_not():
 
 def test_two_processes_write_the_same_bytes():
     """Every event of every fleet, whatever order a process keeps its sets in."""
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", DIGESTS],
-            check=True,
-            capture_output=True,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            cwd=ROOT,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert len(digests) == 1
+
+    def digest(hash_seed):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.check_output([sys.executable, "-c", DIGESTS], env=env, cwd=ROOT)
+
+    assert digest("1") == digest("2")

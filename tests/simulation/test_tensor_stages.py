@@ -130,19 +130,10 @@ def mixed(seed, placement):
         fleets.a_model(key, gb, kv, {"a10": fleets.A10}, start, num_gpus=num, slo=Slo(ttft_s=slo_s, tpot_s=0.2))
         for key, (gb, kv, num, slo_s) in sizes.items()
     )
-    server = ServerSetup(
-        num_servers=4,
-        num_gpus=4,
-        gpu_bytes=24 * GB,
-        gpu_kind="a10",
-        host_cache_bytes=100 * GB,
-        abilities=frozenset({"stages", "swap", "prewarm"}),
-    )
-    setup = Setup(
-        servers=(server,),
-        models=models,
-        policies=PolicyNames(placement=placement, scaling="hydraserve", eviction="lru"),
-    )
+    a10 = {"gpu_bytes": 24 * GB, "gpu_kind": "a10", "host_cache_bytes": 100 * GB}
+    server = ServerSetup(num_servers=4, num_gpus=4, abilities=frozenset({"stages", "swap", "prewarm"}), **a10)
+    policies = PolicyNames(placement=placement, scaling="hydraserve", eviction="lru")
+    setup = Setup(servers=(server,), models=models, policies=policies)
     shares = {"m1": 0.4, "m2": 0.3, "m4": 0.2, "n1": 0.1}
     return setup, fleets.requests(seed, shares, 0.5, 120.0, cv=4.0)
 

@@ -1,6 +1,5 @@
 """The services' own controllers in virtual time: everybody is answered, nothing oversubscribed, a seed is a run."""
 
-import hashlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +7,6 @@ import pytest
 
 from glowplug.controllers.reads import MissingExecutor
 from glowplug.domain.model import Slo
-from glowplug.events.envelope import encode
 from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import GB, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
@@ -77,24 +75,6 @@ def test_a_cold_start_takes_what_its_stages_take(overlap, stages_s):
     assert expected < total.ttft.highest < expected + 0.02
     assert world.results.bytes_fetched == world.results.bytes_loaded == 12.5 * GB
     assert world.results.starts == {"remote": 1}
-
-
-def test_weights_in_host_memory_are_not_fetched():
-    world = World(a_setup(2, weights_in_host=True), traffic(3, 2, 1.0, 20.0))
-    world.run(20.0)
-    assert world.results.bytes_fetched == 0 < world.results.bytes_loaded
-
-
-def digest_of_a_run(seed):
-    world, seen = World(a_setup(6), traffic(seed, 6, 3.0, 60.0)), hashlib.sha256()
-    world.control.on_event.append(lambda event: seen.update(encode(event)))
-    world.run(60.0)
-    return seen.hexdigest()
-
-
-def test_one_seed_is_one_run_byte_for_byte():
-    assert digest_of_a_run(5) == digest_of_a_run(5)
-    assert digest_of_a_run(5) != digest_of_a_run(6)
 
 
 def test_a_prompt_that_never_fits_is_refused_and_the_rest_goes_on():

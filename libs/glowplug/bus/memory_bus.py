@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from glowplug.bus.port import MAX_DELIVER, BusCounts, BusUnavailable, Handler
 from glowplug.events import Event, decode, encode
-from glowplug.events.envelope import MalformedEvent
-from glowplug.events.subjects import is_command_filter, is_kept, is_subject_of, subject
+from glowplug.events.subjects import is_command_filter, is_kept, subject
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class _Subscription:
     durable: str
     queue: asyncio.Queue[tuple[int, str, bytes]] = field(default_factory=asyncio.Queue)  # end in `kept`, subject, event
     task: asyncio.Task[None] | None = None
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while an event is handled
+    handling: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while an event is handled
 
     def wants(self, name: str) -> bool:
         return any(matches(pattern, name) for pattern in self.filters)
@@ -115,23 +114,11 @@ class MemoryBus:
     async def _deliver(self, sub: _Subscription) -> None:
         while True:
             end, name, raw = await sub.queue.get()
-            async with sub.turn:
-                await self._take(sub, name, raw)
+            async with sub.handling:
+                if (event := self.counts.read(name, raw)) is not None:
+                    await self._handle(sub, event)
                 if sub.durable:
                     self.broker.acknowledged[sub.durable] = end
-
-    async def _take(self, sub: _Subscription, name: str, raw: bytes) -> None:
-        try:
-            event = decode(raw)
-        except MalformedEvent as error:
-            self.counts.num_malformed += 1
-            log.warning("malformed event: %s", error)
-            return
-        if is_subject_of(name, event.data):
-            await self._handle(sub, event)
-        else:
-            self.counts.num_malformed += 1
-            log.warning("an event of %s came on %s, where it does not belong: %s", event.issuer, name, event.type)
 
     async def _handle(self, sub: _Subscription, event: Event) -> None:
         for attempt in range(MAX_DELIVER if sub.durable else 1):
@@ -147,7 +134,7 @@ class MemoryBus:
         for sub in [sub for sub in self._mine if sub.durable == durable]:
             self._mine.remove(sub)
             self.broker.subscriptions.remove(sub)
-            async with sub.turn:
+            async with sub.handling:
                 if sub.task:
                     sub.task.cancel()
 

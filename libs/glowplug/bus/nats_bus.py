@@ -18,9 +18,8 @@ from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
 
 from glowplug.bus.port import MAX_DELIVER, BusCounts, BusUnavailable, Handler
 from glowplug.bus.streams import consumer_config, stream_configs, stream_of
-from glowplug.events import Event, decode, encode
+from glowplug.events import Event, encode
 from glowplug.events import subjects as names
-from glowplug.events.envelope import MalformedEvent
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class NatsBus:
     After each reconnect the streams are made again where they are missing, then every durable reader is bound anew:
     a pull that was waiting on the old connection would wait in vain. A client that may not make streams
     (`makes_streams`) waits for one that does. `inbox`: what the subjects of its answers begin with. A stream that
-    stores nothing is reported by `refusal` and asked again until it stores (nats_storing.py); with `asks_first` also
+    stores nothing is reported by `refusal` and asked again until it stores (`Storing`); with `asks_first` also
     before anything has been refused.
     """
 
@@ -150,8 +149,8 @@ class NatsBus:
     ) -> None:
         self._url, self._name, self._replicas = url, name, replicas
         self._inbox, self._makes_streams = inbox, makes_streams
-        self._nc: Client = Client()
-        self._js: JetStreamContext = self._nc.jetstream()
+        self._nc = Client()
+        self._js = self._nc.jetstream()
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight: set[asyncio.Timeout] = set()
         self._back = asyncio.Event()  # the server is back, or a stream of it is gone
@@ -186,6 +185,7 @@ class NatsBus:
                     reconnected_cb=self._on_back,
                     connect_timeout=2,
                     inbox_prefix=self._inbox,
+                    skip_subject_validation=True,  # they are made by `subjects` alone
                 )
                 break
             except REFUSED as error:
@@ -240,9 +240,6 @@ class NatsBus:
 
     async def publish(self, event: Event) -> None:
         subject, raw = names.subject(event.data), encode(event)
-        headers = {"Nats-Msg-Id": event.event_id}
-        if event.traceparent:
-            headers["traceparent"] = event.traceparent
         if not self.connected:
             raise BusUnavailable("not connected")
         stream = "" if names.is_telemetry(event.type) else stream_of([subject])
@@ -250,6 +247,9 @@ class NatsBus:
             raise BusUnavailable(f"{subject}: {refusal}")
         try:
             if stream:
+                headers = {"Nats-Msg-Id": event.event_id}
+                if event.traceparent:
+                    headers["traceparent"] = event.traceparent
                 await self._store(stream, subject, raw, headers)
             else:
                 await self._nc.publish(subject, raw)
@@ -320,8 +320,7 @@ class NatsBus:
         one_at_a_time = asyncio.Lock()
 
         async def on_message(msg: Msg) -> None:
-            event = None if _is_check(msg) else self._decode(msg)
-            if event is None:
+            if (event := self._read_message(msg)) is None:
                 return
             async with one_at_a_time:
                 try:
@@ -331,22 +330,11 @@ class NatsBus:
 
         return on_message
 
-    def _decode(self, msg: Msg) -> Event | None:
-        try:
-            event = decode(msg.data)
-        except MalformedEvent as error:
-            self.counts.num_malformed += 1
-            log.warning("malformed event on %s: %s", msg.subject, error)
-            return None
-        if not names.is_subject_of(msg.subject, event.data):
-            self.counts.num_malformed += 1
-            log.warning(
-                "an event of %s came on %s, where it does not belong: %s", event.issuer, msg.subject, event.type
-            )
-            return None
-        return event
+    def _read_message(self, msg: Msg) -> Event | None:
+        is_check = CHECK_HEADER in (msg.headers or {})
+        return None if is_check else self.counts.read(msg.subject, msg.data)
 
-    async def _read(self, own: "_Reader") -> None:
+    async def _read(self, own: _Reader) -> None:
         """Bind, read until the connection has been lost and found, and again, until released."""
         while not own.released:
             own.rebind.clear()
@@ -402,7 +390,7 @@ class NatsBus:
         self.counts.num_redelivered += delivery.num_delivered > 1
 
     async def _handle(self, msg: Msg, handler: Handler) -> None:
-        event = None if _is_check(msg) else self._decode(msg)
+        event = self._read_message(msg)
         try:
             if event is not None:
                 await handler(event)
@@ -423,11 +411,8 @@ class NatsBus:
             await (msg.term() if is_last else msg.nak(delay=RETRY_S))
 
     async def close(self) -> None:
-        tasks = [
-            *self._tasks,
-            *self._pings,
-            *(reader.task for reader in self._readers.values() if reader.task is not None),
-        ]
+        readers = [reader.task for reader in self._readers.values() if reader.task is not None]
+        tasks = [*self._tasks, *self._pings, *readers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -435,10 +420,6 @@ class NatsBus:
             return  # never connected: there is nothing to close
         with contextlib.suppress(*REFUSED):
             await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
-
-
-def _is_check(msg: Msg) -> bool:
-    return bool(msg.headers) and CHECK_HEADER in (msg.headers or {})
 
 
 async def _log_error(error: Exception) -> None:

@@ -1,11 +1,15 @@
-"""What a service needs of a bus."""
+"""What a service needs of a bus, and how every bus reads what comes."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from glowplug.events import Event
+from glowplug.events import Event, decode
+from glowplug.events.envelope import MalformedEvent
+from glowplug.events.subjects import is_subject_of
 
+log = logging.getLogger(__name__)
 MAX_DELIVER = 5  # times that a durable reader is given an event before it is given up
 
 Handler = Callable[[Event], Awaitable[None]]
@@ -24,6 +28,20 @@ class BusCounts:
     num_malformed: int = 0
     num_given_up: int = 0  # durable events whose handler raised at every delivery
     pending: dict[str, int] = field(default_factory=dict)
+
+    def read(self, subject: str, raw: bytes) -> Event | None:
+        """The event in a message; None, counted and logged, for one that is malformed or came on the subject of
+        another."""
+        try:
+            event = decode(raw)
+        except MalformedEvent as error:
+            log.warning("malformed event on %s: %s", subject, error)
+        else:
+            if is_subject_of(subject, event.data):
+                return event
+            log.warning("an event of %s came on %s, where it does not belong: %s", event.issuer, subject, event.type)
+        self.num_malformed += 1
+        return None
 
 
 class Bus(Protocol):

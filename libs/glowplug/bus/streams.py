@@ -2,15 +2,7 @@
 
 from collections.abc import Sequence
 
-from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
-    DeliverPolicy,
-    DiscardPolicy,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
+from nats.js import api
 
 from glowplug.bus.port import MAX_DELIVER
 from glowplug.events import subjects
@@ -25,26 +17,25 @@ COMMANDS_MAX_BYTES = 64 * 1024 * 1024
 CONSUMER_INACTIVE_S = 3600.0
 
 
-def stream_configs(replicas: int) -> tuple[StreamConfig, StreamConfig]:
-    """(facts, commands). Old facts are discarded; commands expire, since a late command is a wrong one."""
-    return (
-        _stream(subjects.FACTS_STREAM, subjects.FACTS, FACTS_MAX_AGE_S, FACTS_MAX_BYTES, replicas),
-        _stream(subjects.COMMANDS_STREAM, subjects.COMMANDS_ALL, COMMANDS_MAX_AGE_S, COMMANDS_MAX_BYTES, replicas),
-    )
-
-
-def _stream(name: str, filter_: str, max_age_s: float, max_bytes: int, replicas: int) -> StreamConfig:
-    return StreamConfig(
-        name=name,
-        subjects=[filter_],
-        storage=StorageType.FILE,
-        retention=RetentionPolicy.LIMITS,
-        discard=DiscardPolicy.OLD,
-        max_age=max_age_s,
-        max_bytes=max_bytes,
-        duplicate_window=DUPLICATE_WINDOW_S,
-        num_replicas=replicas,
-    )
+def stream_configs(replicas: int) -> list[api.StreamConfig]:
+    """Facts, then commands. Old facts are discarded; commands expire, since a late command is a wrong one."""
+    return [
+        api.StreamConfig(
+            name=name,
+            subjects=[filter_],
+            storage=api.StorageType.FILE,
+            retention=api.RetentionPolicy.LIMITS,
+            discard=api.DiscardPolicy.OLD,
+            max_age=max_age_s,
+            max_bytes=max_bytes,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            num_replicas=replicas,
+        )
+        for name, filter_, max_age_s, max_bytes in (
+            (subjects.FACTS_STREAM, subjects.FACTS, FACTS_MAX_AGE_S, FACTS_MAX_BYTES),
+            (subjects.COMMANDS_STREAM, subjects.COMMANDS_ALL, COMMANDS_MAX_AGE_S, COMMANDS_MAX_BYTES),
+        )
+    ]
 
 
 def stream_of(filters: Sequence[str]) -> str:
@@ -52,17 +43,17 @@ def stream_of(filters: Sequence[str]) -> str:
     return subjects.COMMANDS_STREAM if subjects.is_command_filter(filters[0]) else subjects.FACTS_STREAM
 
 
-def consumer_config(durable: str, filters: Sequence[str]) -> ConsumerConfig:
+def consumer_config(durable: str, filters: Sequence[str]) -> api.ConsumerConfig:
     """A new reader of commands starts at the beginning (they may be for it), one of facts at the end."""
     is_commands = stream_of(filters) == subjects.COMMANDS_STREAM
     # One filter, and the name, stand in the subject of the call that makes the reader: there the server checks them.
     wanted = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}
-    return ConsumerConfig(
+    return api.ConsumerConfig(
         name=durable,
         durable_name=durable,
         **wanted,
-        deliver_policy=DeliverPolicy.ALL if is_commands else DeliverPolicy.NEW,
-        ack_policy=AckPolicy.EXPLICIT,
+        deliver_policy=api.DeliverPolicy.ALL if is_commands else api.DeliverPolicy.NEW,
+        ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
         max_deliver=MAX_DELIVER,
         max_ack_pending=MAX_ACK_PENDING,

@@ -21,6 +21,11 @@ class GrantOwner(StrEnum):
     RESERVATION = "reservation"
     SLEEPER = "sleeper"  # what an engine that sleeps keeps; it gives way to whatever starts
 
+    @property
+    def is_dormant(self) -> bool:
+        """Whether its bytes serve no request."""
+        return self in (GrantOwner.PREWARM, GrantOwner.SLEEPER)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:

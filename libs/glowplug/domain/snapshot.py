@@ -1,11 +1,7 @@
-"""Frozen views that policies decide on."""
+"""Demand as routers report it and as it is forecast, and what a router chooses from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
-from glowplug.domain.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +77,6 @@ class Forecast:
     prompt_per_s: float = 0.0  # mu_p
     response_per_s: float = 0.0  # mu_d
     total_per_s: float = 0.0  # mu_t
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSnapshot:
-    """Everything a control policy may look at. Keys: model_key, node_id, instance_id."""
-
-    now_s: float
-    models: Mapping[str, Model]
-    nodes: Mapping[str, Node]
-    instances: Mapping[str, Instance]
-    loads: Mapping[str, ModelLoad] = field(default_factory=dict)
-    forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window of now; absent when none covers it
-    next_forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window after
-    num_pending: Mapping[str, int] = field(default_factory=dict)  # instances asked for that have no row yet
-    gpus_without_room: int = 0  # the most GPUs at once that an instance of another model needs and does not find
-
-    def instances_of(self, model_key: str) -> tuple[Instance, ...]:
-        """Instances of one model that serve, will or did just now, oldest first; none that is gone or dormant."""
-        mine = [i for i in self.instances.values() if i.model_key == model_key and i.serves and not i.state.is_gone]
-        if len(mine) > 1:
-            mine.sort(key=lambda i: (i.created_at, i.instance_id))
-        return tuple(mine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,14 @@
 import dataclasses
 import typing
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from glowplug.events import commands, facts, shapes
 from glowplug.events.envelope import COMMANDS, PAYLOADS, Event
 from glowplug.events.subjects import is_telemetry, subject
 
-INTRO = """\
-# Events
-
-Written by `python -m glowplug.events.document > docs/events.md`; change the type pages
-(`libs/glowplug/events/facts.py`, `libs/glowplug/events/commands.py`), not this file.
-
-Three planes share one bus (NATS) and one envelope:
-
-| plane | what | kept | readers |
-|---|---|---|---|
-| `evt` | facts: what has happened | JetStream, on file, a day | many |
-| `tel` | telemetry: the same at a high rate | not at all | many |
-| `cmd` | commands: what one service asks of another | JetStream, on file, 60 s | one |
-
-Facts are hints: a service that misses one learns the same from its tables at the next re-sync.
-Seconds since the epoch, seconds and bytes everywhere. On the wire everything is JSON; `proto/glowplug/v1` is the
-contract, and a test holds every class here against it both ways.
-"""
-
-
+INTRO = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 NAMES = {"key": "model_key"}  # what a field is called in a subject
 
 

@@ -9,9 +9,8 @@ from glowplug.events import commands, facts
 from glowplug.events.soundness import check_of
 
 SCHEMA = 1
-MAX_BYTES = (
-    4 << 20
-)  # of one event or row: what the bus takes of an event (max_payload), and each row is announced by one
+# Of one event or row: what the bus takes of an event (max_payload), and each row is announced by one.
+MAX_BYTES = 4 << 20
 SAID = 200  # characters of what is wrong with one: it may quote what it found, which is of any length
 T = TypeVar("T")
 Payload = facts.Fact | commands.Command
@@ -38,16 +37,11 @@ class MalformedEvent(ValueError):
     """Bytes that are no event or row of ours; they are counted and left out, never retried."""
 
 
-class _Wire(msgspec.Struct):
-    event_id: str
-    type: str
-    occurred_at: float
-    issuer: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wire(Event):
+    """An event whose payload is still JSON: its type says what to decode it as."""
+
     data: msgspec.Raw
-    cause_id: str = ""
-    traceparent: str = ""
-    epoch: int = 0
-    schema: int = SCHEMA
 
 
 _encoder = msgspec.json.Encoder()
@@ -82,17 +76,7 @@ def decode(raw: bytes) -> Event:
         raise MalformedEvent(f"unknown event type {error}"[:SAID]) from error
     except UNREADABLE as error:
         raise MalformedEvent(str(error)[:SAID]) from error
-    return Event(
-        event_id=wire.event_id,
-        type=wire.type,
-        occurred_at=wire.occurred_at,
-        issuer=wire.issuer,
-        data=data,
-        cause_id=wire.cause_id,
-        traceparent=wire.traceparent,
-        epoch=wire.epoch,
-        schema=wire.schema,
-    )
+    return Event(**{name: getattr(wire, name) for name in Event.__slots__} | {"data": data})
 
 
 def wrong_with(kind: str, data: object) -> str:

@@ -12,17 +12,7 @@ from glowplug.events.subjects import parse
 
 PLANES: Final = ("evt", "cmd", "tel")
 DEFAULT_PLANES: Final = ("evt", "cmd")
-_SHORT: Final = (
-    "instance_id",
-    "model_key",
-    "node_id",
-    "state",
-    "reason",
-    "status",
-    "num_waiting",
-    "num_bytes",
-    "chosen",
-)
+_SHORT = ("instance_id", "model_key", "node_id", "state", "reason", "status", "num_waiting", "num_bytes", "chosen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,27 +25,17 @@ class Discovery:
     warnings: tuple[str, ...] = ()
 
 
-def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str) -> Discovery:
-    """One GPU of `kind` per budget ("1GiB"). Raises ValueError for a budget that is no size or is zero."""
+def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Discovery:
+    """One GPU of `kind` per budget ("1GiB"). For host GPUs a warning when they are more than this machine's memory;
+    behind the bytes of emulated ones nothing stands. Raises ValueError for a budget that is no size or is zero."""
     sizes = [parse_bytes(text) for text in budgets]
     if not sizes or min(sizes) <= 0:
         raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")
     gpus = tuple(Gpu(gpu_id=f"{node_id}/{i}", total_bytes=size, kind=kind) for i, size in enumerate(sizes))
-    return Discovery(gpus)
-
-
-def host_gpus(node_id: str, budgets: Sequence[str]) -> Discovery:
-    """Budgets of this machine's memory; a warning when they are more than it has."""
-    found = budgeted_gpus(node_id, budgets, HOST)
-    asked, installed = sum(gpu.total_bytes for gpu in found.gpus), psutil.virtual_memory().total
-    if asked <= installed:
-        return found
-    return Discovery(found.gpus, (f"budgets of {asked} bytes are more than the {installed} bytes of memory here",))
-
-
-def emulated_gpus(node_id: str, budgets: Sequence[str]) -> Discovery:
-    """GPUs that are only counted: nothing of this machine stands behind their bytes."""
-    return budgeted_gpus(node_id, budgets, EMULATED)
+    installed = psutil.virtual_memory().total
+    if kind != HOST or sum(sizes) <= installed:
+        return Discovery(gpus)
+    return Discovery(gpus, (f"budgets of {sum(sizes)} bytes are more than the {installed} bytes of memory here",))
 
 
 def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -> Discovery:
@@ -105,16 +95,14 @@ def discover(node_id: str, kind: str, budgets: Sequence[str]) -> Discovery:
 
     Raises ValueError for another kind, HardwareUnavailable for "cuda" without it.
     """
-    if kind == HOST:
-        return host_gpus(node_id, budgets)
+    if kind in (HOST, EMULATED):
+        return budgeted_gpus(node_id, budgets, kind)
     if kind == CUDA:
         return cuda_gpus(node_id)
-    if kind == EMULATED:
-        return emulated_gpus(node_id, budgets)
     if kind != "auto":
         raise ValueError(f"unknown GPU kind {kind!r}: one of host, cuda, auto, emulated")
     try:
         return cuda_gpus(node_id)
     except HardwareUnavailable as error:
-        found = host_gpus(node_id, budgets)
+        found = budgeted_gpus(node_id, budgets)
         return Discovery(found.gpus, (*found.warnings, f"host memory stands in for GPUs: {error}"))

@@ -75,13 +75,6 @@ class ByteLedger:
         """Every GPU with its grants now, by index."""
         return tuple(self._gpus.values())
 
-    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
-        """Raises OutOfMemory when they do not fit (or the GPU is not of this node); nothing changes then."""
-        gpu = self._gpus.get(gpu_id)
-        if gpu is None:
-            raise OutOfMemory(f"this node has no GPU {gpu_id!r}", param="gpu_id")
-        self._gpus[gpu_id] = grant(gpu, holder, bytes_by_owner)
-
     def exchange(
         self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
     ) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
-from glowplug.policies.prediction.port import Forecaster
 from glowplug.policies.routing.port import BalancerParams
 
 Policy = Callable[..., Any]
@@ -42,12 +41,12 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         options = options_of(name)
         if not options:
             return policy
-        if kind == "prediction":
-            return Forecasters(policy, options)
-        if kind == "caching":
-            return _ordering(policy, options)
-        if kind == "routing":
-            return _balancer(base_name(name), policy, options)
+        if policy is mcache:
+            laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
+            return lambda cache: mcache(replace(cache, importance=laid_over(cache.importance, options)))
+        if kind == "routing" and base_name(name) in _LOOK_AHEAD:
+            laid_over(BalancerParams(), options)
+            return lambda params: policy(laid_over(params, options))
         return _function(policy, options)
     except ValueError as error:
         raise BadRequest(f"{kind} policy {base_name(name)!r}: {error}", param=f"policy_{kind}") from error
@@ -94,50 +93,9 @@ def _value(path: str, text: str, default: Any, hint: Any) -> Any:
 
 
 def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kinds whose policies are functions with `params`."""
+    """Of the kinds whose policies have `params`: functions, and factories of forecasters."""
     given = signature(policy).parameters.get("params")
     if given is None or not is_dataclass(given.default):
         raise ValueError("it has no options")
     made = partial(policy, params=laid_over(given.default, options))
     return update_wrapper(made, policy)  # with what it says of itself
-
-
-def _ordering(make: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kind "caching": fields of the importance, for who weighs it."""
-    if make is not mcache:
-        raise ValueError("it has no options")
-    laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
-
-    def made(facts: Any) -> Any:
-        return make(replace(facts, importance=laid_over(facts.importance, options)))
-
-    return made
-
-
-def _balancer(name: str, make: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kind "routing": fields of what the policies that look ahead take."""
-    if name not in _LOOK_AHEAD:
-        raise ValueError("it has no options")
-    laid_over(BalancerParams(), options)
-
-    def made(params: BalancerParams) -> Any:
-        return make(laid_over(params, options))
-
-    return made
-
-
-class Forecasters:
-    """A factory of the kind "prediction" whose forecasters have options in their `params`."""
-
-    def __init__(self, make: Policy, options: Mapping[str, str]) -> None:
-        self._make, self._options = make, dict(options)
-        self.WINDOW_S: float = make.WINDOW_S  # type: ignore[attr-defined]
-        self.HAS_SEASON: bool = getattr(make, "HAS_SEASON", False)
-        self(self.WINDOW_S)  # what is wrong with them is said at once
-
-    def __call__(self, window_s: float, **season: float) -> Forecaster:
-        params = getattr(self._make(window_s, **season), "params", None)
-        if params is None:
-            raise ValueError("it has no options")
-        made: Forecaster = self._make(window_s, params=laid_over(params, self._options), **season)
-        return made

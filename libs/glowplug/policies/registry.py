@@ -7,8 +7,7 @@ from typing import Any
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching.mcache_importance import mcache
 from glowplug.policies.caching.recency import Arc, Lfu, Lru, Srrip
-from glowplug.policies.eviction import lru
-from glowplug.policies.eviction import swapserve as swapserve_preemption
+from glowplug.policies.eviction import lru, swapserve
 from glowplug.policies.options import base_name, configured
 from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
 from glowplug.policies.placement import hydraserve as hydraserve_placement
@@ -21,8 +20,8 @@ from glowplug.policies.prewarming import union as union_prewarming
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
 from glowplug.policies.routing.counted import first_room, least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
-from glowplug.policies.routing.preserve_balancer import preserve_load_aware
-from glowplug.policies.routing.preserve_balancer import union as route_union
+from glowplug.policies.routing.preserve_load_aware import preserve_load_aware
+from glowplug.policies.routing.preserve_load_aware import union as route_union
 from glowplug.policies.scaling import baselines as scaling_baselines
 from glowplug.policies.scaling import hydraserve, preserve, union, warmserve
 from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
@@ -54,14 +53,14 @@ KINDS: dict[str, dict[str, Policy]] = {
         "warmserve_one_way": warmserve.one_way,
         "hydraserve": hydraserve.scale,
         "preserve": preserve.scale,
-        "proactive": scaling_baselines.proactive,
-        "hybrid": scaling_baselines.hybrid,
+        "proactive": preserve.proactive,
+        "hybrid": preserve.hybrid,
         "llumnix_like": llumnix_scale,
         "static": scaling_baselines.static,
         "muxserve_like": scaling_baselines.muxserve_like,
         "union": union.scale,
     },
-    "eviction": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
+    "eviction": {"lru": lru.evict, "swapserve": swapserve.evict},
     "prediction": {
         "none": Nothing,
         "last_window": LastWindow,

@@ -71,15 +71,13 @@ class StageTimes:
 
     def by_phase(self) -> dict[str, float]:
         """As the phases of an instance name them; stages that this start does not have are left out."""
-        named = {
-            PhaseName.FETCH: self.fetch_s,
-            PhaseName.LAUNCH: self.launch_s,
-            PhaseName.LOAD: self.load_s,
-            PhaseName.WARMUP: self.warmup_s,
-        }
-        return {name.value: seconds for name, seconds in named.items() if seconds > 0}
+        seconds = {phase.value: getattr(self, name) for name, phase in _PHASES.items()}
+        return {name: took for name, took in seconds.items() if took > 0}
 
 
+_PHASES = {
+    "fetch_s": PhaseName.FETCH, "launch_s": PhaseName.LAUNCH, "load_s": PhaseName.LOAD, "warmup_s": PhaseName.WARMUP,
+}  # fmt: skip
 _FIELDS = tuple(one.name for one in fields(StageTimes))
 
 
@@ -119,41 +117,22 @@ class Prior:
 PRIORS: Mapping[str, Prior] = {
     # Its own model of time (engines/emulated_host/profiles.py: ColdStart; tests/unit/policies hold the two together).
     "emulated": Prior(
-        launch_s=2.0,
-        load_bytes_per_s=10e9,
-        warmup_s=0.5,
-        look_s=0.002,
-        rest_s=0.05,
-        wake_s=0.05,
-        growth_s=0.01,
-        prefill_s=0.05,
-        reads_args=True,
+        launch_s=2.0, load_bytes_per_s=10e9, warmup_s=0.5, look_s=0.002, rest_s=0.05,
+        wake_s=0.05, growth_s=0.01, prefill_s=0.05, reads_args=True,
     ),
     # SmolLM2-135M on two cores at load 4 (`python -m bench.predictions llamacpp`): medians of 27 starts. Weights are
     # mapped, not copied, so that their bytes count for little.
     "llamacpp": Prior(
-        launch_s=0.12,
-        load_s=0.3,
-        load_bytes_per_s=1e9,
-        warmup_s=0.03,
-        fetch_s=0.25,
-        look_s=0.02,
-        rest_s=0.05,
+        launch_s=0.12, load_s=0.3, load_bytes_per_s=1e9, warmup_s=0.03, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.25,
     ),
     # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start is ten times as long:
     # it is learned with the first.
     "vllm": Prior(
-        launch_s=0.3,
-        load_s=1.5,
-        load_bytes_per_s=2e9,
-        warmup_s=0.5,
-        fetch_s=0.25,
-        look_s=0.02,
-        rest_s=0.05,
+        launch_s=0.3, load_s=1.5, load_bytes_per_s=2e9, warmup_s=0.5, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.1,
     ),
-}
+}  # fmt: skip
 UNKNOWN = Prior()
 
 
@@ -209,23 +188,17 @@ class StartTimes:
         took, kind = _measured(instance), _kind_of(instance)
         if took is None or kind is None:
             return None
-        size = size_class(model)
         row = StartRow(
             key=_key(model.key, instance.engine, instance.gpu_kind, kind),
             model_key=model.key,
             engine=instance.engine,
             gpu_kind=instance.gpu_kind,
             kind=kind,
-            size_class=size,
+            size_class=size_class(model),
         )
-        known = self.rows.get(row.key)
-        kept = known.samples if known is not None and known.size_class == size else ()
-        sample = StartSample(
-            instance_id=instance.instance_id,
-            ended_at=instance.ready_at,
-            took=took,
-            prior=self.prior_times(model, kind),
-        )
+        kept = self._kept(row)
+        prior = self.prior_times(model, kind)
+        sample = StartSample(instance_id=instance.instance_id, ended_at=instance.ready_at, took=took, prior=prior)
         samples = _with(kept, (sample,))
         if samples == kept:
             return None
@@ -236,10 +209,8 @@ class StartTimes:
         """Take the table; returns the rows that it lacks, or has less of. Rows that no start has made are left out."""
         rows = {key: row for key, row in rows.items() if _is_sound(row)}
         for key, row in rows.items():
-            known = self.rows.get(key)
-            kept = known.samples if known is not None and known.size_class == row.size_class else ()
-            merged = replace(row, samples=_with(row.samples, kept))
-            if merged != known:
+            merged = replace(row, samples=_with(row.samples, self._kept(row)))
+            if merged != self.rows.get(key):
                 self._put(merged)
         return [row for key, row in self.rows.items() if rows.get(key) != row]
 
@@ -251,6 +222,11 @@ class StartTimes:
         if gone:
             self._regroup()
         return gone
+
+    def _kept(self, row: StartRow) -> tuple[StartSample, ...]:
+        """What is known by its key; weights of another size begin anew."""
+        known = self.rows.get(row.key)
+        return known.samples if known is not None and known.size_class == row.size_class else ()
 
     def _put(self, row: StartRow) -> None:
         self.rows.pop(row.key, None)
@@ -391,8 +367,7 @@ def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
 def _with(kept: tuple[StartSample, ...], more: Iterable[StartSample]) -> tuple[StartSample, ...]:
     """The newest `KEPT` of both, each once, oldest first."""
     by_id = {sample.instance_id: sample for sample in (*kept, *more)}
-    newest = sorted(by_id.values(), key=lambda s: (s.ended_at, s.instance_id))[-KEPT:]
-    return tuple(newest)
+    return tuple(sorted(by_id.values(), key=lambda s: (s.ended_at, s.instance_id))[-KEPT:])
 
 
 def _kind_of(instance: Instance) -> StartKind | None:
@@ -415,24 +390,14 @@ def _measured(instance: Instance) -> StageTimes | None:
         longest = phases.get(phase.name)
         if phase.name not in BEFORE_START and (longest is None or phase.actual_s > longest.actual_s):
             phases[phase.name] = phase
-    took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in phases.items()}
-    load, fetch = phases.get(PhaseName.LOAD), phases.get(PhaseName.FETCH)
+    shown = {name: phases[phase] for name, phase in _PHASES.items() if phase in phases}
+    took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in shown.items()}
     if not instance.is_whole:
-        return StageTimes(
-            fetch_s=NOT_SEEN,
-            launch_s=took.get(PhaseName.LAUNCH, NOT_SEEN),
-            load_s=NOT_SEEN,
-            warmup_s=took.get(PhaseName.WARMUP, NOT_SEEN),
-            rest_s=NOT_SEEN,
-        )
-    is_streamed = load is not None and fetch is not None and load.started_at < fetch.ended_at - 1e-6
-    return StageTimes(
-        fetch_s=took.get(PhaseName.FETCH, 0.0),
-        launch_s=took.get(PhaseName.LAUNCH, 0.0),
-        load_s=NOT_SEEN if is_streamed else took.get(PhaseName.LOAD, 0.0),
-        warmup_s=took.get(PhaseName.WARMUP, 0.0),
-        rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)),
-    )
+        hidden = dict.fromkeys(_FIELDS, NOT_SEEN)
+        return StageTimes(**hidden | {name: took[name] for name in ("launch_s", "warmup_s") if name in took})
+    if {"load_s", "fetch_s"} <= shown.keys() and shown["load_s"].started_at < shown["fetch_s"].ended_at - 1e-6:
+        took["load_s"] = NOT_SEEN  # it was streamed
+    return StageTimes(**took, rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)))
 
 
 def _covered_s(phases: Iterable[Phase], instance: Instance) -> float:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
+from glowplug.bus.port import Bus
 from glowplug.controllers.port import Controller, Elected
 from glowplug.controllers.reads import Reads
 from glowplug.domain.errors import NoCapacity
@@ -20,6 +21,9 @@ from glowplug.runtime.service import World, announce, serve_rest
 from glowplug.runtime.settings import ElectedSettings
 from glowplug.runtime.shell import Executor, Shell
 from glowplug.runtime.tasks import end, essential
+from glowplug.state.port import Store
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 C = TypeVar("C")
@@ -118,17 +122,7 @@ class ControlService:
         epoch = await world.epoch()
         await self._claim(url)  # before anything is decided
         controller = make_controller(epoch)
-        shell = Shell(
-            world.service,
-            name,
-            controller,
-            world.bus,
-            world.store,
-            world.tracing,
-            world.metrics,
-            epoch=epoch,
-            **self._options(),
-        )
+        shell = Shell(*self._around(controller), epoch=epoch, **self._options())
         await shell.start()
         await self._listen(shell)
         if self._commands:
@@ -164,17 +158,7 @@ class ControlService:
                 await world.bus.release(durable)
 
         candidate = Candidate(world.service, name, url, lease_s, world.store, world.metrics, term, stopping)
-        shell = ElectedShell(
-            world.service,
-            name,
-            make_controller,
-            candidate.may_act,
-            world.bus,
-            world.store,
-            world.tracing,
-            world.metrics,
-            **self._options(),
-        )
+        shell = ElectedShell(*self._around(make_controller), may_act=candidate.may_act, **self._options())
         await shell.start()
         await self._claim(url)  # the store has answered; a standby decides nothing
         await self._listen(shell)
@@ -182,14 +166,16 @@ class ControlService:
         await announce(shell, url)
         return candidate.run()
 
+    def _around(self, controller: C) -> tuple[str, str, C, Bus, Store, Tracing, ShellMetrics]:
+        """A controller, or what makes one, among what its shell connects it to."""
+        world = self.world
+        name = world.settings.service_id
+        return world.service, name, controller, world.bus, world.store, world.tracing, world.metrics
+
     def _options(self) -> dict[str, Any]:
         settings = self.world.settings
-        return {
-            "reads": self.reads,
-            "executors": self._executors,
-            "tick_s": settings.tick_s,
-            "resync_s": settings.resync_s,
-        }
+        periods = {"tick_s": settings.tick_s, "resync_s": settings.resync_s}
+        return {"reads": self.reads, "executors": self._executors, **periods}
 
     async def _claim(self, url: str) -> None:
         """Take the service id, and keep it. Raises ServiceIdTaken."""

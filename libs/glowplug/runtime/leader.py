@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from glowplug.bus.port import Bus
 from glowplug.controllers.effects import Save, Tick
 from glowplug.controllers.election import RENEWALS, Ask, Change, Election
 from glowplug.controllers.fencing import LEADERS
@@ -25,7 +24,6 @@ from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end, essential
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 RETRY_S = 0.1
@@ -136,21 +134,18 @@ class Candidate:
 
 class ElectedShell(Shell):
     """A shell whose effects are carried out while `may_act` says so. `make(epoch)` gives a new controller; epoch 0 is
-    a standby's."""
+    a standby's. The other arguments are those of Shell."""
 
     def __init__(
         self,
         service: str,
         service_id: str,
         make: Callable[[int], Elected],
+        *around: Any,
         may_act: Callable[[], bool],
-        bus: Bus,
-        store: Store,
-        tracing: Tracing,
-        metrics: ShellMetrics,
         **options: Any,
     ) -> None:
-        super().__init__(service, service_id, make(0), bus, store, tracing, metrics, **options)
+        super().__init__(service, service_id, make(0), *around, **options)
         self._make, self._may_act = make, may_act
         self._row: Leader | None = None  # ours, while we lead
 
@@ -180,7 +175,7 @@ class ElectedShell(Shell):
             read = {table: await self._read(table) for table in self._tables}
         except StoreUnavailable as error:
             return self._not_synced(error)
-        async with self._turn:
+        async with self._transaction:
             if epoch == 0 and self.epoch:
                 return True  # the term has begun while this was read
             now_s, successor = self._clock(), self._make(epoch)

@@ -53,6 +53,10 @@ class SloFile(_Strict):
     tpot_s: Seconds = Field(0.0, ge=0)
 
 
+def _invalid(field: str, why: object) -> InvalidModelFile:
+    return InvalidModelFile(f"{field}: {why}", param=field)
+
+
 class ModelFile(_Strict):
     """One served model, as its owner writes it."""
 
@@ -83,22 +87,23 @@ class ModelFile(_Strict):
         try:
             key = model_key(self.name)
         except ValueError as error:
-            raise InvalidModelFile(f"name: {error}", param="name") from error
+            raise _invalid("name", error) from error
         engine = declaration(self.engine)
-        weights = _resolve(
-            self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights), base
-        )
+        given = self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights)
+        weights = _resolve(given, base)
         if not weights.uri and engine.weights.required:
-            raise InvalidModelFile(f"weights: engine {self.engine} needs them", param="weights")
+            raise _invalid("weights", f"engine {self.engine} needs them")
         real_bytes = _size(weights.uri)
-        _check_sizes(weights, real_bytes)
+        local = weights.uri.removeprefix("file:")
+        if weights.num_bytes and real_bytes and weights.num_bytes != real_bytes:
+            raise _invalid("weights.num_bytes", f"{weights.num_bytes} is declared, {local} has {real_bytes}")
         weights_bytes = self.weights_bytes or weights.num_bytes or real_bytes
         if not weights_bytes and weights.uri.startswith("file:"):
-            raise InvalidModelFile(f"weights: cannot read {weights.uri.removeprefix('file:')}", param="weights")
+            raise _invalid("weights", f"cannot read {local}")
         if not weights_bytes:
-            raise InvalidModelFile("weights_bytes: give the size, it cannot be read from here", param="weights_bytes")
+            raise _invalid("weights_bytes", "give the size, it cannot be read from here")
         if self.num_gpus > 1 and not engine.capabilities.groups:
-            raise InvalidModelFile(f"num_gpus: {self.engine} instances run on one GPU so far", param="num_gpus")
+            raise _invalid("num_gpus", f"{self.engine} instances run on one GPU so far")
         fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
         try:
             model = Model(
@@ -175,14 +180,6 @@ def check_engine(model: Model) -> None:
         engine.weights.check(model, path)
     except OSError as error:
         raise EngineMisconfigured(f"weights: {path} cannot be read: {error.strerror}", param="weights") from error
-
-
-def _check_sizes(weights: WeightsRef, real_bytes: int) -> None:
-    if weights.num_bytes and real_bytes and weights.num_bytes != real_bytes:
-        text = (
-            f"weights.num_bytes: {weights.num_bytes} is declared, {weights.uri.removeprefix('file:')} has {real_bytes}"
-        )
-        raise InvalidModelFile(text, param="weights.num_bytes")
 
 
 def _size(uri: str) -> int:

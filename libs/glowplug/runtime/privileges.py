@@ -1,33 +1,53 @@
 """Who may do what on the bus and in the store: one declaration, from which the servers' configurations are made.
 
 Each service has one user of its own name at NATS and at Valkey, with one password; `reader` is for commands that look
-(`glowplug tap`, `record`, `doctor`, `backup`). tests/unit/runtime/test_privileges.py holds the declaration against the
-services' wiring in both directions, tests/contract/test_*_privileges.py try what it forbids on real servers, and
-docs/adr/0016-least-privilege.md says what it does not separate. The configurations of containers:
+(`glowplug tap`, `record`, `doctor`, `backup`). privileges.toml beside this file declares what each may do.
+tests/unit/runtime/test_privileges.py holds the declaration against the services' wiring in both directions,
+tests/contract/test_privileges.py tries what it forbids on real servers, and docs/adr/0016-least-privilege.md says what
+it does not separate. The configurations of containers:
 
     python -m glowplug.runtime.privileges nats > deploy/docker/nats-users.conf       # and deploy/k8s/base
     python -m glowplug.runtime.privileges valkey > deploy/docker/valkey-users.sh     # and deploy/k8s/base
+
+NATS checks the subject of each message a client sends and of each subscription. Three things follow from how it works,
+and receivers rely on them:
+
+- A reply goes wherever the request says. Answers of JetStream come back on subjects of the client's own,
+  `_INBOX_<user>`, and a user that may read facts could have them delivered elsewhere. Such a message keeps the
+  subject it was stored under, so a receiver compares the subject of each event with its content
+  (`subjects.is_subject_of`).
+- Who creates or updates a stream may have its messages republished on any subject. One user alone may.
+- The filter of a reader is checked where it is the only one, as it is for commands. Readers of several kinds of facts
+  may read all facts.
+
+In Valkey a table is one hash, a log one list: who may write a table may write every row of it.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from glowplug.bus import access as bus
-from glowplug.events.subjects import COMMANDS_ALL, FACTS, TELEMETRY, entity_facts, facts_of
-from glowplug.state import access as store
+from glowplug.events import subjects
+from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM
+from glowplug.state.redis_store import PREFIX
 
 STREAMS_OWNER: Final = "placer"  # the one user that makes and changes streams; it commands agents anyway
-# Named where they are used; importing that for a name would cost every command its time.
-LEADERS: Final = "leaders"  # controllers/fencing.py
-CORDONS: Final = "cordons"  # controllers/placer/controller.py
-START_TIMES: Final = "start_times"  # policies/start_times.py
-PROCESSES: Final = "processes"  # runtime/identity.py
-DECISIONS: Final = "decisions"  # runtime/shell.py
-LOGS: Final = (DECISIONS,)
+STREAMS: Final = (FACTS_STREAM, COMMANDS_STREAM)
+LOGS: Final = ("decisions",)  # which of the tables are logs
+
+# Commands of Valkey. The connection itself asks for the first ones. No user gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG,
+# ACL or another user's keys.
+_CONNECTING: Final = ("ping", "hello", "auth", "client|setinfo", "client|setname")
+_COUNTING: Final = ("eval", "get", "set")  # redis_store.py; a script runs under the rules of the user that calls it
+_LEADING: Final = ("hget", "hset", "hmget", "pttl", "pexpire", "del")
+_INSPECTING: Final = ("info", "get", "multi", "exec", "discard")
+# Health checks need no password and may do nothing else.
+ANONYMOUS: Final = "user default on nopass resetkeys resetchannels -@all +ping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,158 +62,36 @@ class Rights:
     writes: tuple[str, ...] = ()  # reads them too
     has_epoch: bool = False
     leads: bool = False  # its processes elect a leader
-    inspects: bool = False  # the servers themselves
+    inspects: bool = False  # the servers themselves: streams and readers, epochs, the state of the store
 
 
-RIGHTS: Final[Mapping[str, Rights]] = {
-    "router": Rights(
-        follows=(entity_facts("instance"), entity_facts("model"), facts_of("weights.fetch_failed")),
-        watches=(facts_of("router.load_reported"),),
-        publishes=(
-            "request.waiting",
-            "request.rejected",
-            "request.finished",
-            "router.load_reported",
-            "router.requests_reported",
-            "service.started",
-        ),
-        reads=("models", "instances", START_TIMES),
-        writes=(PROCESSES,),
-    ),
-    "predictor": Rights(
-        follows=(facts_of("model.deployed"),),
-        watches=(facts_of("router.load_reported"), facts_of("request.finished")),
-        publishes=("forecast.made", "service.started"),
-        reads=("models",),
-        writes=(LEADERS, PROCESSES),
-        has_epoch=True,
-        leads=True,
-    ),
-    "placer": Rights(
-        follows=(
-            entity_facts("instance"),
-            entity_facts("node"),
-            facts_of("model.deployed"),
-            facts_of("weights.fetched"),
-            facts_of("weights.fetch_failed"),
-            facts_of("forecast.made"),
-        ),
-        watches=(facts_of("router.load_reported"), facts_of("node.beat"), facts_of("request.finished")),
-        obeys=True,
-        publishes=(
-            "agent.start",
-            "agent.stop",
-            "agent.join",
-            "prefetcher.fetch",
-            "instance.failed",
-            "node.left",
-            "decision.made",
-            "service.started",
-        ),
-        reads=("models",),
-        writes=("instances", "nodes", CORDONS, START_TIMES, LEADERS, PROCESSES, DECISIONS),
-        has_epoch=True,
-        leads=True,
-    ),
-    "autoscaler": Rights(
-        follows=(
-            entity_facts("instance"),
-            facts_of("request.waiting"),
-            facts_of("model.undeployed"),
-            facts_of("forecast.made"),
-        ),
-        watches=(facts_of("router.load_reported"),),
-        publishes=(
-            "placer.place",
-            "placer.cancel",
-            "agent.stop",
-            "agent.resume",
-            "agent.consolidate",
-            "model.deployed",
-            "model.undeployed",
-            "decision.made",
-            "service.started",
-        ),
-        reads=("instances",),
-        writes=("models", LEADERS, PROCESSES, DECISIONS),
-        has_epoch=True,
-        leads=True,
-    ),
-    "prefetcher": Rights(
-        follows=(entity_facts("instance"), entity_facts("model")),
-        obeys=True,
-        publishes=(
-            "weights.fetched",
-            "weights.fetch_failed",
-            "weights.evicted",
-            "weights.progressed",
-            "decision.made",
-            "service.started",
-        ),
-        reads=("models", "instances", LEADERS),
-        writes=(PROCESSES, DECISIONS),
-        has_epoch=True,
-    ),
-    "agent": Rights(
-        obeys=True,
-        publishes=(
-            "instance.starting",
-            "instance.loading",
-            "instance.ready",
-            "instance.draining",
-            "instance.stopped",
-            "instance.failed",
-            "instance.prewarmed",
-            "instance.swapped_out",
-            "node.joined",
-            "node.left",
-            "node.beat",
-            "service.started",
-        ),
-        reads=(LEADERS,),
-        writes=("instances", "nodes"),
-    ),
-    "console": Rights(
-        watches=(FACTS, TELEMETRY, COMMANDS_ALL),
-        reads=("models", "instances", "nodes", CORDONS, START_TIMES, DECISIONS),
-    ),
-    "reader": Rights(
-        watches=(FACTS, TELEMETRY, COMMANDS_ALL),
-        reads=("models", "instances", "nodes", CORDONS, START_TIMES, LEADERS, PROCESSES, DECISIONS),
-        inspects=True,
-    ),
-}
+def _filters(kind: str) -> Iterator[str]:
+    """The filters of events that are declared as `kind`."""
+    if kind == "everything":
+        yield from (subjects.FACTS, subjects.TELEMETRY, subjects.COMMANDS_ALL)
+    elif kind.endswith(".*"):
+        yield subjects.entity_facts(kind.removesuffix(".*"))
+    else:
+        yield subjects.facts_of(kind)
+
+
+def _declared() -> dict[str, Rights]:
+    found = {}
+    for user, rights in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in rights.items()
+        }
+        for key in given.keys() & {"follows", "watches"}:
+            given[key] = tuple(filter_ for kind in given[key] for filter_ in _filters(kind))
+        found[user] = Rights(**given)
+    return found
+
+
+RIGHTS: Final[Mapping[str, Rights]] = _declared()
 USERS: Final = tuple(RIGHTS)
 READER: Final = "reader"
-
-
-def bus_access(user: str) -> bus.BusAccess:
-    """What this user does on the bus. Readers of commands that run once have a fixed name."""
-    rights = RIGHTS[user]
-    known = {name: f"{name}-commands" for name, other in RIGHTS.items() if other.obeys and other.leads}
-    return bus.BusAccess(
-        follows=rights.follows,
-        watches=rights.watches,
-        obeys=user if rights.obeys else "",
-        publishes=rights.publishes,
-        makes_streams=user == STREAMS_OWNER,
-        inspects=rights.inspects,
-        reader=known.get(user, ""),
-        others=tuple(reader for name, reader in known.items() if name != user),
-    )
-
-
-def store_access(user: str) -> store.StoreAccess:
-    """What this user does in the store."""
-    rights = RIGHTS[user]
-    return store.StoreAccess(
-        reads=rights.reads,
-        writes=rights.writes,
-        logs=LOGS,
-        counts=user if rights.has_epoch else "",
-        leads=rights.leads,
-        inspects=tuple(name for name, other in RIGHTS.items() if other.has_epoch) if rights.inspects else (),
-    )
+# Durable readers of commands whose names are known: those of services of which one process reads.
+_COMMAND_READERS: Final = {user: f"{user}-commands" for user, rights in RIGHTS.items() if rights.obeys and rights.leads}
 
 
 def user_of(url: str) -> str:
@@ -204,8 +102,9 @@ def user_of(url: str) -> str:
 
 
 def inbox_of(url: str) -> str:
-    """What the subjects begin with on which a client of this address gets its answers."""
-    return bus.inbox(user) if (user := user_of(url)) else "_INBOX"
+    """What the subjects begin with on which a client of this address gets its answers; no other user may subscribe to
+    them."""
+    return f"_INBOX_{user}" if (user := user_of(url)) else "_INBOX"
 
 
 def makes_streams(url: str) -> bool:
@@ -213,18 +112,70 @@ def makes_streams(url: str) -> bool:
     return user_of(url) in ("", STREAMS_OWNER)
 
 
+def permissions(user: str) -> dict[str, dict[str, list[str]]]:
+    """{"publish": {"allow": ..., "deny": ...}, "subscribe": ...} of NATS."""
+    rights = RIGHTS[user]
+    allow = [subjects.of_event(kind) for kind in rights.publishes]
+    if rights.publishes:
+        allow += [subjects.checks(stream) for stream in STREAMS]
+    allow += [f"$JS.API.STREAM.INFO.{stream}" for stream in STREAMS]
+    deny: list[str] = []
+    if user == STREAMS_OWNER:
+        allow += [f"$JS.API.STREAM.{verb}.{stream}" for stream in STREAMS for verb in ("CREATE", "UPDATE")]
+    if rights.inspects:
+        allow += [f"$JS.API.CONSUMER.LIST.{stream}" for stream in STREAMS]
+    if rights.follows:
+        only = f".{rights.follows[0]}" if len(rights.follows) == 1 else ""  # it stands in the subject of the call
+        allow += [f"$JS.API.CONSUMER.CREATE.{FACTS_STREAM}.*{only}", *_reading(FACTS_STREAM, "*")]
+    if rights.obeys:
+        name = _COMMAND_READERS.get(user, "*")
+        allow.append(f"$JS.API.CONSUMER.CREATE.{COMMANDS_STREAM}.{name}.{subjects.to_service(user)}")
+        allow += _reading(COMMANDS_STREAM, name)
+        for other in _COMMAND_READERS.values() if name == "*" else ():
+            deny.append(f"$JS.API.CONSUMER.CREATE.{COMMANDS_STREAM}.{other}.>")
+            deny += _reading(COMMANDS_STREAM, other)
+    return {
+        "publish": {"allow": allow, **({"deny": deny} if deny else {})},
+        "subscribe": {"allow": [*rights.watches, f"_INBOX_{user}.>"]},
+    }
+
+
+def _reading(stream: str, reader: str) -> list[str]:
+    return [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{reader}", f"$JS.ACK.{stream}.{reader}.>"]
+
+
+def store_rules(user: str) -> list[str]:
+    """The rules of Valkey's ACL after the user's name and password."""
+    rights = RIGHTS[user]
+    writes, logs = set(rights.writes), set(LOGS)
+    reads = writes | set(rights.reads)
+    commands = {*_CONNECTING}
+    commands |= {"hget", "hgetall"} if reads - logs else set()
+    commands |= {"lrange"} if reads & logs else set()
+    commands |= {"hset", "hdel"} if writes - logs else set()
+    commands |= {"lpush", "ltrim"} if writes & logs else set()
+    keys = [f"%R~{PREFIX}:{name}" for name in sorted(reads - writes)]
+    keys += [f"~{PREFIX}:{name}" for name in sorted(writes)]
+    if rights.has_epoch:
+        commands |= {*_COUNTING}
+        keys.append(f"~{PREFIX}:epoch:{user}")
+    if rights.leads:
+        commands |= {*_LEADING}
+        keys.append(f"~{PREFIX}:lease:{user}")
+    if rights.inspects:
+        commands |= {*_INSPECTING}
+        keys += [f"%R~{PREFIX}:epoch:{name}" for name, other in RIGHTS.items() if other.has_epoch]
+    return ["resetkeys", "resetchannels", *keys, "-@all", *(f"+{command}" for command in sorted(commands))]
+
+
 def nats_users(passwords: Mapping[str, str]) -> list[dict[str, Any]]:
     """`authorization.users` of a NATS server. `passwords`: by user."""
-    return [
-        {"user": user, "password": passwords[user], "permissions": bus.permissions(user, bus_access(user))}
-        for user in USERS
-    ]
+    return [{"user": user, "password": passwords[user], "permissions": permissions(user)} for user in USERS]
 
 
 def valkey_users(passwords: Mapping[str, str]) -> list[str]:
     """The lines of an ACL file of Valkey. `passwords`: by user."""
-    named = [" ".join(["user", user, "on", f">{passwords[user]}", *store.rules(store_access(user))]) for user in USERS]
-    return [store.NOBODY, *named]
+    return [ANONYMOUS, *(" ".join(["user", user, "on", f">{passwords[user]}", *store_rules(user)]) for user in USERS)]
 
 
 def variable(user: str) -> str:
@@ -241,8 +192,8 @@ def nats_document() -> str:
     """Users as a file that a NATS configuration includes; passwords come from the server's environment."""
     lines = [_MADE.format("nats"), "authorization {", "  users: ["]
     for user in USERS:
-        rights = json.dumps(bus.permissions(user, bus_access(user)), indent=2).replace("\n", "\n      ")
-        lines += ["    {", f"      user: {user}", f"      password: ${variable(user)}", f"      permissions: {rights}"]
+        allowed = json.dumps(permissions(user), indent=2).replace("\n", "\n      ")
+        lines += ["    {", f"      user: {user}", f"      password: ${variable(user)}", f"      permissions: {allowed}"]
         lines.append("    }")
     return "\n".join([*lines, "  ]", "}"]) + "\n"
 

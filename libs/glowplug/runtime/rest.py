@@ -11,6 +11,8 @@ import math
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request
@@ -27,16 +29,11 @@ from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
 from glowplug.runtime.identity import PROCESS
 from glowplug.runtime.web import WebRules
-from glowplug.telemetry.logs import of_request
+from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.tally import exposition
 
-_STYLE: Final = (
-    ":root{color-scheme:dark light}"
-    "body{font:14px/1.5 ui-sans-serif,system-ui,sans-serif;max-width:1000px;margin:0 auto;padding:24px}"
-    "h2{margin:28px 0 4px;font-size:15px}"
-    "dl{margin:0}dt{margin-top:10px;font-family:ui-monospace,monospace;overflow-wrap:anywhere}"
-    "dd{margin:0;opacity:.8}b{display:inline-block;min-width:64px}"
-)
+_PAGE: Final = Template(Path(__file__).with_name("docs_page.html").read_text(encoding="utf-8"))
+_STYLE: Final = _PAGE.template.partition("<style>")[2].partition("</style>")[0]
 _HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
@@ -130,7 +127,7 @@ def _errors(app: FastAPI) -> None:
     @app.middleware("http")
     async def request_id(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("x-request-id") or uuid.uuid4().hex
-        with of_request(given[:128], request.headers.get("traceparent", "")):
+        with labelled(request.headers.get("traceparent", ""), request_id=given[:128]):
             try:
                 response = await call_next(request)
             except Exception:
@@ -200,14 +197,10 @@ def render(document: dict[str, Any]) -> str:
     for tag, row in _rows(document["paths"]):
         by_tag.setdefault(tag, []).append(row)
     parts = [f"<h2>{escape(tag)}</h2><dl>{''.join(rows)}</dl>" for tag, rows in by_tag.items()]
-    title = escape(f"{info['title']} {info['version']}")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f"<p>{escape(info.get('description', ''))}</p>"
-        '<p>Parameters, bodies and answers are in <a href="/openapi.json">/openapi.json</a>.</p>'
-        f"{''.join(parts)}</body></html>"
+    return _PAGE.substitute(
+        title=escape(f"{info['title']} {info['version']}"),
+        description=escape(info.get("description", "")),
+        operations="".join(parts),
     )
 
 

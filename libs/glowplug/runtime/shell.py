@@ -20,7 +20,7 @@ from glowplug.runtime.unreadable import Unreadable
 from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import read_rows
 from glowplug.telemetry import semconv
-from glowplug.telemetry.logs import of_event
+from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing, is_sampled
 
@@ -60,7 +60,7 @@ class Shell:
         self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
-        self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
+        self._transaction = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
         self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
 
@@ -80,9 +80,7 @@ class Shell:
 
     async def on_event(self, event: Event) -> None:
         """The bus handler: returns when the controller has handled `event`, so that it is acknowledged after."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._inbox.put((event, done))
-        await done
+        await self.ask(event)
 
     async def put(self, stimulus: Any) -> None:
         """Queue a stimulus of the service's own."""
@@ -98,7 +96,7 @@ class Shell:
         while True:
             stimulus, done = await self._inbox.get()
             try:
-                async with self._turn:
+                async with self._transaction:
                     await self._handle_named(stimulus)
             except Exception as error:
                 if done and not done.done():
@@ -113,7 +111,7 @@ class Shell:
         if not isinstance(stimulus, Event):
             await self._handle(stimulus)
             return
-        with of_event(stimulus.event_id, stimulus.type, stimulus.traceparent):
+        with labelled(stimulus.traceparent, event_id=stimulus.event_id, event_type=stimulus.type):
             await self._handle(stimulus)
 
     async def _handle(self, stimulus: Any) -> None:
@@ -162,27 +160,22 @@ class Shell:
         )
 
     async def _execute(self, effect: Effect, event: Event | None, traceparent: str) -> None:
+        if isinstance(effect, Record):
+            decision = effect.decision
+            self.metrics.decisions.labels(decision.kind, decision.policy).inc()
+            await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
+            effect = Publish(DecisionMade(decision=decision), effect.cause)
         if isinstance(effect, Publish):
             cause = effect.cause or event
-            own = traceparent if cause is event else ""
-            await self._publish(self.event(effect.payload, cause, own))
+            made = self.event(effect.payload, cause, traceparent if cause is event else "")
+            await self.bus.publish(made)
+            self.metrics.published.labels(self.service, made.type).inc()
         elif isinstance(effect, Save):
             await self.store.put(effect.table, effect.key, to_json(effect.value))
         elif isinstance(effect, Remove):
             await self.store.delete(effect.table, effect.key)
-        elif isinstance(effect, Record):
-            decision = effect.decision
-            self.metrics.decisions.labels(decision.kind, decision.policy).inc()
-            await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
-            cause = effect.cause or event
-            own = traceparent if cause is event else ""
-            await self._publish(self.event(DecisionMade(decision=decision), cause, own))
         else:
             await self._executors[type(effect)](effect, event)
-
-    async def _publish(self, event: Event) -> None:
-        await self.bus.publish(event)
-        self.metrics.published.labels(self.service, event.type).inc()
 
     def event(self, payload: Any, cause: Event | None = None, traceparent: str = "") -> Event:
         """Wrap a payload for the bus: id, time, issuer, cause and trace."""
@@ -226,7 +219,7 @@ class Shell:
                 rows = await self._read(table)
                 if rows is None:
                     continue
-                async with self._turn:
+                async with self._transaction:
                     await self.execute(self.controller.restore(table, rows, self._clock()))
         except StoreUnavailable as error:
             return self._not_synced(error)

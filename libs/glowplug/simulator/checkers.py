@@ -30,7 +30,7 @@ class Checker:
         self.demand(now_s >= self._last_s, f"time ran back from {self._last_s}")
         self._last_s = now_s
         traffic, total = self._traffic, self._run.results.by_model.values()
-        ended = sum(one.num_finished + sum(one.num_refused.values()) for one in total)
+        ended = sum(one.num_finished + one.num_refused.total() for one in total)
         self.demand(
             traffic.num_arrived == ended + traffic.num_open,
             f"{traffic.num_arrived} requests came, {ended} ended, {traffic.num_open} are open",
@@ -75,7 +75,7 @@ class Checker:
             known is None or num_sent <= known.max_concurrency or engine.num_migrations == 1,
             f"the router has sent {num_sent} requests to {name}",
         )
-        self.demand(num <= len(engine.tickets), f"{name} runs what nobody asked for")
+        self.demand(num <= len(engine.tickets), f"{name} runs what no request asked for")
         if engine.num_stages > 1 and engine.tickets:
             later = [node.find(f"{name}.{r}") for r in range(1, engine.num_stages)]
             self.demand(all(later), f"{name} answers with {sum(map(bool, later))} later stages")

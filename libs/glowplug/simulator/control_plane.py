@@ -1,6 +1,6 @@
 """The control plane in virtual time: the controllers of the services, a bus that delivers, a store that keeps.
 
-Nothing here decides. A stimulus goes into a controller; its effects become events for whoever reads them (as its
+Nothing here decides. A stimulus goes into a controller; its effects become events for their readers (as its
 reads.py declares), rows of a table, or work for a node or for the traffic. `Calm` delivers every event once, in order.
 `Chaos` loses, doubles, delays and reorders them by its seed; services may then be killed or replaced by another leader,
 and the store emptied, and what was lost is made good by the tables, which each service reads again and again.
@@ -154,7 +154,7 @@ class ControlPlane:
         names = {kind: getattr(policies, kind) for kind in ("placement", "eviction", "prewarming")}
         route, forecast = choose("routing", policies.routing), choose("prediction", policies.prediction)
         is_forecast = policies.prediction != "none"
-        # There is one router, and its own report tells it nothing.
+        # There is one router, and it learns nothing from its own report.
         self._add("router", lambda _: RouterController(params.router, route, priors={}), replace(ROUTER, telemetry=()))
         self._add(
             "autoscaler",
@@ -170,7 +170,7 @@ class ControlPlane:
         self._add(
             "predictor",
             lambda _: PredictorController(params.predictor, forecast, history=history),
-            PREDICTOR if is_forecast else Reads(service="predictor"),  # nobody would see what it counts
+            PREDICTOR if is_forecast else Reads(service="predictor"),  # no policy would see what it counts
         )
 
     def _add(self, name: str, make: Make, reads: Reads) -> None:
@@ -374,9 +374,16 @@ class ControlPlane:
             listener(event)
         if isinstance(payload, PREFETCHER.commands):
             self._wake(payload.target)
-        for reader in self.readers_of(payload):
+        readers = self.readers_of(payload)
+        # what is sure to come, comes to all at one time; else each reader has its own delays
+        groups = [readers] if readers and self.delivery.is_sure else [[reader] for reader in readers]
+        for group in groups:
             for delay_s in self.delivery.delays_s():
-                self.kernel.after(delay_s, self.give, reader, event)
+                self.kernel.after(delay_s, self._give_each, group, event)
+
+    def _give_each(self, readers: Sequence[str], event: Event) -> None:
+        for reader in readers:
+            self.give(reader, event)
 
     def event(self, name: str, payload: Any, cause: Event | None) -> Event:
         """A payload as `name` publishes it now."""

@@ -95,14 +95,15 @@ class StepCosts:
         )  # fmt: skip
 
 
-FITTED: Final = {
-    ("llama-2-7b", "a10"): StepCosts.of_ms((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
-    ("llama-2-7b", "a100"): StepCosts.of_ms((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
-    ("llama-2-7b", "h800"): StepCosts.of_ms((7.3, 0.0207, 0.0), (9.1, 0.110, 0.0)),
-    ("llama-2-13b", "a100"): StepCosts.of_ms((15.4, 0.1193, 0.0), (20.4, 0.196, 3.0e-4)),
-    ("llama-2-13b", "h100"): StepCosts.of_ms((8.6, 0.0380, 0.0), (12.9, 0.096, 0.0)),
-    ("qwen2.5-7b", "a10"): StepCosts.of_ms((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0.0)),
-    ("qwen2.5-7b", "a100"): StepCosts.of_ms((8.2, 0.0570, 0.0), (12.2, 0.117, 3.3e-4)),
-    ("qwen2.5-7b", "h100"): StepCosts.of_ms((6.7, 0.0199, 0.0), (9.1, 0.071, 0.0)),
+FITTED_MS: Final = {
+    ("llama-2-7b", "a10"): ((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
+    ("llama-2-7b", "a100"): ((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
+    ("llama-2-7b", "h800"): ((7.3, 0.0207, 0.0), (9.1, 0.110, 0.0)),
+    ("llama-2-13b", "a100"): ((15.4, 0.1193, 0.0), (20.4, 0.196, 3.0e-4)),
+    ("llama-2-13b", "h100"): ((8.6, 0.0380, 0.0), (12.9, 0.096, 0.0)),
+    ("qwen2.5-7b", "a10"): ((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0.0)),
+    ("qwen2.5-7b", "a100"): ((8.2, 0.0570, 0.0), (12.2, 0.117, 3.3e-4)),
+    ("qwen2.5-7b", "h100"): ((6.7, 0.0199, 0.0), (9.1, 0.071, 0.0)),
 }
-"""(model, GPU) at tensor parallelism 1 -> costs."""
+"""(model, GPU) at tensor parallelism 1 -> prefill and decode, as `StepCosts.of_ms` takes them."""
+FITTED: Final = {profile: StepCosts.of_ms(*terms) for profile, terms in FITTED_MS.items()}

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,16 @@ def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] 
         except TraceError as error:
             raise ScenarioError("workload.source", str(error)) from error
         except AssertionError as error:
-            raise BrokenRun(_told(label, _what(error), case)) from error
+            raise BrokenRun(_described(label, _what(error), case)) from error
         except Exception as error:
-            error.add_note(_told(label, "this run broke off", case))
+            error.add_note(_described(label, "this run broke off", case))
             raise
         numbers = summary(results)
         finish(results, numbers)
     return Outcome(case.variant, case.seed, numbers, scenario.notes)
 
 
-def _told(label: str, what: str, case: Case) -> str:
+def _described(label: str, what: str, case: Case) -> str:
     what = what if what.startswith(label) else f"{label}: {what}"
     return f"{what}\nagain: {case.again}" if case.again else what
 
@@ -80,20 +81,20 @@ def _what(error: AssertionError) -> str:
 def run_cases(
     cases: Sequence[Case], folders: Sequence[Path | None], jobs: int, progress: Progress | None = None
 ) -> list[Outcome]:
-    """All cases in their order, `jobs` at a time. `progress` is told the share done of each, now and then."""
+    """All cases in their order, `jobs` at a time. `progress` is called with the share done of each, now and then."""
+    if jobs > 1 and len(cases) > 1:
+        return _in_processes(cases, folders, min(jobs, len(cases)), progress)
     done = [0.0] * len(cases)
 
-    def told(number: int, share: float) -> None:
+    def report(number: int, share: float) -> None:
         done[number] = share
         if progress is not None:
             progress(done)
 
-    if jobs <= 1 or len(cases) == 1:
-        return [
-            run_case(case, folder, lambda share, number=number: told(number, share))  # type: ignore[misc]
-            for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
-        ]
-    return _in_processes(cases, folders, min(jobs, len(cases)), progress)
+    return [
+        run_case(case, folder, partial(report, number))
+        for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
+    ]
 
 
 def _in_processes(
@@ -117,8 +118,8 @@ def _in_processes(
                 for future in finished:
                     future.result()
                 if progress is not None:
-                    progress([shares[number] for number in range(len(cases))])
-        except BaseException:  # Ctrl-C too: nobody waits for the hours a run has left
+                    progress(shares[:])
+        except BaseException:  # Ctrl-C too: a run may have hours left
             signal.pthread_sigmask(signal.SIG_SETMASK, unheld)
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -137,7 +138,7 @@ def _begin(shares: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """However the one who asked for runs ended: nobody is left to read them."""
+    """Runs have no reader any more once the process that asked for them has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -145,7 +146,4 @@ def _end_with_parent() -> None:
 
 
 def _work(number: int, case: Case, folder: Path | None) -> Outcome:
-    def told(share: float) -> None:
-        _shares[number] = share
-
-    return run_case(case, folder, told)
+    return run_case(case, folder, partial(_shares.__setitem__, number))

@@ -2,20 +2,19 @@
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Action = Callable[..., object]
 
 
+@dataclass(slots=True, eq=False)
 class Timer:
     """One thing that will happen, until it has happened or is cancelled."""
 
-    __slots__ = ("action", "arguments", "at_s")
-
-    def __init__(self, at_s: float, action: Action, arguments: tuple[Any, ...]) -> None:
-        self.at_s = at_s
-        self.action: Action | None = action
-        self.arguments = arguments
+    at_s: float
+    action: Action | None
+    arguments: tuple[Any, ...]
 
     def cancel(self) -> None:
         """It will not happen. Cancelling twice, or too late, changes nothing."""

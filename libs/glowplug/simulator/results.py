@@ -2,6 +2,7 @@
 held what for how long; then the plain numbers that the table, results.json and the report show. Seconds, bytes."""
 
 import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Final
@@ -28,15 +29,14 @@ class Quantiles:
     __slots__ = ("_buckets", "count", "highest", "lowest", "total")
 
     def __init__(self) -> None:
-        self._buckets: dict[int, int] = {}
+        self._buckets: Counter[int] = Counter()
         self.count = 0
         self.total = 0.0
         self.lowest, self.highest = math.inf, -math.inf
 
     def add(self, value: float) -> None:
         """One more value, 0 or above."""
-        at = math.ceil(math.log(value / _LEAST) / _LOG) if value > _LEAST else 0
-        self._buckets[at] = self._buckets.get(at, 0) + 1
+        self._buckets[_bucket(value)] += 1
         self.count += 1
         self.total += value
         if value < self.lowest:
@@ -60,7 +60,7 @@ class Quantiles:
         """Share of all values that do not exceed `value`, by whole buckets; nan when there is none."""
         if not self.count:
             return math.nan
-        last = math.ceil(math.log(value / _LEAST) / _LOG) if value > _LEAST else 0
+        last = _bucket(value)
         return sum(num for at, num in self._buckets.items() if at <= last) / self.count
 
     @property
@@ -69,11 +69,14 @@ class Quantiles:
 
     def merge(self, other: "Quantiles") -> None:
         """Take in everything of `other`."""
-        for at, num in other._buckets.items():
-            self._buckets[at] = self._buckets.get(at, 0) + num
+        self._buckets.update(other._buckets)
         self.count += other.count
         self.total += other.total
         self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
+
+
+def _bucket(value: float) -> int:
+    return math.ceil(math.log(value / _LEAST) / _LOG) if value > _LEAST else 0
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class ModelResult:
     num_tpot_asked: int = 0
     num_ttft_met: int = 0
     num_tpot_met: int = 0
-    num_refused: dict[str, int] = field(default_factory=dict)  # by error code
+    num_refused: Counter[str] = field(default_factory=Counter)  # by error code, or what happened to the client
     prompt_tokens: int = 0
     response_tokens: int = 0
     num_preempted: int = 0
@@ -112,17 +115,13 @@ class ModelResult:
         self.num_ttft_asked += bool(slo.ttft_s)
         self.num_tpot_asked += bool(slo.tpot_s)
 
-    def refused(self, how: str) -> None:
-        """One that was not answered well: an error's code, or what happened to its client."""
-        self.num_refused[how] = self.num_refused.get(how, 0) + 1
-
     def answered(
         self, slo: Slo, tokens: tuple[int, int], *, cold: bool, ttft_s: float, decode_s: float, e2e_s: float
     ) -> None:
         """One that was answered: `tokens` of its prompt and response, seconds to its first token, from there to its
         last, and to its end."""
         prompt, response = tokens
-        tpot_s = decode_s / (response - 1) if response > 1 else 0.0
+        tpot_s = 0.0
         self.num_finished += 1
         self.num_cold += cold
         self.prompt_tokens += prompt
@@ -131,6 +130,7 @@ class ModelResult:
         self.e2e.add(e2e_s)
         self.normalised.add(e2e_s / max(1, response))
         if response > 1:
+            tpot_s = decode_s / (response - 1)
             self.tpot.add(tpot_s)
         self.num_ttft_met += bool(slo.ttft_s) and ttft_s <= slo.ttft_s
         self.num_tpot_met += bool(slo.tpot_s) and tpot_s <= slo.tpot_s
@@ -168,8 +168,8 @@ class Peak:
 class Results:
     """What came of a whole run. `*_seconds` of GPUs and instances are held time, exact to the event."""
 
-    by_model: dict[str, ModelResult] = field(default_factory=dict)
-    starts: dict[str, int] = field(default_factory=dict)  # engines that serve, by what their start found (Origin)
+    by_model: dict[str, ModelResult] = field(default_factory=lambda: defaultdict(ModelResult))
+    starts: Counter[str] = field(default_factory=Counter)  # engines that serve, by what their start found (Origin)
     num_prewarms: int = 0  # replicas begun
     num_evictions: int = 0
     num_consolidated: int = 0
@@ -189,12 +189,12 @@ class Results:
 
     @property
     def num_starts(self) -> int:
-        return sum(self.starts.values())
+        return self.starts.total()
 
     @property
     def hit_ratio(self) -> float:
         """Starts that found a replica, whole or on its way, of all starts; nan when there was none."""
-        hits = self.starts.get("prewarmed", 0) + self.starts.get("prewarming", 0)
+        hits = self.starts["prewarmed"] + self.starts["prewarming"]
         return hits / self.num_starts if self.starts else math.nan
 
     @property
@@ -208,16 +208,6 @@ class Results:
         """The worst minute's mean normalised latency; nan when nothing has finished."""
         return self.normalised_peak.highest
 
-    def started(self, origin: str) -> None:
-        """One more engine begins to start."""
-        self.starts[origin] = self.starts.get(origin, 0) + 1
-
-    def of(self, model_key: str) -> ModelResult:
-        found = self.by_model.get(model_key)
-        if found is None:
-            found = self.by_model[model_key] = ModelResult()
-        return found
-
     def total(self) -> ModelResult:
         """All models as one."""
         whole = ModelResult()
@@ -226,10 +216,8 @@ class Results:
                 mine, more = getattr(whole, name), getattr(one, name)
                 if isinstance(mine, Quantiles):
                     mine.merge(more)
-                elif name != "num_refused":
+                else:
                     setattr(whole, name, mine + more)
-            for code, num in one.num_refused.items():
-                whole.num_refused[code] = whole.num_refused.get(code, 0) + num
         return whole
 
 
@@ -241,15 +229,17 @@ class Integral:
     def __init__(self, since_s: float) -> None:
         self.now, self.since_s, self.total = 0, since_s, 0.0
 
-    def add(self, change: int, at_s: float) -> None:
+    def add(self, change: int, at_s: float) -> float:
+        """The count changes. Returns its sum over the time until then."""
         at_s = max(at_s, self.since_s)  # what changes before the count begins is only the level it begins with
         self.total += self.now * (at_s - self.since_s)
         self.since_s = at_s
         self.now += change
+        return self.total
 
 
 class Accounts:
-    """Hears of every row that is saved. What was held before `since_s` does not count."""
+    """Integrates over every row that is saved. What was held before `since_s` does not count."""
 
     def __init__(self, since_s: float) -> None:
         self.gpus, self.serving_gpus, self.instances = (Integral(since_s) for _ in range(3))
@@ -266,11 +256,9 @@ class Accounts:
 
     def close(self, results: Results, now_s: float) -> None:
         """Write what has come together."""
-        for integral in (self.gpus, self.serving_gpus, self.instances):
-            integral.add(0, now_s)
-        results.gpu_seconds = self.gpus.total
-        results.gpu_serving_seconds = self.serving_gpus.total
-        results.instance_seconds = self.instances.total
+        results.gpu_seconds = self.gpus.add(0, now_s)
+        results.gpu_serving_seconds = self.serving_gpus.add(0, now_s)
+        results.instance_seconds = self.instances.add(0, now_s)
         results.instances_peak = self.peak
 
     def _node(self, node: Node, now_s: float) -> None:
@@ -286,19 +274,17 @@ class Accounts:
 
     def _instance(self, row: Instance, now_s: float) -> None:
         counts = row.serves and not row.state.is_gone
-        if counts and row.instance_id not in self._serving:
-            self._serving.add(row.instance_id)
-            self.instances.add(1, now_s)
-            self.peak = max(self.peak, self.instances.now)
-        elif not counts and row.instance_id in self._serving:
-            self._serving.discard(row.instance_id)
-            self.instances.add(-1, now_s)
+        if counts == (row.instance_id in self._serving):
+            return
+        self._serving ^= {row.instance_id}
+        self.instances.add(1 if counts else -1, now_s)
+        self.peak = max(self.peak, self.instances.now)
 
 
 def row_of(name: str, one: ModelResult) -> Row:
     """One model's figures. Attainment counts every request that came for a model with an objective: refused and
     unfinished ones missed it. None where there is no objective."""
-    refused = sum(one.num_refused.values())
+    refused = one.num_refused.total()
     return {
         "model": name,
         "num_arrived": one.num_arrived,

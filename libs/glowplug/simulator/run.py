@@ -1,7 +1,6 @@
 """What every part of one run shares: its clock, its links, its models and its results. It knows none of the parts."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from itertools import cycle
 
 from glowplug.domain.model import WeightsRef
 from glowplug.simulator.kernel import Kernel
@@ -9,7 +8,6 @@ from glowplug.simulator.links import Links
 from glowplug.simulator.results import Results
 from glowplug.simulator.setup import ModelSetup, Setup, StartSeconds
 
-T = TypeVar("T")
 SETTLE_S = 5.0  # nodes and routers have spoken before the first request comes
 
 
@@ -31,23 +29,18 @@ class Run:
         for one in setup.models:
             digest = digest_of(one.model.weights)
             self.keys_of[digest] = (*self.keys_of.get(digest, ()), one.model.key)
-        self._num_taken: dict[tuple[str, str], int] = {}  # of what was measured of each model
+        self._starts = {key: cycle(one.starts or (one.start,)) for key, one in self.models.items()}
+        self._wakes = {key: cycle(one.wakes or (one.start,)) for key, one in self.models.items()}
+        self._paces = {key: cycle(one.pace or ((1.0, 1.0),)) for key, one in self.models.items()}
 
     def start_of(self, model: ModelSetup) -> StartSeconds:
         """What the next start of a model takes: as its starts were measured, one after the other."""
-        return self._next("start", model, model.starts) or model.start
+        return next(self._starts[model.model.key])
 
     def wake_of(self, model: ModelSetup) -> StartSeconds:
         """What the next time takes that an engine of a model leaves its GPUs and comes back."""
-        return self._next("wake", model, model.wakes) or model.start
+        return next(self._wakes[model.model.key])
 
     def pace_of(self, model: ModelSetup) -> tuple[float, float]:
         """How many times as long as its costs say the next request of a model takes: its prompt, its later tokens."""
-        return self._next("pace", model, model.pace) or (1.0, 1.0)
-
-    def _next(self, what: str, model: ModelSetup, measured: Sequence[T]) -> T | None:
-        if not measured:
-            return None
-        number = self._num_taken.get((what, model.model.key), 0)
-        self._num_taken[what, model.model.key] = number + 1
-        return measured[number % len(measured)]
+        return next(self._paces[model.model.key])

@@ -12,7 +12,7 @@ The same scenario, seed and version give the same bytes in every file.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +26,7 @@ from glowplug.events.subjects import subject
 from glowplug.simulator.results import Results
 from glowplug.simulator.scenario.errors import ScenarioError
 from glowplug.simulator.scenario.load import Scenario
+from glowplug.simulator.scenario.trace import is_path
 from glowplug.simulator.sweep import Case
 from glowplug.simulator.world import World
 
@@ -35,7 +36,7 @@ FILES = ("setup.json", "results.json", "events.jsonl", "decisions.jsonl", "reque
 
 @contextmanager
 def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) -> Iterator[Finish]:
-    """Record what happens in `world` to `folder`; `finish` is told what came of it. Without a folder, nothing."""
+    """Record what happens in `world` to `folder`; `finish` takes what came of it. Without a folder, nothing."""
     if folder is None:
         yield lambda results, numbers: None
         return
@@ -49,41 +50,26 @@ def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) 
 
         def finish(results: Results, numbers: dict[str, Any]) -> None:
             _write(folder / "results.json", {"simulated": True, "seed": case.seed, "end_s": results.seconds, **numbers})
-            _write(
-                folder / "setup.json",
-                {
-                    "simulated": True,
-                    "version": __version__,
-                    "name": scenario.name,
-                    "variant": case.variant,
-                    "seed": case.seed,
-                    "began_at": world.began_s,
-                    "notes": list(scenario.notes),
-                    "scenario": case.tree,
-                    "beside": _beside(case, folder),
-                },
-            )
+            about = {"simulated": True, "version": __version__, "name": scenario.name, "variant": case.variant}
+            when = {"seed": case.seed, "began_at": world.began_s, "notes": list(scenario.notes)}
+            written = {"scenario": case.tree, "beside": _beside(case, folder)}
+            _write(folder / "setup.json", about | when | written)
 
         yield finish
 
 
 def _beside(case: Case, folder: Path) -> str:
     """Where the scenario's own files are, from the run's folder on: both may move together. "" when it has none."""
-    names = _values(case.tree, ("source", "lengths"))
-    if not any(name.endswith((".csv", ".gz", ".jsonl")) or "/" in name for name in names):
-        return ""
-    return os.path.relpath((case.kept or case.beside).resolve(), folder.resolve())
+    return os.path.relpath((case.kept or case.beside).resolve(), folder.resolve()) if _names_a_file(case.tree) else ""
 
 
-def _values(tree: Any, fields: Sequence[str]) -> Iterator[str]:
-    """The words under these fields, wherever they stand."""
-    if isinstance(tree, Mapping):
-        yield from (value for name, value in tree.items() if name in fields and isinstance(value, str))
-        for value in tree.values():
-            yield from _values(value, fields)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _values(value, fields)
+def _names_a_file(tree: Any) -> bool:
+    """Whether requests or lengths come from a file given by its path, wherever in the tree."""
+    if isinstance(tree, list):
+        return any(map(_names_a_file, tree))
+    if not isinstance(tree, Mapping):
+        return False
+    return any(is_path(tree.get(field)) for field in ("source", "lengths")) or any(map(_names_a_file, tree.values()))
 
 
 class _Tape:
@@ -98,9 +84,8 @@ class _Tape:
         if isinstance(event.data, RequestFinished):
             self._line("requests.jsonl", to_json(event.data))
         elif isinstance(event.data, RequestRejected):  # the fact alone does not say when
-            self._line(
-                "requests.jsonl", b'{"answered_at":%s,%s' % (to_json(event.occurred_at), to_json(event.data)[1:])
-            )
+            at_s = to_json(event.occurred_at)
+            self._line("requests.jsonl", b'{"answered_at":%s,%s' % (at_s, to_json(event.data)[1:]))
 
     def decision(self, decision: DecisionRecord) -> None:
         self._line("decisions.jsonl", to_json(decision))

@@ -45,9 +45,7 @@ class StartSeconds:
     stop_s: float = 0.1
     overlap: bool = True
     chunk_bytes: int = 16_000_000
-    load_bytes_per_s: float = (
-        math.inf
-    )  # what an engine takes by itself, over all of its GPUs; inf: what its lanes carry
+    load_bytes_per_s: float = math.inf  # what an engine takes by itself, over its GPUs; inf: what its lanes carry
     replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 6)
     activate_s: float = 0.0  # a replica becomes an engine
     page_map_s: float = 0.0  # of each page of KV cache an activation maps: 1.5e-6, or 193e-6 when pages are created
@@ -148,7 +146,7 @@ class Params:
     load_slowdown: float = 1.02  # steps on a GPU while weights go into it in the background
     share_compute: bool = True  # engines that are busy on one GPU share its time evenly
     reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2); else what is free of it
-    exact_lengths: bool = False  # routers are told how long each response will be
+    exact_lengths: bool = False  # routers know how long each response will be
     stepping: bool = False  # engines visit every step (slow; the same results)
 
     def __post_init__(self) -> None:
@@ -168,8 +166,8 @@ def watchful() -> Params:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`); or, from
-    then on, the first consolidation of a stage there fails, or hangs until it is told to give up. Raises ValueError for
-    any other `kind`."""
+    then on, the first consolidation of a stage there fails, or hangs until it is asked to give up. Raises ValueError
+    for any other `kind`."""
 
     at_s: float
     node_id: str

@@ -1,6 +1,7 @@
 """Clients and engines: requests arrive at the router, run inside a batching engine, and are measured when they end."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from glowplug.controllers.router import messages as rw
@@ -18,15 +19,14 @@ ERROR_STATUS: Final = {"context_length_exceeded": 400, "engine_failed": 502}
 UNHEEDED: Final = (rw.Hold, rw.Recall)  # who waits, waits; an engine that is gone ends its requests itself
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    __slots__ = ("arrival", "cold", "engine", "pace", "sequence", "ticket")
-
-    def __init__(self, ticket: int, arrival: Arrival) -> None:
-        self.ticket, self.arrival = ticket, arrival
-        self.engine: SimEngine | None = None
-        self.sequence: Sequence | None = None
-        self.cold = False
-        self.pace = 1.0  # as its later tokens were measured
+    ticket: int
+    arrival: Arrival
+    engine: SimEngine | None = None
+    sequence: Sequence | None = None
+    cold: bool = False
+    pace: float = 1.0  # as its later tokens were measured
 
 
 class Traffic:
@@ -53,15 +53,13 @@ class Traffic:
         return len(self._open)
 
     def start(self) -> None:
-        self._next()
-
-    def _next(self) -> None:
+        """The next request is on its way."""
         arrival = next(self._arrivals, None)
         if arrival is not None:
             self._run.kernel.at(self._run.began_s + arrival.at_s, self._come, arrival)
 
     def _come(self, arrival: Arrival) -> None:
-        self._next()
+        self.start()
         self.arrive(arrival)
 
     def arrive(self, arrival: Arrival) -> int:
@@ -70,20 +68,14 @@ class Traffic:
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
         known = self._run.models.get(arrival.model)
-        self._run.results.of(arrival.model).arrived(known.model.slo if known else Slo())
+        self._run.results.by_model[arrival.model].arrived(known.model.slo if known else Slo())
         expected = arrival.expected_tokens
         if not expected and self._run.setup.params.exact_lengths:
             expected = arrival.response_tokens
-        self._control.give(
-            "router",
-            rw.RequestArrived(
-                ticket,
-                arrival.model,
-                f"r{ticket}",
-                prompt_tokens=arrival.prompt_tokens,
-                expected_tokens=expected,
-            ),
+        arrived = rw.RequestArrived(
+            ticket, arrival.model, f"r{ticket}", prompt_tokens=arrival.prompt_tokens, expected_tokens=expected
         )
+        self._control.give("router", arrived)
         if known:
             self._control.load_changed(arrival.model)
         return ticket
@@ -114,10 +106,10 @@ class Traffic:
 
     def _ended(self, request: _Request, how: str, status: int = 0) -> None:
         """Count one that was not answered well. `how` is an error's code, or what happened to the client."""
-        self._run.results.of(request.arrival.model).refused(how)
-        self._tell_end(request.ticket, f"{status} {how}" if status else how)
+        self._run.results.by_model[request.arrival.model].num_refused[how] += 1
+        self._report_end(request.ticket, f"{status} {how}" if status else how)
 
-    def _tell_end(self, ticket: int, how: str) -> None:
+    def _report_end(self, ticket: int, how: str) -> None:
         for listener in self.on_end:
             listener(ticket, how)
 
@@ -191,7 +183,7 @@ class Traffic:
                 if self._tells_tokens:
                     self._control.give("router", rw.FirstToken(sequence.key))
             elif what is What.PREEMPTED:
-                self._run.results.of(request.arrival.model).num_preempted += 1
+                self._run.results.by_model[request.arrival.model].num_preempted += 1
         self.watch(engine)
 
     def _end(self, request: _Request, code: str) -> None:
@@ -203,8 +195,8 @@ class Traffic:
         if code:
             self._ended(request, code, ERROR_STATUS[code])
         else:
-            self._measure(request, sequence, now_s)
-            self._tell_end(request.ticket, "200")
+            self._measure(request, engine, sequence, now_s)
+            self._report_end(request.ticket, "200")
         took_s = now_s - sequence.submitted_at
         self._control.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
         self._control.load_changed(request.arrival.model)
@@ -220,32 +212,29 @@ class Traffic:
         if not engine.tickets:
             self.sharing.idle(engine)
 
-    def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:
+    def _measure(self, request: _Request, engine: SimEngine, sequence: Sequence, now_s: float) -> None:
         arrival, slo = request.arrival, self._run.models[request.arrival.model].model.slo
         arrived_s = self._run.began_s + arrival.at_s
         ttft_s = sequence.first_token_at - arrived_s + self._run.setup.params.network_s
         e2e_s, decode_s = now_s - arrived_s, sequence.finished_at - sequence.first_token_at
         tokens = arrival.prompt_tokens, arrival.response_tokens
-        self._run.results.of(arrival.model).answered(
+        self._run.results.by_model[arrival.model].answered(
             slo, tokens, cold=request.cold, ttft_s=ttft_s, decode_s=decode_s, e2e_s=e2e_s
         )
         self._run.results.normalised_peak.add(now_s - self._run.began_s, e2e_s / arrival.response_tokens)
-        if self._control.reads_ends or self._control.on_event:
-            self._tell(request, sequence, ttft_s, now_s)
-
-    def _tell(self, request: _Request, sequence: Sequence, ttft_s: float, now_s: float) -> None:
-        arrival, arrived_s = request.arrival, self._run.began_s + request.arrival.at_s
+        if not (self._control.reads_ends or self._control.on_event):
+            return
         fact = RequestFinished(
             model_key=arrival.model,
             request_id=f"r{request.ticket}",
             router_id="router-1",
-            instance_id=request.engine.instance_id if request.engine else "",
+            instance_id=engine.instance_id,
             status=200,
             arrived_at=arrived_s,
             finished_at=now_s,
             queue_s=sequence.submitted_at - arrived_s,
             ttft_s=ttft_s,
-            e2e_s=now_s - arrived_s,
+            e2e_s=e2e_s,
             prompt_tokens=arrival.prompt_tokens,
             response_tokens=arrival.response_tokens,
             tokens_exact=True,
@@ -255,7 +244,7 @@ class Traffic:
         self._control.publish("router", fact, None)
 
     def engine_gone(self, engine: SimEngine) -> None:
-        """Its process has ended: what it ran is lost, and each client hears of it."""
+        """Its process has ended: what it ran is lost, and each client is answered so."""
         if engine.wake is not None:
             engine.wake.cancel()
         engine.serving = None

@@ -4,7 +4,7 @@ A fault breaks a node, or an engine, or a stage that does not become whole and s
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from glowplug.simulator.checkers import Checker
@@ -21,7 +21,7 @@ OBJECTS_PER_COLLECTION = 100_000
 
 class World(Run):
     """`setup` and `arrivals` (in order, times from 0) decide everything but for what `delivery` does to events: calm
-    unless it is told to be chaotic by a seed."""
+    unless it is given a chaotic one."""
 
     def __init__(
         self,
@@ -75,12 +75,16 @@ class World(Run):
         return self.results
 
     def start(self) -> None:
-        """Everything comes up, and the first request is on its way. The clock stands where the traffic begins."""
+        """Everything comes up, and the first request is on its way. The clock stands where the traffic begins. Raises
+        ValueError for a fault of a node that is not there."""
         for node in self.nodes.values():
             node.start()
         self.control.start()
         self.kernel.run(self.began_s)
-        break_down(self, self.nodes)
+        for fault in self.setup.faults:
+            if fault.node_id not in self.nodes:
+                raise ValueError(f"faults: there is no node {fault.node_id!r}")
+            self.kernel.at(self.began_s + fault.at_s, _break, self.nodes[fault.node_id], fault)
         self.traffic.start()
 
     def run_until(self, end_s: float) -> None:
@@ -103,25 +107,15 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def break_down(run: Run, nodes: Mapping[str, SimNode]) -> None:
-    """Set the clock for every fault of the setup. Raises ValueError for a node that is not there."""
-    for fault in run.setup.faults:
-        if fault.node_id not in nodes:
-            raise ValueError(f"faults: there is no node {fault.node_id!r}")
-        run.kernel.at(run.began_s + fault.at_s, _break, nodes[fault.node_id], fault)
-
-
 def _break(node: SimNode, fault: Fault) -> None:
     if fault.kind in ("consolidation", "hang"):
         (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
-        return
-    if fault.model:
-        for engine in list(node.engines.values()):
-            if engine.model.model.key == fault.model and engine.serving is not None:
-                node.kill(engine.instance_id, "killed by a fault")
-                return
-        return
-    node.is_down = True
-    node.control.down |= {fault.node_id, f"prefetcher-{fault.node_id}"}
-    for instance_id in list(node.engines):
-        node.end(instance_id)
+    elif fault.model:
+        serving = (one for one in node.engines.values() if one.model.model.key == fault.model and one.serving)
+        if (engine := next(serving, None)) is not None:
+            node.kill(engine.instance_id, "killed by a fault")
+    else:
+        node.is_down = True
+        node.control.down |= {fault.node_id, f"prefetcher-{fault.node_id}"}
+        for instance_id in list(node.engines):
+            node.end(instance_id)

@@ -1,12 +1,12 @@
-"""The store on Redis or Valkey: one hash per table, one capped list per log, one counter per issuer.
-
-What the server does in one step are scripts: epochs, leases, and writes that an old leader may no longer make. A lease
-is a hash {holder, epoch, url} that expires; beside it stands the counter of epochs, which does not."""
+"""The store on Redis or Valkey: one hash per table, one capped list per log, one counter per issuer. What the server
+does in one step are the scripts of redis_store.lua."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -19,86 +19,23 @@ from glowplug.state.port import Fenced, NotATable, StoreUnavailable
 
 PREFIX = "glowplug:v1"  # of every key
 
-# An epoch as the store has it. What is no epoch, or more than a number of Lua holds exactly, counts as none: the next
-# one is taken from the clock, which is past every one that was ever given.
-_EPOCH = """
-local function epoch_of(text)
-  local epoch = type(text) == 'string' and tonumber(text)
-  if not epoch or epoch ~= epoch or epoch < 0 or epoch >= 2^53 or epoch % 1 ~= 0 then return 0 end
-  return epoch
-end
-local function epoch_at(key) return epoch_of(redis.pcall('get', key)) end
-"""
-
-NEXT_EPOCH = f"""{_EPOCH}
-local next = math.max(epoch_at(KEYS[1]) + 1, tonumber(ARGV[1]))
-redis.call('set', KEYS[1], string.format('%.0f', next))
-return next
-"""
-
-LONGEST_LEASE_MS = 3_600_000  # far above every GLOWPLUG_LEADER_LEASE_S in use, which is seconds
-
-# The answer of every lease script: holder, its epoch, its url, ms left, newest epoch. What stands at the lease and is
-# none (another type, no holder, no end, or one far away) goes first: nobody could lead again.
-_SEEN = f"""{_EPOCH}
-local LONGEST_MS = {LONGEST_LEASE_MS}
-local function whole(number) return string.format('%.0f', number) end
-local function seen()
-  local lease = redis.call('hmget', KEYS[1], 'holder', 'epoch', 'url')
-  local left = redis.call('pttl', KEYS[1])
-  return {{lease[1] or '', whole(epoch_of(lease[2])), lease[3] or '', left, whole(epoch_at(KEYS[2]))}}
-end
-local function hold(holder, url, ms, epoch)
-  redis.call('set', KEYS[2], epoch)
-  redis.call('hset', KEYS[1], 'holder', holder, 'epoch', epoch, 'url', url)
-  redis.call('pexpire', KEYS[1], ms)
-  return seen()
-end
-local holder = redis.pcall('hget', KEYS[1], 'holder')
-local left = redis.call('pttl', KEYS[1])
-if type(holder) ~= 'string' or left < 0 or left > LONGEST_MS then
-  redis.call('del', KEYS[1])
-  holder = false
-end
-local newest = epoch_at(KEYS[2])
-"""
-
-# ARGV: highest epoch known to the caller
-SEE = f"""{_SEEN}
-if holder and newest < tonumber(ARGV[1]) then redis.call('set', KEYS[2], ARGV[1]) end
-return seen()
-"""
-
-# ARGV: holder, url, ms, floor
-TAKE = f"""{_SEEN}
-if holder and holder ~= ARGV[1] then return seen() end
-return hold(ARGV[1], ARGV[2], ARGV[3], string.format('%.0f', math.max(newest + 1, tonumber(ARGV[4]))))
-"""
-
-# ARGV: holder, url, ms, epoch
-KEEP = f"""{_SEEN}
-if newest > tonumber(ARGV[4]) or (holder and holder ~= ARGV[1]) then return seen() end
-return hold(ARGV[1], ARGV[2], ARGV[3], ARGV[4])
-"""
-
-# ARGV: holder
-DROP = f"""{_SEEN}
-if holder == ARGV[1] then redis.call('del', KEYS[1]) end
-return seen()
-"""
-
-FENCED = "GLOWPLUG-FENCED"
-# KEYS: counter of epochs, key. ARGV: our epoch, command, its words
-FENCED_WRITE = f"""{_EPOCH}
-if epoch_at(KEYS[1]) > tonumber(ARGV[1]) then
-  return redis.error_reply('{FENCED} a newer epoch has been given')
-end
-return redis.call(ARGV[2], KEYS[2], unpack(ARGV, 3))
-"""
-T = TypeVar("T")
+FENCED = "GLOWPLUG-FENCED"  # how the error of `fenced_write` begins
 TIMEOUT_S = 2.0
 READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # a full disk, full memory, a replica: reads are answered
 WRONG_TYPE = "WRONGTYPE"  # how the server's error begins: the key holds another kind of value
+
+
+def _scripts(text: str) -> dict[str, str]:
+    """Name -> script, each after the one that it is written with."""
+    found: dict[str, str] = {}
+    for part in re.split(r"^-- script ", text, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        name, *above = title.split()
+        found[name] = "".join([*(found[other] for other in above), body])
+    return found
+
+
+SCRIPTS = _scripts(Path(__file__).with_suffix(".lua").read_text(encoding="utf-8"))
 
 
 class RedisStore:
@@ -135,7 +72,7 @@ class RedisStore:
         else:
             service, epoch = self._fence
             fenced = (_epoch(service), key, str(epoch), command, *words)
-            await self._ask(self._redis.eval(FENCED_WRITE, 2, *fenced))
+            await self._ask(self._redis.eval(SCRIPTS["fenced_write"], 2, *fenced))
         self.refusal = ""
 
     async def put(self, table: str, key: str, row: bytes) -> None:
@@ -161,23 +98,23 @@ class RedisStore:
         return cast(list[bytes], await self._ask(self._redis.lrange(f"{PREFIX}:{log}", 0, count - 1)))
 
     async def next_epoch(self, issuer: str) -> int:
-        return int(await self._ask(self._redis.eval(NEXT_EPOCH, 1, _epoch(issuer), _floor())))
+        return int(await self._ask(self._redis.eval(SCRIPTS["next_epoch"], 1, _epoch(issuer), _floor())))
 
     async def see_lease(self, service: str, known_epoch: int = 0) -> Lease:
-        return await self._lease(SEE, service, known_epoch)
+        return await self._lease("see", service, known_epoch)
 
     async def take_lease(self, service: str, holder: str, url: str, lease_s: float) -> Lease:
-        return await self._lease(TAKE, service, holder, url, round(lease_s * 1000), _floor())
+        return await self._lease("take", service, holder, url, round(lease_s * 1000), _floor())
 
     async def keep_lease(self, service: str, holder: str, epoch: int, url: str, lease_s: float) -> Lease:
-        return await self._lease(KEEP, service, holder, url, round(lease_s * 1000), epoch)
+        return await self._lease("keep", service, holder, url, round(lease_s * 1000), epoch)
 
     async def drop_lease(self, service: str, holder: str) -> None:
-        await self._lease(DROP, service, holder)
+        await self._lease("drop", service, holder)
 
     async def _lease(self, script: str, service: str, *words: Any) -> Lease:
         keys = (f"{PREFIX}:lease:{service}", _epoch(service))
-        answer = await self._ask(self._redis.eval(script, len(keys), *keys, *(str(word) for word in words)))
+        answer = await self._ask(self._redis.eval(SCRIPTS[script], len(keys), *keys, *(str(word) for word in words)))
         holder, epoch, url, left_ms, newest = answer
         return Lease(
             holder=holder.decode("utf-8", "backslashreplace"),

@@ -6,17 +6,7 @@ from pathlib import Path
 
 from glowplug.telemetry import semconv
 
-INTRO = """\
-# Metrics, spans and attributes
-
-Written by `python -m glowplug.telemetry.document > docs/metrics.md`; change
-`libs/glowplug/telemetry/semconv.py`, not this file.
-
-Every service answers `GET /metrics` on its admin port with Prometheus text. Times are seconds, sizes bytes; counters
-end in `_total`, times are histograms, moments (`_timestamp_seconds`) gauges. A label takes at most 1,000 values;
-further ones become `other`. Prompts and answers are in no metric and no span. What to look at first:
-[observability](observability.md).
-"""
+INTRO = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 _LINE = re.compile(r'^(?P<name>[A-Z0-9_]+) = "(?P<value>[^"]+)"(?:  # (?P<comment>.*))?$')
 
 

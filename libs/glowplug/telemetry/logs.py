@@ -11,18 +11,11 @@ from glowplug.telemetry.tracing import is_sampled
 
 
 @contextmanager
-def of_event(event_id: str, event_type: str, traceparent: str) -> Iterator[None]:
-    """Lines logged inside, and in tasks begun there, carry the event's id, type and trace."""
+def labelled(traceparent: str, **ids: str) -> Iterator[None]:
+    """Lines logged inside, and in tasks begun there, carry these ids (of an event, or of a call on an admin port) and
+    the trace."""
     trace = {"trace_id": traceparent[3:35]} if is_sampled(traceparent) else {}
-    with structlog.contextvars.bound_contextvars(event_id=event_id, event_type=event_type, **trace):
-        yield
-
-
-@contextmanager
-def of_request(request_id: str, traceparent: str) -> Iterator[None]:
-    """The same for a call on an admin port."""
-    trace = {"trace_id": traceparent[3:35]} if is_sampled(traceparent) else {}
-    with structlog.contextvars.bound_contextvars(request_id=request_id, **trace):
+    with structlog.contextvars.bound_contextvars(**ids, **trace):
         yield
 
 

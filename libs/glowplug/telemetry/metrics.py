@@ -1,7 +1,7 @@
 """Prometheus instruments of the shell, a count of the instances that failed, and a cap on label values so that a stray
 client cannot grow memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,6 +14,23 @@ from glowplug.telemetry.tracing import SpanCounts
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+BUS_TOTALS = (  # fields of bus.port.BusCounts
+    (semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found", "num_reconnects"),
+    (semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again", "num_redelivered"),
+    (semconv.BUS_MALFORMED_TOTAL, "Messages that are no event", "num_malformed"),
+    (semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed", "num_given_up"),
+)
+SPAN_TOTALS = (  # fields of SpanCounts
+    (semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken", "num_exported"),
+    (semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got", "num_dropped"),
+)
+
+
+class BusTotals(Protocol):
+    """What a bus client counts, beside the fields of BUS_TOTALS."""
+
+    pending: dict[str, int]
 
 
 class LabelCap:
@@ -31,15 +48,20 @@ class LabelCap:
         return value
 
 
-class _Total:
-    """A counter that follows a number that other code counts up."""
+class _Totals:
+    """Counters that follow numbers which other code counts up in the fields of a record: (metric, doc, field)."""
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter, self._seen = counter, 0
+    def __init__(self, fields: Sequence[tuple[str, str, str]], service: str, registry: CollectorRegistry) -> None:
+        self._counters = {
+            field: Counter(name, doc, ["service"], registry=registry).labels(service) for name, doc, field in fields
+        }
+        self._seen = dict.fromkeys(self._counters, 0)
 
-    def follow(self, num: int) -> None:
-        self._counter.inc(max(num - self._seen, 0))
-        self._seen = num
+    def follow(self, record: object) -> None:
+        for field, counter in self._counters.items():
+            num = getattr(record, field)
+            counter.inc(max(num - self._seen[field], 0))
+            self._seen[field] = num
 
 
 class ShellMetrics:
@@ -83,21 +105,13 @@ class ShellMetrics:
     def _watch(self, service: str, registry: CollectorRegistry) -> None:
         """Instruments that are read off other parts at each tick."""
 
-        def total(name: str, doc: str) -> _Total:
-            return _Total(Counter(name, doc, ["service"], registry=registry).labels(service))
-
         def gauge(name: str, doc: str) -> Gauge:
             return Gauge(name, doc, ["service"], registry=registry).labels(service)
 
         self.synced_at = gauge(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, "When the tables were last read whole")
         self._inbox = gauge(semconv.INBOX_STIMULI, "Stimuli waiting for the controller")
         self._pending = gauge(semconv.BUS_PENDING, "Events kept for this service and not yet delivered")
-        self._reconnects = total(semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found")
-        self._redelivered = total(semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again")
-        self._malformed = total(semconv.BUS_MALFORMED_TOTAL, "Messages that are no event")
-        self._given_up = total(semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed")
-        self._exported = total(semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken")
-        self._dropped = total(semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got")
+        self._bus, self._spans = _Totals(BUS_TOTALS, service, registry), _Totals(SPAN_TOTALS, service, registry)
         self._lag = Histogram(
             semconv.LOOP_LAG_SECONDS, "How late a tick is", ["service"], registry=registry, buckets=LAG_BUCKETS
         ).labels(service)
@@ -113,28 +127,14 @@ class ShellMetrics:
         for observer in self.observers:
             observer(effect)
 
-    def ticked(self, lag_s: float, num_waiting: int, bus: "BusBooks", spans: SpanCounts | None = None) -> None:
+    def ticked(self, lag_s: float, num_waiting: int, bus: BusTotals, spans: SpanCounts | None = None) -> None:
         """Once per tick: how late it came, how many stimuli wait, and what the bus and the traces have counted."""
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
         self._pending.set(sum(bus.pending.values()))
-        self._reconnects.follow(bus.num_reconnects)
-        self._redelivered.follow(bus.num_redelivered)
-        self._malformed.follow(bus.num_malformed)
-        self._given_up.follow(bus.num_given_up)
+        self._bus.follow(bus)
         if spans is not None:
-            self._exported.follow(spans.num_exported)
-            self._dropped.follow(spans.num_dropped)
-
-
-class BusBooks(Protocol):
-    """What a bus client counts (bus.port.BusCounts)."""
-
-    num_reconnects: int
-    num_redelivered: int
-    num_malformed: int
-    num_given_up: int
-    pending: dict[str, int]
+            self._spans.follow(spans)
 
 
 class FailureCounter:

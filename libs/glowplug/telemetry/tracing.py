@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from glowplug import __version__
 
@@ -150,7 +150,7 @@ class Tracing:
         error: str = "",
     ) -> str:
         """A finished span with explicit times (epoch seconds), child of `traceparent`; returns its own traceparent."""
-        span = self._start(name, traceparent, started_at, attributes, kind)
+        span = self.begin(name, traceparent, started_at, attributes, kind=kind)
         if error:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(int(ended_at * NANO))
@@ -160,20 +160,25 @@ class Tracing:
         self,
         name: str,
         traceparent: str,
-        started_at: float,
+        started_at: float | None = None,
         attributes: Attributes | None = None,
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> trace.Span:
-        """An open span with an explicit start; the code that begins it ends it."""
-        return self._start(name, traceparent, started_at, attributes, kind)
+        """An open span that starts at `started_at` (epoch seconds), or now; the code that begins it ends it."""
+        parent = parse_traceparent(traceparent) if traceparent else None
+        context = trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None
+        start = int(started_at * NANO) if started_at is not None else None
+        return self._tracer.start_span(
+            name, context=context, kind=kind, attributes=dict(attributes or {}), links=[], start_time=start
+        )
 
     @contextmanager
     def span(
         self, name: str, traceparent: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
     ) -> Iterator[SpanHandle]:
         """A span around a block. An exception marks it as failed and goes on."""
-        span = self._start(name, traceparent, None, attributes, kind)
+        span = self.begin(name, traceparent, None, attributes, kind=kind)
         handle = SpanHandle(format_traceparent(span.get_span_context()))
         try:
             yield handle
@@ -185,17 +190,6 @@ class Tracing:
             if handle.error:
                 span.set_status(Status(StatusCode.ERROR, handle.error))
             span.end()
-
-    def _start(
-        self, name: str, traceparent: str, started_at: float | None, attributes: Attributes | None, kind: SpanKind
-    ) -> trace.Span:
-        parent = parse_traceparent(traceparent) if traceparent else None
-        context = trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None
-        start = int(started_at * NANO) if started_at is not None else None
-        links: list[Link] = []
-        return self._tracer.start_span(
-            name, context=context, kind=kind, attributes=dict(attributes or {}), links=links, start_time=start
-        )
 
     def shutdown(self) -> None:
         """Send what is left, briefly."""

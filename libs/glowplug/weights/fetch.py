@@ -35,17 +35,6 @@ class FetchOptions:
     timeout_s: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchResult:
-    """What a fetch did. `info` is None when only a byte range was asked for and the rest is still missing."""
-
-    info: RegionInfo | None
-    num_bytes: int  # of the whole weights
-    num_bytes_fetched: int  # over the link, this time
-    num_bytes_resumed: int  # left by an earlier try
-    seconds: float
-
-
 class Fetch:
     """Runs once. `on_sized(num_bytes)` is asked for free memory as soon as the size is known (0: unknown) and returns
     the bytes granted or raises NoSpace."""
@@ -70,31 +59,28 @@ class Fetch:
         self._rng = rng or random.Random(region.digest)
         self._first_byte, self._last_byte = first_byte, last_byte
         self.priority = priority  # may be raised while running, when a more urgent start joins
-        self.num_bytes = ref.num_bytes
-        self.num_bytes_fetched = 0
-        self.num_bytes_resumed = 0
+        self.num_bytes = ref.num_bytes  # of the whole weights
+        self.num_bytes_fetched = 0  # over the link, this time
+        self.num_bytes_resumed = 0  # left by an earlier try
         self.num_retries = 0
+        self.seconds = 0.0  # that it took
         self._writer: RegionWriter | None = None
 
     @property
     def num_bytes_landed(self) -> int:
         return self._writer.landed.total if self._writer else 0
 
-    async def run(self) -> FetchResult:
-        """Bring the bytes. Raises WeightsUnavailable, ChecksumMismatch, NoSpace; cancelling keeps what landed."""
+    async def run(self) -> RegionInfo | None:
+        """Bring the bytes. None when only a byte range was asked for and the rest is still missing. Raises
+        WeightsUnavailable, ChecksumMismatch, NoSpace; cancelling keeps what landed."""
         started = self._clock()
         try:
             async with asyncio.timeout(self._options.timeout_s):
-                info = await self._until_whole(started)
+                return await self._until_whole(started)
         except TimeoutError as error:
             raise WeightsUnavailable(f"{redacted(self._ref.uri)}: not whole in {self._options.timeout_s} s") from error
-        return FetchResult(
-            info=info,
-            num_bytes=self.num_bytes,
-            num_bytes_fetched=self.num_bytes_fetched,
-            num_bytes_resumed=self.num_bytes_resumed,
-            seconds=self._clock() - started,
-        )
+        finally:
+            self.seconds = self._clock() - started
 
     async def _until_whole(self, started: float) -> RegionInfo | None:
         num_mismatches = num_failures = 0

@@ -5,6 +5,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,20 +49,19 @@ class PatientReader:
         if self.is_waiting(name):
             raise NoAnswer(0, "the file system still does not answer")
         self._stuck.pop(name, None)
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[T] = loop.create_future()
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # a caller that stops waiting cancels nothing
 
         def body() -> None:
             try:
-                result = work()
+                done.set_result(work())
             except BaseException as error:  # noqa: BLE001 - it is raised again where the caller waits
-                _hand_over(loop, outcome, None, error)
-            else:
-                _hand_over(loop, outcome, result, None)
+                done.set_exception(error)
 
         # No pool: a process that ends waits for the threads of a pool, and these may never return.
         thread = threading.Thread(target=body, name=f"file {name}", daemon=True)
         thread.start()
+        outcome = asyncio.wrap_future(done)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(outcome)
@@ -71,20 +71,3 @@ class PatientReader:
             self._stuck[name] = thread
             outcome.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise NoAnswer(0, f"the file system has not answered within {timeout_s:g} s") from error
-
-
-def _hand_over(
-    loop: asyncio.AbstractEventLoop, outcome: "asyncio.Future[T]", result: T | None, error: BaseException | None
-) -> None:
-    def settle() -> None:
-        if outcome.cancelled():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]
-
-    try:
-        loop.call_soon_threadsafe(settle)
-    except RuntimeError:  # the loop has ended meanwhile: no caller waits
-        return

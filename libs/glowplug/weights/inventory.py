@@ -39,8 +39,7 @@ def read_cached(shm_dir: Path, node_id: str) -> tuple[CachedWeights, ...]:
 def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
     """Every region of one node. A region whose bytes are not all there is never called complete. Never raises for
     what another process is changing."""
-    complete, partial, rubbish = [], [], []
-    failed: list[str] = []
+    complete, partial, rubbish, failed = [], [], [], list[str]()
     root = shm_dir / node_id
     try:
         directories = sorted(p for p in root.iterdir() if p.is_dir())
@@ -48,15 +47,15 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
         return Inventory()
     for directory in directories:
         region = Region(directory)
-        failure = region.read_state().failure
-        failed += failure.instance_ids if failure else ()
+        status = region.read_state()
+        failed += status.failure.instance_ids if status.failure else ()
         if (whole := _complete(region)) is not None:
             complete.append(whole)
-        elif region.read_state().state is RegionState.COMPLETE:
+        elif status.state is RegionState.COMPLETE:
             rubbish.append(directory.name)  # it says complete and is not: it may not be read any more
         elif (part := _partial(region)) is not None:
             partial.append(part)
-        elif failure is None:
+        elif status.failure is None:
             rubbish.append(directory.name)
     return Inventory(complete=tuple(complete), partial=tuple(partial), failed=tuple(failed), rubbish=tuple(rubbish))
 

@@ -194,10 +194,8 @@ class Region:
 
     def clear_bytes(self) -> None:
         """Drop what has landed, keep the directory (and its failure, if any) for readers."""
-        self._complete.unlink(missing_ok=True)
-        self._progress.unlink(missing_ok=True)
-        self._meta.unlink(missing_ok=True)
-        self.blob.unlink(missing_ok=True)
+        for path in (self._complete, self._progress, self._meta, self.blob):
+            path.unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
 
     def remove(self) -> None:

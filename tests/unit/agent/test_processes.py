@@ -60,9 +60,9 @@ async def test_an_engine_over_its_limit_is_reported_once_with_both_figures() -> 
     watched.used[2] += MIB
     await watched.watch.look()
     await watched.watch.look()
-    (told,) = watched.outcomes
-    assert isinstance(told, EngineOverLimit) and told.instance_id == "i-2"
-    assert "took 101 MiB of host memory, more than its limit of 100 MiB" in told.reason
+    (over,) = watched.outcomes
+    assert isinstance(over, EngineOverLimit) and over.instance_id == "i-2"
+    assert "took 101 MiB of host memory, more than its limit of 100 MiB" in over.reason
 
 
 async def test_an_engine_without_a_limit_or_gone_is_left_alone() -> None:
@@ -80,7 +80,7 @@ async def test_the_next_process_under_the_same_pid_is_reported_anew() -> None:
     await watched.watch.look()
     watched.handles = {"i-2": a_handle("i-2", 1)}
     await watched.watch.look()
-    assert [told.instance_id for told in watched.outcomes] == ["i-1", "i-2"]
+    assert [over.instance_id for over in watched.outcomes] == ["i-1", "i-2"]
 
 
 def test_private_memory_of_a_whole_group_is_measured_and_shared_files_are_not() -> None:

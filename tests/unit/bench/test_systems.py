@@ -3,6 +3,7 @@ field by field."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ SERVICES = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSetting
 
 
 def fleet(name: str) -> dict[str, Any]:
-    """What the services of a fleet of that name do: rooms, and fields of their controllers' params."""
+    """What the services of a fleet of that name do: policies, and fields of their controllers' params."""
     kinds = {
         field.removeprefix("policy_"): getattr(made, field)
         for made in (settings(policies=name) for settings in SERVICES)
@@ -56,12 +57,8 @@ def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
     params = tree.get("params", {})
     given = {
         f"{part}.{field.name}": params[part][field.name]
-        for part, default in (
-            ("agent", Params().agent),
-            ("autoscaler", Params().autoscaler),
-            ("placer", Params().placer),
-        )
-        for field in fields(default)
+        for part in ("agent", "autoscaler", "placer")
+        for field in fields(getattr(Params(), part))
         if field.name in params.get(part, {})
     }
     return dict(tree["policies"]) | given
@@ -96,22 +93,19 @@ def test_the_scenario_of_a_paper_runs_that_paper(name: str) -> None:
 
 
 def test_a_plain_fleet_and_a_plain_scenario_are_the_same_baseline() -> None:
-    """Rooms that a scenario leaves out, and params it does not name, are those of `serverless_vllm`."""
-    given = fleet("serverless_vllm")
-    defaults = {
-        name: getattr(getattr(Params(), name.split(".")[0]), name.split(".")[1]) for name in given if "." in name
-    }
-    assert {name: given[name] for name in defaults} == defaults
+    """Policies that a scenario leaves out, and params it does not name, are those of `serverless_vllm`."""
+    given = {name: value for name, value in fleet("serverless_vllm").items() if "." in name}
+    assert {name: attrgetter(name)(Params()) for name in given} == given
 
 
 SIMULATED_OTHERWISE = {
     "placer.node_lease_s": "nodes of a run do not fall silent unless a fault says so",
     "placer.settle_s": "a run begins with everybody there",
-    "agent.beat_s": "bytes are told with every change anyway",
+    "agent.beat_s": "bytes are reported with every change anyway",
     "agent.health_every_s": "engines of a run do not hang unless a fault says so",
     "agent.max_tick_gap_s": "virtual time has no pauses",
-    "agent.stop_grace_s": "a simulated process ends when it is told to",
-    "autoscaler.rest_s": "no message is lost, so nobody needs to be looked at again",
+    "agent.stop_grace_s": "a simulated process ends when it is asked to",
+    "autoscaler.rest_s": "no message is lost, so no model needs to be looked at again",
 }
 
 

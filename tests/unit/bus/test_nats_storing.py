@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from glowplug.bus.nats_bus import Storing
 
 FACTS, COMMANDS = "FACTS", "COMMANDS"
@@ -44,23 +46,19 @@ async def until(storing: Storing, *, refuses: bool) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_server_that_answers_and_does_not_store_is_told() -> None:
-    server = FakeServer(has_space=False)
+@pytest.mark.parametrize(
+    ("server", "refuses"),
+    [
+        pytest.param(FakeServer(has_space=False), True, id="it answers and does not store"),
+        pytest.param(FakeServer(lives=False), False, id="it stands still: it is lost"),
+        pytest.param(FakeServer(), False, id="one late answer"),
+    ],
+)
+async def test_a_server_refuses_that_answers_and_does_not_store(server: FakeServer, refuses: bool) -> None:
     storing = server.storing()
     await storing.refused(FACTS, TimeoutError())
-    assert "stores no events" in storing.refusal and storing.of(FACTS) and not storing.of(COMMANDS)
-
-
-async def test_a_server_that_stands_still_is_lost_and_refuses_nothing() -> None:
-    storing = FakeServer(lives=False).storing()
-    await storing.refused(FACTS, TimeoutError())
-    assert not storing.refusal
-
-
-async def test_one_late_answer_of_a_server_that_stores_is_no_refusal() -> None:
-    storing = FakeServer().storing()
-    await storing.refused(FACTS, TimeoutError())
-    assert not storing.refusal
+    assert ("stores no events" in storing.refusal) == bool(storing.of(FACTS)) == refuses
+    assert bool(storing.refusal) == refuses and not storing.of(COMMANDS)
 
 
 async def test_a_stream_that_refuses_is_asked_until_it_stores() -> None:

@@ -59,13 +59,6 @@ def test_every_type_names_its_entity_or_service_and_is_told_once() -> None:
     assert {name.partition(".")[0] for name in COMMANDS} == {"placer", "agent", "prefetcher"}
 
 
-def test_fields_of_a_newer_writer_are_ignored() -> None:
-    fields = an_event()
-    fields["colour"] = "red"
-    fields["data"]["shape"] = {"round": True}
-    assert decode(raw(fields)).data == NodeLeft(node_id="node-1", reason="silent")
-
-
 def test_fields_an_older_writer_does_not_know_have_their_defaults() -> None:
     fields = an_event()
     for name in ("cause_id", "traceparent", "epoch", "schema"):
@@ -86,6 +79,8 @@ def test_integers_written_as_text_are_read() -> None:
         {"event_id": None},
         {"occurred_at": "soon"},
         {"type": "no.such"},
+        {"type": "placer.divine"},
+        {"type": ""},
         {"type": 7},
         {"data": []},
         {"data": {}},

@@ -66,18 +66,10 @@ def test_a_subject_without_model_or_id_parses_to_nothing_there() -> None:
     assert (parsed.model_key, parsed.entity_id) == ("", "")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "glowplug",
-        "glowplug.v2.evt.a.b.c.d",
-        "glowplug.v1.evt.a.b.c",
-        "glowplug.v1.cmd.a.b",
-        "glowplug.v1.x.a.b.c.d",
-        "a.b.c",
-    ],
-)
+OTHERS = ("glowplug.v2.evt.a.b.c.d", "glowplug.v1.evt.a.b.c", "glowplug.v1.cmd.a.b", "glowplug.v1.x.a.b.c.d")
+
+
+@pytest.mark.parametrize("text", ["", "glowplug", "a.b.c", *OTHERS])
 def test_what_is_no_subject_of_ours_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="subject"):
         subjects.parse(text)

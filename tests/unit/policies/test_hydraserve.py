@@ -16,13 +16,7 @@ from glowplug.policies.placement.links import Fetch, LinkLedger, admits, begin, 
 GB = 10**9
 GBIT16 = 2e9  # bytes a second
 STAGES = StageSeconds(container_s=0.5, cuda_s=0.5, library_s=1.0, hop_s=0.001, prefill_s=1.5, decode_s=0.042)
-LLAMA_7B = ColdStart(
-    weight_bytes=int(12.5 * GB),
-    kv_bytes=5 * GB,
-    slo_ttft_s=7.5,
-    slo_tpot_s=0.2,
-    stages=STAGES,
-)
+LLAMA_7B = ColdStart(weight_bytes=int(12.5 * GB), kv_bytes=5 * GB, slo_ttft_s=7.5, slo_tpot_s=0.2, stages=STAGES)
 
 
 def a_server(name, gpus=1, free=24 * GB, rate=GBIT16, fetches=(), shared=False):
@@ -72,29 +66,55 @@ def test_pending_bytes_shrink_by_the_share_of_the_time():
 # sections 4.1 and 5.2
 
 
-def test_one_worker_misses_what_four_meet():
-    """At 16 Gbps a 7B takes 6.25 s to fetch by one worker; with the prefill that is past 7.5 s."""
-    alone = allocate(LLAMA_7B, FOUR[:1], 0.0, EVEN)
-    assert not alone.meets_slo and alone.num_stages == 1
-    assert alone.ttft_s == pytest.approx(6.25 + 1.5)
-    layout = allocate(LLAMA_7B, FOUR, 0.0, EVEN)
-    assert layout.meets_slo and layout.num_stages == 2
-    assert len({w.node_id for w in layout.workers}) == 2
+def laid_out(servers=FOUR, params=EVEN, **start):
+    return allocate(replace(LLAMA_7B, **start), servers, 0.0, params)
+
+
+SMALL = [a_server(f"n{n}", free=9 * GB) for n in range(4)]
+LAYOUTS = {  # servers, what is asked for -> stages, full-memory workers, seconds to the first token and to each further
+    "at 16 Gbit/s one worker takes 6.25 s to fetch": (FOUR[:1], {}, 1, 1, 6.25 + 1.5, 0.042),
+    # s = 2, w = 1: max(t_cc + t_cu + max(M/sp, t_l), M/sb) + t_p (s - w + w/s) + t_n (s - 1); t_d (s - w + w/s) + t_n s
+    "two stages meet what one misses (Eq. 5, E13, E20)": (FOUR, {}, 2, 1, 3.125 + 2.25 + 0.001, 0.063 + 0.002),
+    "and two servers are enough for them": (FOUR[:2], {}, 2, 1, 3.125 + 2.25 + 0.001, 0.063 + 0.002),
+    "full workers compute their share (t_d (0 + 2/2))": (
+        FOUR,
+        {"slo_tpot_s": 0.06},
+        2,
+        2,
+        3.125 + 1.501,
+        0.042 + 0.002,
+    ),
+    "one full worker is as many as 70 ms take": (FOUR, {"slo_tpot_s": 0.07}, 2, 1, 5.376, 0.065),
+    "stages that only fit when small": (SMALL, {}, 2, 0, 3.125 + 3.0 + 0.001, 0.084 + 0.002),
+    "a group as large as wanted (6.1)": (FOUR, {"num_required": 4, "slo_ttft_s": 12}, 4, 4, 2.0 + 1.503, 0.046),
+}
+
+
+@pytest.mark.parametrize(("servers", "asked", "stages", "full", "ttft_s", "tpot_s"), LAYOUTS.values(), ids=LAYOUTS)
+def test_how_a_start_is_laid_out(servers, asked, stages, full, ttft_s, tpot_s):
+    layout = laid_out(servers, **asked)
+    assert (layout.num_stages, layout.num_full) == (stages, full)
+    assert (layout.ttft_s, layout.tpot_s) == (pytest.approx(ttft_s), pytest.approx(tpot_s))
+    assert layout.meets_slo is (stages > 1)
+    assert len({worker.node_id for worker in layout.workers}) == stages
+    assert [worker.is_full for worker in layout.workers] == [True] * full + [False] * (stages - full)
+    assert {worker.num_bytes for worker in layout.workers if worker.is_full} <= {int(17.5 * GB)}
+    assert {worker.num_bytes for worker in layout.workers if not worker.is_full} <= {int(17.5 * GB) // stages}
+
+
+@pytest.mark.parametrize(
+    ("params", "ttft_s"),
+    [({"overlap": False}, 0.5 + 0.5 + 1.0 + 6.25 + 12.5 / 12 + 1.5), ({"chunk_bytes": 1.2e9}, 6.25 + 0.1 + 1.5)],
+    ids=["the serial start of Eq. 1, without overlapping (E14)", "loading ends after the last chunk has come (E15)"],
+)
+def test_what_one_worker_takes_otherwise(params, ttft_s):
+    assert laid_out(FOUR[:1], replace(EVEN, **params)).ttft_s == pytest.approx(ttft_s)
 
 
 def test_the_largest_stage_is_a_ninth_above_the_mean():
     """Stages are never equal; the published code divides by 0.9 (erratum E20)."""
     layout = allocate(replace(LLAMA_7B, num_required=4), FOUR, 0.0)
     assert [worker.fetch_bytes for worker in layout.workers] == pytest.approx([12.5e9 / 4 / 0.9] * 4)
-
-
-def test_eq_5_term_by_term():
-    """s = 2, w = 1: max(t_cc + t_cu + max(M/sp, t_l), M/sb) + t_p (s - w + w/s) + t_n (s - 1); TPOT t_d (s - w + w/s) +
-    t_n s (erratum E13). One full-memory worker, since one instance is to become of it (erratum E20)."""
-    layout = allocate(LLAMA_7B, FOUR[:2], 0.0, EVEN)
-    assert (layout.num_stages, layout.num_full) == (2, 1)
-    assert layout.ttft_s == pytest.approx(max(1.0 + max(6.25e9 / 12e9, 1.0), 3.125) + 1.5 * 1.5 + 0.001)
-    assert layout.tpot_s == pytest.approx(0.042 * 1.5 + 0.001 * 2)
 
 
 def test_section_7_a_stage_is_a_tensor_group_of_one_server():
@@ -129,39 +149,19 @@ def test_section_7_groups_of_one_server_share_its_card():
     assert allocate(large, servers[:1], 0.0, EVEN).ttft_s == pytest.approx(32.0 + 1.5)
 
 
-def test_full_memory_workers_compute_their_share():
-    """TPOT 60 ms is met by two full workers (t_d (0 + 2/2)), not by low-memory ones (t_d 2)."""
-    strict = replace(LLAMA_7B, slo_tpot_s=0.06)
-    layout = allocate(strict, FOUR, 0.0, EVEN)
-    assert (layout.num_stages, layout.num_full) == (2, 2)
-    assert layout.tpot_s == pytest.approx(0.042 + 0.002)
-
-
-def test_the_serial_start_of_eq_1_is_slower():
-    """Erratum E14: the ablation without overlapping."""
-    serial = allocate(LLAMA_7B, FOUR[:1], 0.0, replace(EVEN, overlap=False))
-    assert serial.ttft_s == pytest.approx(0.5 + 0.5 + 1.0 + 6.25 + 12.5 / 12 + 1.5)
-
-
-def test_loading_cannot_end_before_the_last_chunk_has_come():
-    """Erratum E15."""
-    layout = allocate(LLAMA_7B, FOUR[:1], 0.0, replace(EVEN, chunk_bytes=1.2e9))
-    assert layout.ttft_s == pytest.approx(6.25 + 0.1 + 1.5)
-
-
 def test_fetches_under_way_halve_what_a_newcomer_gets():
     """Erratum E16: the busy server is left alone."""
     busy = a_server("n0", fetches=[Fetch(fetch_id="x", left_bytes=1e9, deadline_at=100.0)])
-    layout = allocate(LLAMA_7B, [busy, *FOUR[1:3]], 0.0, EVEN)
+    layout = laid_out([busy, *FOUR[1:3]])
     assert {w.node_id for w in layout.workers} == {"n1", "n2"}
 
 
 def test_a_server_whose_fetch_would_be_late_is_not_used():
     """Eq. 3 as a filter: its 4 GB are due in 2.5 s and would get half the link."""
     tight = a_server("n0", rate=4e9, fetches=[Fetch(fetch_id="x", left_bytes=6e9, deadline_at=2.5)])
-    layout = allocate(LLAMA_7B, [tight, *FOUR[1:3]], 0.0, EVEN)
+    layout = laid_out([tight, *FOUR[1:3]])
     assert {w.node_id for w in layout.workers} == {"n1", "n2"}
-    careless = allocate(LLAMA_7B, [tight, *FOUR[1:3]], 0.0, replace(EVEN, check_contention=False))
+    careless = laid_out([tight, *FOUR[1:3]], replace(EVEN, check_contention=False))
     assert "n0" in {w.node_id for w in careless.workers}
 
 
@@ -188,35 +188,16 @@ def test_who_is_late_everywhere_is_told_what_each_server_would_have_taken():
     ]
 
 
-def test_memory_of_full_and_low_workers():
-    layout = allocate(replace(LLAMA_7B, slo_tpot_s=0.07), FOUR, 0.0, EVEN)
-    assert (layout.num_stages, layout.num_full) == (2, 1)
-    assert [w.num_bytes for w in layout.workers] == [int(17.5 * GB), int(8.75 * GB)]
-    assert [w.is_full for w in layout.workers] == [True, False]
-
-
-def test_stages_that_only_fit_when_small_are_found():
-    small = [a_server(f"n{n}", free=9 * GB) for n in range(4)]
-    layout = allocate(LLAMA_7B, small, 0.0, EVEN)
-    assert (layout.num_stages, layout.num_full) == (2, 0)
-
-
 def test_no_server_no_layout():
     """Erratum E19: nothing is oversubscribed in silence."""
-    assert allocate(LLAMA_7B, [a_server("n0", free=4 * GB)], 0.0, EVEN) is None
-    assert allocate(LLAMA_7B, [], 0.0, EVEN) is None
-
-
-def test_a_group_is_no_smaller_than_the_workers_wanted():
-    """Section 6.1."""
-    layout = allocate(replace(LLAMA_7B, num_required=4, slo_ttft_s=12), FOUR, 0.0, EVEN)
-    assert layout.num_stages == 4
+    assert laid_out([a_server("n0", free=4 * GB)]) is None
+    assert laid_out([]) is None
 
 
 def test_what_was_waited_counts_against_the_objective():
-    late = allocate(replace(LLAMA_7B, waited_s=2.0), FOUR, 0.0, EVEN)
+    late = laid_out(waited_s=2.0)
     assert late.num_stages > 2 or late.num_full > 0
-    assert not allocate(replace(LLAMA_7B, waited_s=20.0), FOUR, 0.0, EVEN).meets_slo
+    assert not laid_out(waited_s=20.0).meets_slo
 
 
 def test_free_gpus_before_shared_ones():

@@ -7,7 +7,7 @@ from glowplug.policies.caching.mcache_importance import CacheFacts
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.options import base_name, options_of
 from glowplug.policies.placement.port import wants_seconds
-from glowplug.policies.prediction.port import WindowTotals, make_with
+from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.simulator.scenario.errors import ScenarioError
@@ -31,25 +31,13 @@ def test_options_of_functions_reach_their_params_nested_ones_too() -> None:
     assert wants_seconds(choose("placement", "hydraserve:use_cache=false")), "what a policy says of itself stays said"
 
 
-def test_the_literal_weights_of_eq_3_are_a_name_away() -> None:
-    """WarmServe Eq. 3 as printed (erratum E1) gives the newest of ten errors a thousandth of the weight."""
-    said = {}
-    for name in ("warmserve_csp", "warmserve_csp:literal_weights=true"):
-        forecaster = make_with(choose("prediction", name), 300.0, 3000.0)
-        for number in range(20):
-            load = 1.0 if number < 19 else 11.0
-            forecaster.closed(WindowTotals(started_at=number * 300.0, window_s=300.0, concurrency_mean=load))
-        said[name] = forecaster.forecast(6000.0)[0].concurrency_mean
-    corrected, literal = said.values()
-    assert corrected == pytest.approx(1 + 10 * 512 / 1023)
-    assert literal == pytest.approx(1 + 10 / 1023)
-
-
 def test_a_forecaster_with_options_keeps_the_window_of_its_paper_and_its_season() -> None:
     make = choose("prediction", "preserve_workload:series.literal_scale=true")
     assert make.WINDOW_S == 600.0  # type: ignore[attr-defined]
     made = make_with(make, 25.0, 3600.0)
     assert made.params.series.literal_scale and made.params.season_s == 3600.0  # type: ignore[attr-defined]
+    made = make_with(choose("prediction", "warmserve_csp:literal_weights=true"), 300.0, 3000.0)
+    assert made.params.literal_weights and made.season_s == 3000.0  # type: ignore[attr-defined]
 
 
 def test_options_of_a_cache_lie_over_what_its_settings_say() -> None:

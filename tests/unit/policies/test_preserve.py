@@ -7,21 +7,10 @@ import pytest
 from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_load_aware import (
-    InstanceLoad,
-    LoadOrder,
-    load_of,
-    route,
-)
-from glowplug.policies.scaling.preserve_scaler import (
-    Capacity,
-    ScalerParams,
-    ScalerState,
-    WindowTokens,
-    capacity_of,
-    instances_for,
-    scale,
-)
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of
+from glowplug.policies.scaling.preserve import Capacity, ScalerParams, ScalerState, capacity_of, instances_for
+from glowplug.policies.scaling.preserve import algorithm_2 as scale
+from tests.unit.policies.scaling.rig import a_forecast
 
 
 def usage(look_ahead, num_steps):
@@ -40,15 +29,6 @@ def test_a_request_is_a_ramp():
     assert usage(look, 6) == [15, 17, 12, 13, 0, 0]
     assert look.peak_ratio(6) == 0.17
     assert look.peak_ratio(1) == 0.15
-
-
-def test_an_early_end_takes_the_rest_away():
-    look = LookAhead(kv_tokens=100)
-    look.add("a", 10, 4)
-    look.advance(2)
-    assert usage(look, 3) == [12, 13, 0]
-    look.end("a")
-    assert usage(look, 3) == [0, 0, 0] and len(look) == 0
 
 
 def test_who_goes_on_is_expected_for_another_fifth_again_and_again():
@@ -83,14 +63,6 @@ def test_a_burst_sees_what_was_sent_before_it():
     look.end("nobody")
 
 
-def test_steps_above_a_ratio():
-    look = LookAhead(kv_tokens=100)
-    look.add("a", 90, 10)  # 90 .. 99
-    assert look.num_steps_above(0.95, 100) == 4
-    assert look.num_steps_above(0.95, 8) == 2
-    assert LookAhead(kv_tokens=10).num_steps_above(0.95, 100) == 0
-
-
 def test_a_cache_without_tokens_is_refused():
     with pytest.raises(ValueError, match="0 tokens"):
         LookAhead(0)
@@ -99,11 +71,18 @@ def test_a_cache_without_tokens_is_refused():
 # section 4.3.3
 
 
-def an_instance(name, queued=0, current=0, kv_tokens=1000, busy=(), room=True):
-    look = LookAhead(kv_tokens)
+def an_instance(name, queued=0, current=0, busy=()):
+    look = LookAhead(1000)
     for at, (prompt, response) in enumerate(busy):
         look.add(f"{name}-{at}", prompt, response)
-    return InstanceLoad(name, look, queued, current, room)
+    return InstanceLoad(name, look, queued, current)
+
+
+def chosen(instances, prompt, expected):
+    order = LoadOrder()
+    for instance in instances:
+        order.put(instance)
+    return order.route(prompt, expected).instance_id
 
 
 def test_load_is_prefill_plus_decode():
@@ -120,25 +99,9 @@ def test_memory_beyond_four_fifths_is_a_penalty_in_tokens():
 
 def test_the_least_load_is_chosen_and_the_full_one_avoided():
     busy, full = an_instance("i-1", queued=300), an_instance("i-2", busy=[(750, 500)])
-    assert route([busy, full], 50, 100).instance_id == "i-2"  # 948 at the peak: a penalty of 148
-    assert route([busy, full], 200, 100).instance_id == "i-1"
-
-
-def test_nobody_with_room_holds_the_request():
-    assert route([an_instance("i-1", room=False)], 1, 1).instance_id == ""
-    assert route([], 1, 1).instance_id == ""
-
-
-def test_order_kept_is_order_sorted():
-    order = LoadOrder()
-    for name, tokens in (("i-1", 30), ("i-2", 10), ("i-3", 20)):
-        order.put(an_instance(name, queued=tokens))
-    assert order.route(1, 1).instance_id == "i-2"
-    order.put(an_instance("i-2", queued=65))
-    assert order.route(1, 1).instance_id == "i-3"
-    order.drop("i-3")
-    order.drop("i-3")
-    assert order.route(1, 1).instance_id == "i-1" and len(order) == 2
+    assert chosen([busy, full], 50, 100) == "i-2"  # 948 at the peak: a penalty of 148
+    assert chosen([busy, full], 200, 100) == "i-1"
+    assert chosen([], 1, 1) == "", "the request waits"
 
 
 # sections 4.1 and 4.3.2
@@ -146,8 +109,8 @@ def test_order_kept_is_order_sorted():
 MU = Capacity(prompt_per_s=1000, response_per_s=200, total_per_s=1100)
 
 
-def tokens(prompt, response, window_s=600.0):
-    return WindowTokens(prompt_tokens=prompt * window_s, response_tokens=response * window_s, window_s=window_s)
+def tokens(prompt, response):
+    return a_forecast(prompt * 600.0, response * 600.0, window_s=600.0)
 
 
 def outlook(name, peak=0.5, over=0.0):

@@ -49,12 +49,8 @@ def test_a_model_never_started_has_the_prior_of_its_engine_for_its_own_size() ->
 
 
 def test_the_emulated_engines_prior_is_its_own_model_of_time() -> None:
-    prior, own = PRIORS["emulated"], ColdStart()
-    assert (prior.launch_s, prior.load_bytes_per_s, prior.warmup_s) == (
-        own.launch_s,
-        own.load_bytes_per_s,
-        own.warmup_s,
-    )
+    for field in ("launch_s", "load_bytes_per_s", "warmup_s"):
+        assert getattr(PRIORS["emulated"], field) == getattr(ColdStart(), field)
 
 
 def test_what_a_model_says_of_its_emulated_engine_stands_before_the_prior() -> None:
@@ -236,9 +232,8 @@ def test_a_start_changes_the_predictions_that_read_it_and_leaves_the_others_as_t
         known = [times.predict(*one) for one in asked]
         assert known == [replace(times, _known={}).predict(*one) for one in asked]
         chosen, kind = chance.choice(models[:4]), chance.choice(kinds[:2])
-        row = start(
-            f"i-{number}", chosen.key, kind=kind, at=100.0 + number, launch=chance.random(), load=1.0, warmup=1.0
-        )
+        took = {"launch": chance.random(), "load": 1.0, "warmup": 1.0}
+        row = start(f"i-{number}", chosen.key, kind=kind, at=100.0 + number, **took)
         times.learn(replace(row, gpu_kind=chance.choice(("host", "host", "other"))), chosen)
     before = times.predict(models[2], StartKind.CACHED, "host")
     assert times.learn(start("i-last", "m0", at=900.0, launch=0.5, load=1.0, warmup=1.0), models[0]) is not None

@@ -1,4 +1,4 @@
-"""The router's own REST: queue and requests, behind the admin token, errors in OpenAI's shape."""
+"""The router's own REST: queue and requests, behind the admin token, errors as OpenAI has them; and its readiness."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ from services.router.app import make
 from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
 from services.router.reports import Reports
-from services.router.request_table import RequestTable
+from services.router.request_table import RequestTable, Stage
 from services.router.settings import RouterSettings
 from tests.contract.data_port_rig import a_model
 
@@ -51,3 +51,19 @@ async def test_policy_health_and_openapi(client: httpx.AsyncClient) -> None:
     assert (await client.get("/policies")).json() == {"routing": "union"}
     assert (await client.get("/ready")).status_code == 200
     assert {"/v1/queue", "/v1/requests"} <= set((await client.get("/openapi.json")).json()["paths"])
+
+
+def test_a_router_of_a_new_fleet_is_ready_when_it_has_reached_the_bus_or_given_up_on_it() -> None:
+    now_s = 100.0
+    table = RequestTable[Exchange](RouterController(), clock=lambda: now_s)
+    table.await_bus(5.0)
+    assert "table" in table.not_ready()
+    table.restore("models", {})
+    assert table.not_ready() == "connecting to the bus"
+    now_s = 105.0
+    assert table.not_ready() == ""
+    now_s = 101.0
+    table.bus_reached()
+    assert table.not_ready() == ""
+    table.stage = Stage.LEAVING
+    assert table.not_ready() == "stopping"

@@ -1,7 +1,7 @@
 """What the router shows: queues as they are at the scrape, models past the cap added up and never twice, and which
 requests count for a service level and miss it."""
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,10 +18,17 @@ SLO = Slo(ttft_s=2.0, tpot_s=0.1)
 NONE = -1.0
 
 
-def test_held_requests_are_those_of_the_moment() -> None:
+def shown(**model: Any) -> tuple[CollectorRegistry, RouterController, RouterMetrics]:
+    """The metrics of a router that knows one model, with a cap of one."""
     registry, controller = CollectorRegistry(), RouterController()
-    controller.restore("models", {"m": a_model()}, 100.0)
-    RouterMetrics(registry, controller=controller)
+    controller.restore("models", {"m": a_model(**model)}, 100.0)
+    metrics = RouterMetrics(registry, controller=controller)
+    metrics.cap = LabelCap(1)
+    return registry, controller, metrics
+
+
+def test_held_requests_are_those_of_the_moment() -> None:
+    registry, controller, _ = shown()
     controller.handle(RequestArrived(1, "m", "r-1"), 100.0)
     assert registry.get_sample_value("glowplug_requests_held", {"model": "m"}) == 1
     controller.handle(ClientLeft(1), 100.0)
@@ -29,30 +36,19 @@ def test_held_requests_are_those_of_the_moment() -> None:
 
 
 def test_levels_are_shown_from_0_before_anybody_asks() -> None:
-    registry, controller = CollectorRegistry(), RouterController()
-    controller.restore("models", {"m": replace(a_model(), slo=Slo(ttft_s=2.0))}, 100.0)
-    RouterMetrics(registry, controller=controller)
+    registry, _, _ = shown(slo=Slo(ttft_s=2.0))
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "ttft"}) == 0
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "tpot"}) is None
 
 
 def test_models_past_the_cap_are_one_sample() -> None:
-    registry = CollectorRegistry()
-    metrics = RouterMetrics(registry)
-    metrics.cap = LabelCap(1)
+    registry, controller, metrics = shown()
     for key in ("a", "b", "c"):
         metrics.slo.counts[key, "ttft"] = Count(2, 1)
+        controller.queues[key] = ModelQueue(num_running=3)
     text = generate_latest(registry).decode()
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "other", "level": "ttft"}) == 2
     assert text.count('glowplug_slo_requests_total{level="ttft",model="other"}') == 1
-
-
-def test_queues_past_the_cap_are_one_sample() -> None:
-    registry, controller = CollectorRegistry(), RouterController()
-    metrics = RouterMetrics(registry, controller=controller)
-    metrics.cap = LabelCap(1)
-    for key in ("a", "b", "c"):
-        controller.queues[key] = ModelQueue(num_running=3)
     assert registry.get_sample_value("glowplug_requests_in_flight", {"model": "other"}) == 6
 
 

@@ -18,6 +18,19 @@ CHAT, COMPLETION, EMBEDDING, RESPONSE = (
 )
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
 
+USER = {"role": "user", "content": "x"}
+CHAT_BODY: dict[str, Any] = {"model": "m", "messages": [USER]}
+BODIES: dict[bytes, dict[str, Any]] = {
+    CHAT: CHAT_BODY,
+    COMPLETION: {"model": "m", "prompt": "x"},
+    EMBEDDING: {"model": "m", "input": "x"},
+    RESPONSE: {"model": "m", "input": "x"},
+}
+
+
+def read(path: bytes, fields: dict[str, Any]) -> Any:
+    return read_body(path, json.dumps(BODIES[path] | fields).encode())
+
 
 @pytest.mark.parametrize(
     ("path", "body", "wanted"),
@@ -34,23 +47,14 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A
     ],
 )
 def test_four_characters_are_a_token(path: bytes, body: dict[str, Any], wanted: tuple[int, int]) -> None:
-    assert sizes(read_body(path, json.dumps({"model": "m"} | body).encode())) == wanted
+    assert sizes(read(path, body)) == wanted
 
 
 def test_an_image_is_no_text() -> None:
     text = {"type": "text", "text": "x" * 400}
-    body = {"model": "m", "messages": [{"role": "user", "content": [text, IMAGE]}]}
-    assert sizes(read_body(CHAT, json.dumps(body).encode()))[0] == 100
+    assert sizes(read(CHAT, {"messages": [{"role": "user", "content": [text, IMAGE]}]}))[0] == 100
 
 
-USER = {"role": "user", "content": "x"}
-CHAT_BODY: dict[str, Any] = {"model": "m", "messages": [USER]}
-BODIES: dict[bytes, dict[str, Any]] = {
-    CHAT: CHAT_BODY,
-    COMPLETION: {"model": "m", "prompt": "x"},
-    EMBEDDING: {"model": "m", "input": "x"},
-    RESPONSE: {"model": "m", "input": "x"},
-}
 WHOLE = 2**31 - 1
 
 
@@ -116,10 +120,10 @@ NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("path", "field", "right", "wrong"), NUMBERS)
 def test_every_field_has_its_bounds(path: bytes, field: str, right: tuple[Any, ...], wrong: tuple[Any, ...]) -> None:
     for value in right:
-        read_body(path, json.dumps(BODIES[path] | {field: value}).encode())
+        read(path, {field: value})
     for value in wrong:
         with pytest.raises(BadRequest) as refused:
-            read_body(path, json.dumps(BODIES[path] | {field: value}).encode())
+            read(path, {field: value})
         assert (refused.value.param or "").startswith(field), value
         assert refused.value.message.startswith(field), value
 
@@ -137,7 +141,7 @@ PRIVATE = [  # what llama.cpp's and vLLM's servers read besides; with the first 
 @pytest.mark.parametrize("field", PRIVATE)
 def test_private_names_of_engines_are_refused(path: bytes, field: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        read_body(path, json.dumps(BODIES[path] | {field: 1}).encode())
+        read(path, {field: 1})
     assert refused.value.param == field
 
 
@@ -186,18 +190,18 @@ def test_what_engines_would_read_otherwise_is_refused(body: bytes) -> None:
 
 
 def test_prompts_and_n_bound_each_other() -> None:
-    body = BODIES[COMPLETION] | {"prompt": ["a"] * 64}
-    read_body(COMPLETION, json.dumps(body | {"n": 2}).encode())
+    prompts = {"prompt": ["a"] * 64}
+    read(COMPLETION, prompts | {"n": 2})
     with pytest.raises(BadRequest, match="64 prompts with n=3 make more than 128 answers"):
-        read_body(COMPLETION, json.dumps(body | {"n": 3}).encode())
+        read(COMPLETION, prompts | {"n": 3})
     with pytest.raises(BadRequest, match="best_of: 2 is below n=3"):
-        read_body(COMPLETION, json.dumps(BODIES[COMPLETION] | {"n": 3, "best_of": 2}).encode())
+        read(COMPLETION, {"n": 3, "best_of": 2})
 
 
 def test_all_tools_together_are_bounded() -> None:
-    read_body(CHAT, json.dumps(CHAT_BODY | {"tools": [a_tool(description="x" * 2000)] * 128}).encode())
+    read(CHAT, {"tools": [a_tool(description="x" * 2000)] * 128})
     with pytest.raises(BadRequest, match=r"tools: \d+ bytes are more than 262144"):
-        read_body(CHAT, json.dumps(CHAT_BODY | {"tools": [a_tool(description="x" * 2100)] * 128}).encode())
+        read(CHAT, {"tools": [a_tool(description="x" * 2100)] * 128})
 
 
 def check(path: bytes, fields: dict[str, Any], **model: Any) -> None:

@@ -15,15 +15,18 @@ from typing import Any
 
 import pytest
 
-from glowplug.controllers import fencing
-from glowplug.controllers.placer import controller as placer
+from glowplug.controllers.fencing import LEADERS
+from glowplug.controllers.placer.controller import CORDONS
 from glowplug.events.commands import __name__ as commands_module
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.facts import __name__ as facts_module
 from glowplug.events.subjects import facts_of
-from glowplug.runtime import identity, privileges, shell
+from glowplug.policies.start_times import START_TIMES
+from glowplug.runtime import privileges
+from glowplug.runtime.identity import PROCESSES
 from glowplug.runtime.privileges import RIGHTS
 from glowplug.runtime.settings import ElectedSettings
+from glowplug.runtime.shell import DECISIONS_LOG
 from services.console import fleet_view
 from services.console import handlers as console_handlers
 from tests.house.tree import ROOT, SERVICES
@@ -156,8 +159,9 @@ def _text(module: str, node: ast.expr) -> str:
 
 def test_every_service_has_rights_and_only_readers_are_beside_them() -> None:
     assert set(RIGHTS) == {*SERVICES, privileges.READER}
-    assert (privileges.LEADERS, privileges.CORDONS) == (fencing.LEADERS, placer.CORDONS)
-    assert (privileges.PROCESSES, privileges.DECISIONS) == (identity.PROCESSES, shell.DECISIONS_LOG)
+    assert privileges.LOGS == (DECISIONS_LOG,)
+    known = {CORDONS, DECISIONS_LOG, LEADERS, PROCESSES, START_TIMES, "models", "instances", "nodes"}
+    assert {table for rights in RIGHTS.values() for table in (*rights.reads, *rights.writes)} == known
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -138,9 +138,7 @@ def test_where_no_token_is_set_none_is_asked_for(stage: Stage) -> None:
     ("method", "path", "status", "code"),
     [("GET", "/nothing", 404, "not_found"), ("DELETE", "/health", 405, "method_not_allowed")],
 )
-def test_unknown_paths_and_verbs_have_the_same_shape(
-    stage: Stage, method: str, path: str, status: int, code: str
-) -> None:
+def test_unknown_paths_and_verbs_have_its_shape(stage: Stage, method: str, path: str, status: int, code: str) -> None:
     answer = stage.client.request(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 

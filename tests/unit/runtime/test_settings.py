@@ -18,16 +18,8 @@ from services.predictor.settings import PredictorSettings
 from services.prefetcher.settings import PrefetcherSettings
 from services.router.settings import RouterSettings
 
-EVERY = (
-    FleetSettings,
-    AgentSettings,
-    AutoscalerSettings,
-    ConsoleSettings,
-    PlacerSettings,
-    PredictorSettings,
-    PrefetcherSettings,
-    RouterSettings,
-)
+DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
+EVERY = (FleetSettings, ConsoleSettings, *DECIDING)
 NUMBERS = [
     (settings, name, value)
     for settings in EVERY
@@ -109,9 +101,6 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     )
 
 
-DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
-
-
 def test_every_setting_of_a_system_is_one_of_some_service():
     known = {name for settings in DECIDING for name in settings.model_fields}
     for system in SYSTEMS.values():
@@ -146,9 +135,7 @@ def test_a_name_with_dots_is_one_word(
         ("GLOWPLUG_DRAIN_S", "soon", "valid number"),
     ],
 )
-def test_the_wrong_one_is_named_with_what_there_is(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
-) -> None:
+def test_the_wrong_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(WrongSetting) as caught:
         check_services()
@@ -157,8 +144,6 @@ def test_the_wrong_one_is_named_with_what_there_is(
 
 
 @pytest.mark.parametrize("variable", ["GLOWPLUG_PORT", "GLOWPLUG_NODE_ID", "GLOWPLUG_ENGINE_PORTS"])
-def test_what_each_process_is_given_is_not_read_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_what_a_process_is_given_does_not_come_from_outside(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "Not A Value")
     check_services()

@@ -1,8 +1,9 @@
-"""The shell: effects in order, refusals counted and survived, causes and traces passed on, tables read again."""
+"""The shell: effects in order, refusals counted and survived, causes and traces passed on, tables read again; and parts
+of a service whose failure is not missed in silence."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import NodeLeft
 from glowplug.runtime.shell import DECISIONS_LOG, Shell
+from glowplug.runtime.tasks import essential
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
+from tests.fleet_builder import a_node, an_event
 from tests.waiting import until
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -106,16 +109,8 @@ async def stage() -> AsyncIterator[Stage]:
     made.tracing.shutdown()
 
 
-def a_fact(**more: Any) -> Event:
-    payload = NodeLeft(node_id="node-1", reason="silent")
-    return Event(event_id="e-1", type=payload.TYPE, occurred_at=1.0, issuer="agent-1", data=payload, **more)
-
-
-def a_command(epoch: int) -> Event:
-    payload = StopInstance(target="node-1", instance_id="i-1", reason="")
-    return Event(
-        event_id=f"c-{epoch}", type=payload.TYPE, occurred_at=1.0, issuer="placer-1", data=payload, epoch=epoch
-    )
+def a_fact(traceparent: str = "") -> Event:
+    return an_event(NodeLeft(node_id="node-1", reason="silent"), traceparent=traceparent)
 
 
 async def test_an_effect_that_nothing_carries_out_is_refused_when_the_shell_is_made(stage: Stage) -> None:
@@ -165,7 +160,7 @@ async def test_one_stimulus_is_over_before_the_next_begins(stage: Stage) -> None
 
 
 async def test_rows_are_written_and_removed(stage: Stage) -> None:
-    node = Node(node_id="node-1", gpus=(), engines=(), agent_url="")
+    node = a_node()
     await stage.shell.execute([Save("nodes", "node-1", node), Save("nodes", "node-2", node), Remove("nodes", "node-2")])
     assert await stage.store.load("nodes") == {"node-1": to_json(node)}
 
@@ -197,33 +192,30 @@ async def test_facts_carry_no_epoch_and_commands_carry_ours(stage: Stage) -> Non
 async def test_what_follows_from_an_event_names_it_and_continues_its_trace(stage: Stage) -> None:
     stage.controller.script = lambda s: [Publish(STOP), Record(DECISION)] if isinstance(s, Event) else []
     await stage.shell.start()
-    await stage.shell.on_event(a_fact(traceparent=PARENT))
+    await stage.shell.on_event(fact := a_fact(PARENT))
     stage.tracing.shutdown()
     (span,) = stage.exporter.get_finished_spans()
     assert span.name == "placer.node.left"
     assert dict(span.attributes or {})["glowplug.decision_id"] == "d-1"
     assert span.context is not None
     for event in stage.bus.broker.published:
-        assert event.cause_id == "e-1"
+        assert event.cause_id == fact.event_id
         assert event.traceparent.split("-")[1:3] == ["a" * 32, f"{span.context.span_id:016x}"]
 
 
 async def test_a_cause_given_with_the_effect_wins(stage: Stage) -> None:
     """A pending placement is decided on another event, yet belongs to the request that asked for it."""
-    asked = a_fact(traceparent=PARENT)
-    other = Event(
-        **{n: getattr(asked, n) for n in asked.__slots__} | {"event_id": "e-2", "traceparent": PARENT.replace("a", "c")}
-    )
+    asked, other = a_fact(PARENT), a_fact(PARENT.replace("a", "c"))
     stage.controller.script = lambda s: [Publish(STOP, asked), Record(DECISION, asked)] if s == other else []
     await stage.shell.start()
     await stage.shell.on_event(other)
-    assert [(e.cause_id, e.traceparent) for e in stage.bus.broker.published] == [("e-1", PARENT)] * 2
+    assert [(e.cause_id, e.traceparent) for e in stage.bus.broker.published] == [(asked.event_id, PARENT)] * 2
 
 
 async def test_an_unsampled_trace_travels_without_a_span(stage: Stage) -> None:
     stage.controller.script = lambda s: [Publish(STOP)] if isinstance(s, Event) else []
     await stage.shell.start()
-    await stage.shell.on_event(a_fact(traceparent=UNSAMPLED))
+    await stage.shell.on_event(a_fact(UNSAMPLED))
     stage.tracing.shutdown()
     assert stage.exporter.get_finished_spans() == ()
     assert [e.traceparent for e in stage.bus.broker.published] == [UNSAMPLED]
@@ -231,17 +223,17 @@ async def test_an_unsampled_trace_travels_without_a_span(stage: Stage) -> None:
 
 async def test_an_event_without_effects_makes_no_span(stage: Stage) -> None:
     await stage.shell.start()
-    await stage.shell.on_event(a_fact(traceparent=PARENT))
+    await stage.shell.on_event(a_fact(PARENT))
     stage.tracing.shutdown()
     assert stage.exporter.get_finished_spans() == ()
 
 
 async def test_a_stale_command_is_counted_and_acknowledged(stage: Stage) -> None:
-    stage.controller.script = lambda s: [Own(s.event_id)] if isinstance(s, Event) else []
+    stage.controller.script = lambda s: [Own(f"{s.epoch}")] if isinstance(s, Event) else []
     await stage.shell.start()
     for epoch in (5, 7, 6, 7):
-        await stage.shell.on_event(a_command(epoch))
-    assert [effect.name for effect, _ in stage.done] == ["c-5", "c-7", "c-7"]
+        await stage.shell.on_event(an_event(STOP, epoch=epoch))
+    assert [effect.name for effect, _ in stage.done] == ["5", "7", "7"]
     assert stage.counted("glowplug_stale_commands_total") == 1
 
 
@@ -277,26 +269,24 @@ async def test_a_store_lost_later_stops_nothing(stage: Stage) -> None:
     stage.store.down = True
     before = len(stage.controller.told)
     await until(lambda: stage.store_connected == 0.0 and len(stage.controller.told) > before + 2)
-    await stage.shell.on_event(a_fact())
-    assert a_fact() in stage.controller.told
+    await stage.shell.on_event(fact := a_fact())
+    assert fact in stage.controller.told
     stage.store.down = False
     read = len(stage.controller.restored)
     await until(lambda: len(stage.controller.restored) > read)
 
 
 async def test_tables_are_read_again_and_unreadable_rows_are_left_out(stage: Stage) -> None:
-    node = Node(node_id="node-1", gpus=(), engines=("llamacpp",), agent_url="http://a")
+    node = a_node()
     await stage.store.put("nodes", "node-1", to_json(node))
     await stage.store.put("nodes", "node-2", b"{broken")
     await stage.shell.start()
     assert stage.controller.restored[0] == ("nodes", {"node-1": node})
-    await stage.store.put("nodes", "node-3", to_json(replace(node, node_id="node-3")))
+    await stage.store.put("nodes", "node-3", to_json(a_node("node-3")))
     await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1", "node-3"})
 
 
-async def test_rows_that_cannot_be_read_are_named_once_and_counted_while_they_stand(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_rows_are_named_once_and_stay_counted(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     for n in range(9):
         await stage.store.put("nodes", f"bad-{n}", b"\xff" * (n + 1))
     await stage.shell.start()
@@ -311,7 +301,7 @@ async def test_rows_that_cannot_be_read_are_named_once_and_counted_while_they_st
 
 
 async def test_what_is_no_table_keeps_nobody_from_starting_and_takes_nothing_from_who_runs(stage: Stage) -> None:
-    node = Node(node_id="node-1", gpus=(), engines=("llamacpp",), agent_url="http://a")
+    node = a_node()
     await stage.store.put("nodes", "node-1", to_json(node))
     stage.store.no_tables.add("nodes")
     await stage.shell.start()
@@ -384,3 +374,26 @@ async def test_a_handled_event_is_counted_by_type(stage: Stage) -> None:
     await stage.shell.start()
     await stage.shell.on_event(a_fact())
     assert stage.counted("glowplug_stimuli_total", type="node.left") == 1
+
+
+async def test_an_essential_part_that_fails_stops_its_service() -> None:
+    stopping = asyncio.Event()
+
+    async def failing() -> None:
+        raise OSError("gone")
+
+    essential(asyncio.create_task(failing()), stopping)
+    async with asyncio.timeout(10):
+        await stopping.wait()
+    assert stopping.is_set()
+
+
+async def test_an_essential_part_that_is_over_or_cancelled_stops_nothing() -> None:
+    stopping = asyncio.Event()
+    over = essential(asyncio.create_task(asyncio.sleep(0)), stopping)
+    cancelled = essential(asyncio.create_task(asyncio.sleep(60)), stopping)
+    await over
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    await asyncio.sleep(0)
+    assert not stopping.is_set()

@@ -3,6 +3,7 @@
 import math
 import os
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -26,9 +27,11 @@ def trace(name):
     return path
 
 
+chat = partial(generator.service, generator_fitted.CONVERSATION, model="generated-chat")
+code = partial(generator.service, generator_fitted.CODE, model="generated-code")
 STREAMS = {
-    "conversation": lambda seed: generator.conversation(seed, 5.0, 900.0),
-    "code": lambda seed: generator.code(seed, 5.0, 900.0),
+    "conversation": lambda seed: chat(seed, 5.0, 900.0),
+    "code": lambda seed: code(seed, 5.0, 900.0),
     "fleet": lambda seed: generator.fleet(seed, 40, 5.0, 900.0),
     "functions": lambda seed: generator.functions(seed, 40, 5.0, 900.0, cv=4.0),
 }
@@ -47,8 +50,8 @@ def test_a_seed_is_a_trace_and_every_model_says_that_it_is_generated(name):
 @pytest.mark.parametrize(
     "wrong, field",
     [
-        (lambda: generator.conversation(1, 0.0, 10.0), "rps"),
-        (lambda: generator.code(1, 1.0, -1.0), "seconds"),
+        (lambda: chat(1, 0.0, 10.0), "rps"),
+        (lambda: code(1, 1.0, -1.0), "seconds"),
         (lambda: generator.fleet(1, 0, 1.0, 10.0), "num_models"),
         (lambda: generator.fleet(1, 3, 1.0, 10.0, names=("a",)), "names"),
         (lambda: generator.functions(1, 3, 1.0, 10.0, drop_above=0.0), "num_functions"),
@@ -78,15 +81,12 @@ def test_gaps_have_the_coefficient_asked_for():
 
 def test_a_rate_is_the_mean_over_the_time_asked_for():
     for start_s in (0.0, 5 * DAY_S):
-        num = fmean(
-            len(list(generator.conversation(seed, 4.0, 6 * HOUR_S, start_s=start_s))) / (6 * HOUR_S)
-            for seed in range(3)
-        )
+        num = fmean(len(list(chat(seed, 4.0, 6 * HOUR_S, start_s=start_s))) / (6 * HOUR_S) for seed in range(3))
         assert num == pytest.approx(4.0, rel=0.05), start_s
 
 
 def test_code_sleeps_at_night_and_at_weekends():
-    week = Counter(int(a.at_s // HOUR_S) for a in generator.code(1, 0.5, 7 * DAY_S, start_s=0.0, cv=1.0))
+    week = Counter(int(a.at_s // HOUR_S) for a in code(1, 0.5, 7 * DAY_S, start_s=0.0, cv=1.0))
     day = sum(week[24 + h] for h in range(14, 22)) / 8
     night = sum(week[24 + h] for h in range(5, 11)) / 6
     saturday = sum(week[5 * 24 + h] for h in range(14, 22)) / 8
@@ -147,7 +147,7 @@ def test_the_cycle_is_that_of_the_trace(kind, name, first_day):
     for group in counts(trace(f"azure_2024_{name}_10s.csv.gz")):
         real[min(119, int(group[0].from_s // HOUR_S))] += group[0].num_requests
     scale = fmean(real)
-    ours = [hours(kind.weekday, kind.weekend, first_day * DAY_S + (h + 0.5) * HOUR_S) for h in range(120)]
+    ours = [hours(kind, first_day * DAY_S + (h + 0.5) * HOUR_S) for h in range(120)]
     off = [abs(a / scale - b / fmean(ours)) for a, b in zip(real, ours, strict=True)]
     assert fmean(off) < 0.15
     assert max(ours) / min(ours) == pytest.approx(max(real) / min(real), rel=0.4)

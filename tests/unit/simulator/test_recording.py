@@ -1,6 +1,7 @@
-"""What a recorded fleet tells a simulation: its shape, its starts, the costs of its models, its requests' pace."""
+"""What a simulation learns from a recorded fleet: its shape, its starts, its models' costs, its requests' pace."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,30 @@ import pytest
 from glowplug.simulator.recording.costs import Busy, Costs
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import scenario_of, write_arrivals
-from glowplug.simulator.scenario.load import ScenarioError, load_tree
+from glowplug.simulator.scenario.load import Scenario, ScenarioError, load_tree
 
 MODEL = {
-    "name": "Chat 7B",
-    "key": "chat-7b",
-    "engine": "vllm",
-    "weights": {"uri": "s3://x"},
-    "weights_bytes": 10**10,
-    "kv_bytes": 10**9,
-    "context_tokens": 1000,
-    "max_concurrency": 10,
-    "max_instances": 2,
-    "slo": {"ttft_s": 2.0},
-}
-
-
-NODE = {"node_id": "node-1", "engines": ["vllm"], "agent_url": "http://node-1"}
+    "name": "Chat 7B", "key": "chat-7b", "engine": "vllm", "weights": {"uri": "s3://x"}, "weights_bytes": 10**10,
+    "kv_bytes": 10**9, "context_tokens": 1000, "max_concurrency": 10, "max_instances": 2, "slo": {"ttft_s": 2.0},
+}  # fmt: skip
+GPU = {"gpu_id": "node-1/0", "total_bytes": 24 * 10**9,
+       "grants": [{"holder": "i-1", "owner": "weights", "num_bytes": 1}]}  # fmt: skip
+NODE = {"node_id": "node-1", "engines": ["vllm"], "agent_url": "http://node-1", "gpus": [GPU],
+        "host_cache_bytes": 10**9, "links": [], "abilities": ["vllm:prewarm"]}  # fmt: skip
 INSTANCE = {"instance_id": "i-1", "model_key": "chat-7b", "engine": "vllm", "state": "ready", "workers": []}
+Fact = tuple[str, float, dict[str, Any]]  # type, when, data
+
+
+def phases(**spans: tuple[float, float]) -> list[dict[str, Any]]:
+    return [{"name": name, "started_at": begin, "ended_at": end} for name, (begin, end) in spans.items()]
+
+
+BEFORE: list[Fact] = [
+    ("model.deployed", 990.0, {"model": MODEL}),
+    ("node.beat", 990.0, {"node": NODE}),
+    ("node.beat", 995.0, {"node": NODE}),
+]
+READY: Fact = ("instance.ready", 996.0, {"instance": {**INSTANCE, "phases": phases(launch=(1, 3), load=(3, 8))}})
 
 
 def request(number: int, **fields: Any) -> dict[str, Any]:
@@ -34,55 +41,34 @@ def request(number: int, **fields: Any) -> dict[str, Any]:
     prompt, response = 100 + 10 * number, 11
     ttft_s = 0.01 + 0.0005 * prompt
     return {
-        "model_key": "chat-7b",
-        "request_id": f"r{number}",
-        "router_id": "router-1",
-        "instance_id": "i-1",
-        "status": 200,
-        "arrived_at": 1000.0 + number,
-        "finished_at": 1010.0,
-        "queue_s": 0.0,
-        "ttft_s": ttft_s,
-        "e2e_s": ttft_s + 0.02 * (response - 1),
-        "prompt_tokens": prompt,
-        "response_tokens": response,
-        "tokens_exact": True,
-        "cold": False,
-    } | fields
+        "model_key": "chat-7b", "request_id": f"r{number}", "router_id": "router-1", "instance_id": "i-1",
+        "status": 200, "arrived_at": 1000.0 + number, "finished_at": 1010.0, "queue_s": 0.0, "ttft_s": ttft_s,
+        "e2e_s": ttft_s + 0.02 * (response - 1), "prompt_tokens": prompt, "response_tokens": response,
+        "tokens_exact": True, "cold": False,
+    } | fields  # fmt: skip
 
 
-def recording(folder: Path, *rows: tuple[str, float, dict[str, Any]]) -> Path:
-    gpus = [
-        {
-            "gpu_id": "node-1/0",
-            "total_bytes": 24 * 10**9,
-            "grants": [{"holder": "i-1", "owner": "weights", "num_bytes": 1}],
-        }
-    ]
-    node = {**NODE, "gpus": gpus, "host_cache_bytes": 10**9, "links": [], "abilities": ["vllm:prewarm"]}
-    phases = [
-        {"name": "launch", "started_at": 1.0, "ended_at": 3.0},
-        {"name": "load", "started_at": 3.0, "ended_at": 8.0},
-    ]
-    whole: list[tuple[str, float, dict[str, Any]]] = [
-        ("model.deployed", 990.0, {"model": MODEL}),
-        ("node.beat", 990.0, {"node": node}),
-        ("node.beat", 995.0, {"node": node}),
-        ("instance.ready", 996.0, {"instance": {**INSTANCE, "phases": phases}}),
-        *rows,
-    ]
+def finished(number: int = 1, at_s: float = 1010.0, **fields: Any) -> Fact:
+    return "request.finished", at_s, request(number, **fields)
+
+
+def recording(folder: Path, *rows: Fact, before: Sequence[Fact] = (*BEFORE, READY)) -> Path:
     path = folder / "r.jsonl"
-    lines = [{"type": kind, "occurred_at": at_s, "issuer": "x", "data": data} for kind, at_s, data in whole]
+    lines = [{"type": kind, "occurred_at": at_s, "issuer": "x", "data": data} for kind, at_s, data in (*before, *rows)]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
     return path
 
 
+def replay_of(folder: Path, *rows: Fact) -> Scenario:
+    """The scenario that a recording of these facts makes."""
+    found = read_recording(recording(folder, *rows))
+    write_arrivals(found, folder / "arrivals.csv")
+    return load_tree(scenario_of(found), folder)
+
+
 def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
-    rows = [("request.finished", 1010.0, request(number)) for number in range(10)]
     refused = {"model_key": "chat-7b", "request_id": "r99", "router_id": "r", "status": 429, "code": "queue_full"}
-    found = read_recording(recording(tmp_path, *rows, ("request.rejected", 1004.5, refused)))
-    write_arrivals(found, tmp_path / "arrivals.csv")
-    scenario = load_tree(scenario_of(found), tmp_path)
+    scenario = replay_of(tmp_path, *map(finished, range(10)), ("request.rejected", 1004.5, refused))
     server, model = scenario.setup.servers[0], scenario.setup.models[0]
     assert (server.num_gpus, server.gpu_bytes) == (1, 24 * 10**9)
     assert model.starts[0].load_bytes_per_s == pytest.approx(2e9)
@@ -91,7 +77,7 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
     arrivals = list(scenario.arrivals())
     assert [arrival.at_s for arrival in arrivals] == pytest.approx([0, 1, 2, 3, 4, 4.5, 5, 6, 7, 8, 9])
     assert arrivals[5].prompt_tokens == 145
-    numbers = found.numbers()
+    numbers = read_recording(tmp_path / "r.jsonl").numbers()
     assert (numbers["total"]["num_arrived"], numbers["total"]["num_refused"]) == (11, 1)
     assert numbers["fleet"]["gpu_seconds"] == 5.0
 
@@ -100,24 +86,21 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
 def test_kinds_that_decided_nothing_are_those_of_the_default_where_the_others_are(
     tmp_path: Path, placed_by: str, predicts: str
 ) -> None:
-    told = {"decision_id": "d", "reason": "there is room", "made_at": 1003.0}
-    decision = {"service": "placer-1", "kind": "place", "policy": placed_by, **told}
-    rows = [("decision.made", 1003.0, {"decision": decision}), ("request.finished", 1010.0, request(1))]
-    found = read_recording(recording(tmp_path, *rows))
-    write_arrivals(found, tmp_path / "arrivals.csv")
-    policies = load_tree(scenario_of(found), tmp_path).setup.policies
+    why = {"decision_id": "d", "reason": "it fits", "made_at": 1003.0}
+    decision = {"service": "placer-1", "kind": "place", "policy": placed_by, **why}
+    policies = replay_of(tmp_path, ("decision.made", 1003.0, {"decision": decision}), finished()).setup.policies
     assert (policies.placement, policies.prediction) == (placed_by, predicts)
 
 
 def test_a_recording_tells_what_its_gpus_held_when_it_began(tmp_path: Path) -> None:
     """A replay begins with empty GPUs, and says what the fleet had the advantage of."""
-    empty = {**NODE, "node_id": "node-2", "gpus": [{"gpu_id": "node-2/0", "total_bytes": 24 * 10**9, "grants": []}]}
-    rows = [("node.beat", 991.0, {"node": empty}), ("request.finished", 1010.0, request(1))]
-    assert read_recording(recording(tmp_path, *rows)).held_at_first == (1, 2)
+    empty = {**NODE, "node_id": "node-2", "gpus": [{**GPU, "gpu_id": "node-2/0", "grants": []}]}
+    path = recording(tmp_path, ("node.beat", 991.0, {"node": empty}), finished())
+    assert read_recording(path).held_at_first == (1, 2)
 
 
 def test_what_was_not_recorded_is_unknown_and_not_nothing(tmp_path: Path) -> None:
-    fleet = read_recording(recording(tmp_path, ("request.finished", 1010.0, request(1)))).numbers()["fleet"]
+    fleet = read_recording(recording(tmp_path, finished())).numbers()["fleet"]
     assert (fleet["num_starts"], fleet["gpu_seconds"]) == (1, 5.0)
     assert (fleet["bytes_loaded"], fleet["hit_ratio"], fleet["bytes_prewarmed"]) == (None, None, None)
 
@@ -141,7 +124,7 @@ def test_what_is_wrong_with_a_recorded_request_is_one_line_with_its_field(
     row = request(1, **{field: value})
     if value is ...:
         del row[field]
-    path = recording(tmp_path, ("request.finished", 1010.0, request(0)), ("request.finished", 1011.0, row))
+    path = recording(tmp_path, finished(0), ("request.finished", 1011.0, row))
     with pytest.raises(ScenarioError) as caught:
         read_recording(path)
     assert str(caught.value).startswith(f"{path}, line 6: {said}")
@@ -167,31 +150,29 @@ def test_what_is_wrong_with_a_recorded_fleet_is_one_line_with_its_field(
     assert str(caught.value).startswith(f"{path}, line 5: {said}")
 
 
-def grown(number: int, at_s: float, took_s: float) -> tuple[str, float, dict[str, Any]]:
+def grown(number: int, at_s: float, took_s: float) -> Fact:
     """An engine that was asleep is back."""
-    phases = [{"name": "load", "started_at": at_s - took_s, "ended_at": at_s}]
-    instance = {**INSTANCE, "instance_id": f"i-{number}", "source": f"i-{number - 1}", "phases": phases}
+    load = phases(load=(at_s - took_s, at_s))
+    instance = {**INSTANCE, "instance_id": f"i-{number}", "source": f"i-{number - 1}", "phases": load}
     return "instance.ready", at_s, {"instance": instance}
 
 
-def of(state: str, number: int, at_s: float) -> tuple[str, float, dict[str, Any]]:
+def of(state: str, number: int, at_s: float) -> Fact:
     return f"instance.{state}", at_s, {"instance": {**INSTANCE, "instance_id": f"i-{number}", "created_at": 1.0}}
 
 
 def test_swaps_take_what_they_took(tmp_path: Path) -> None:
-    """They were in the recording and nobody read them: a replay charged 5.3 s for each wake."""
+    """They were in the recording and were not read: a replay charged 5.3 s for each wake."""
     rows = [
         of("draining", 1, 1000.0),
         of("swapped_out", 1, 1002.9),  # after 0.3 s of quiet and half a tick
         grown(2, 1010.0, 2.0),
         of("draining", 2, 1020.0),
-        ("request.finished", 1021.0, request(1, instance_id="i-2", finished_at=1021.0)),
+        finished(1, 1021.0, instance_id="i-2", finished_at=1021.0),
         of("swapped_out", 2, 1023.6),
         grown(3, 1030.0, 4.0),
     ]
-    found = read_recording(recording(tmp_path, *rows))
-    write_arrivals(found, tmp_path / "arrivals.csv")
-    model = load_tree(scenario_of(found), tmp_path).setup.models[0]
+    (model,) = replay_of(tmp_path, *rows).setup.models
     assert [wake.swap_bytes_per_s for wake in model.wakes] == [5e9, 2.5e9]
     assert [wake.sleep_s for wake in model.wakes] == pytest.approx([0.5, 0.0])
     assert {wake.swap_base_s for wake in model.wakes} == {0.0}
@@ -204,24 +185,17 @@ def test_a_model_that_was_never_swapped_is_swapped_as_the_others_were(tmp_path: 
         of("draining", 1, 1000.0),
         of("swapped_out", 1, 1002.4),
         grown(2, 1010.0, 2.0),
-        ("request.finished", 1010.0, request(1)),
+        finished(),
     ]
-    found = read_recording(recording(tmp_path, *rows))
-    write_arrivals(found, tmp_path / "arrivals.csv")
-    setups = {one.model.key: one for one in load_tree(scenario_of(found), tmp_path).setup.models}
+    setups = {one.model.key: one for one in replay_of(tmp_path, *rows).setup.models}
     assert [wake.swap_bytes_per_s for wake in setups["other"].wakes] == [5e9]
     assert setups["other"].starts[0].launch_s == 2.0
 
 
 def test_an_ability_stays_with_its_engine(tmp_path: Path) -> None:
     """A node says "vllm:prewarm"; its llama.cpp engines have no such ability."""
-    node = {**NODE, "engines": ["vllm", "llamacpp"], "gpus": [{"gpu_id": "node-1/0", "total_bytes": 1 << 40}]}
-    able = {**node, "abilities": ["vllm:prewarm", "emulated:swap"]}
-    found = read_recording(
-        recording(tmp_path, ("node.beat", 996.0, {"node": able}), ("request.finished", 1e3, request(1)))
-    )
-    write_arrivals(found, tmp_path / "arrivals.csv")
-    setup = load_tree(scenario_of(found), tmp_path).setup
+    able = {**NODE, "engines": ["vllm", "llamacpp"], "abilities": ["vllm:prewarm", "emulated:swap"]}
+    setup = replay_of(tmp_path, ("node.beat", 996.0, {"node": able}), finished()).setup
     (server,) = setup.servers
     assert setup.models[0].model.engine == "vllm"
     assert server.abilities_of("vllm") == {"prewarm"}
@@ -229,14 +203,14 @@ def test_an_ability_stays_with_its_engine(tmp_path: Path) -> None:
 
 
 def test_prompts_of_unknown_length_are_as_long_as_the_others(tmp_path: Path) -> None:
-    rows = [("request.finished", 1010.0, request(number, prompt_tokens=0 if number else 80)) for number in range(3)]
+    rows = [finished(number, prompt_tokens=0 if number else 80) for number in range(3)]
     found = read_recording(recording(tmp_path, *rows))
     assert [prompt for _, _, prompt, _ in found.arrivals()] == [80, 80, 80]
 
 
 def test_a_command_takes_as_long_as_it_took(tmp_path: Path) -> None:
     """The period of the control plane is the fleet's, not the simulator's own."""
-    path = recording(tmp_path, ("request.finished", 1010.0, request(1)))
+    path = recording(tmp_path, finished())
     asked = {"target": "node-1", "instance_id": "i-1", "reason": "idle"}
     drained = {"instance": {**INSTANCE, "state": "draining"}}
     more = [
@@ -251,22 +225,16 @@ def test_a_command_takes_as_long_as_it_took(tmp_path: Path) -> None:
 def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tmp_path: Path) -> None:
     """Engines that start by CPU: two at once on a node take twice as long."""
 
-    def started(number: int, at_s: float, took_s: float) -> tuple[str, float, dict[str, Any]]:
-        ends = at_s + 0.25 * took_s, at_s + took_s
-        names = zip(("launch", "load"), (at_s, ends[0]), ends, strict=True)
-        phases = [{"name": name, "started_at": begin, "ended_at": end} for name, begin, end in names]
+    def started(number: int, at_s: float, took_s: float) -> Fact:
+        launched_at, loaded_at = at_s + 0.25 * took_s, at_s + took_s
         worker = {"worker_id": "w", "node_id": "node-1", "gpu_id": "node-1/0", "num_bytes": 1}
-        instance = {**INSTANCE, "instance_id": f"c-{number}", "workers": [worker], "phases": phases}
-        return "instance.ready", ends[1], {"instance": instance}
+        stages = phases(launch=(at_s, launched_at), load=(launched_at, loaded_at))
+        instance = {**INSTANCE, "instance_id": f"c-{number}", "workers": [worker], "phases": stages}
+        return "instance.ready", loaded_at, {"instance": instance}
 
     pairs = [started(10 * at + n, 1000.0 + 20 * at, 4.0) for at in range(3) for n in range(2)]
     alone = [started(90 + at, 1100.0 + 20 * at, 2.0) for at in range(3)]
-    rows = [*pairs, *alone, ("request.finished", 1010.0, request(1))]
-    path = tmp_path / "r.jsonl"
-    recording(tmp_path, *rows)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if '"i-1", "model_key"' not in line]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tree = scenario_of(read_recording(path))
+    tree = scenario_of(read_recording(recording(tmp_path, *pairs, *alone, finished(), before=BEFORE)))
     assert tree["servers"][0]["start_cores"] == 1.0
     (model,) = tree["models"]
     assert {one["launch_s"] for one in model["starts"]} == {0.5}
@@ -275,10 +243,9 @@ def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tm
 
 def test_a_load_that_took_what_came_in_is_no_measure_of_the_load(tmp_path: Path) -> None:
     """Weights that go on to the GPU as they are fetched: 6 s of load beside 6 s of fetch are not 12 s of start."""
-    spans = {"launch": (1.0, 2.0), "fetch": (1.0, 8.0), "load": (2.0, 8.1)}
-    phases = [{"name": name, "started_at": begin, "ended_at": end} for name, (begin, end) in spans.items()]
-    ready = ("instance.ready", 997.0, {"instance": {**INSTANCE, "instance_id": "i-9", "phases": phases}})
-    found = read_recording(recording(tmp_path, ready, ("request.finished", 1010.0, request(1))))
+    stages = phases(launch=(1, 2), fetch=(1, 8), load=(2, 8.1))
+    ready = ("instance.ready", 997.0, {"instance": {**INSTANCE, "instance_id": "i-9", "phases": stages}})
+    found = read_recording(recording(tmp_path, ready, finished()))
     whole, streamed = scenario_of(found)["models"][0]["starts"]
     assert (whole["chunk_bytes"], streamed["chunk_bytes"]) == (10**10, 16_000_000)
     assert (whole["load_bytes_per_s"], streamed["launch_s"]) == (2e9, 1.0)

@@ -1,7 +1,9 @@
-"""What came of a run: quantiles against sorting; held time, peaks and hit ratios against sums done by hand."""
+"""What came of a run: quantiles against sorting; held time, peaks and hit ratios against sums done by hand; and what a
+report's page is given of it: never more than it can carry."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,11 @@ from hypothesis import strategies as st
 
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.simulator.report import page_data
+from glowplug.simulator.report.page_data import Spans
 from glowplug.simulator.results import Accounts, Peak, Quantiles, Results
+from glowplug.simulator.scenario.load import load
+from tests.unit.simulator.scenarios import write
 
 VALUES = st.lists(st.floats(0, 1e5).filter(lambda v: v == 0 or v > 1e-5), min_size=1, max_size=200)
 
@@ -45,23 +51,20 @@ def test_shares_and_nothing():
 def test_all_models_as_one():
     results = Results()
     for key, ttft in (("a", 1.0), ("b", 3.0)):
-        results.of(key).num_arrived += 1
-        results.of(key).ttft.add(ttft)
-        results.of(key).num_refused["wait_timeout"] = 2
+        results.by_model[key].num_arrived += 1
+        results.by_model[key].ttft.add(ttft)
+        results.by_model[key].num_refused["wait_timeout"] = 2
     total = results.total()
     assert (total.num_arrived, total.ttft.highest, total.num_refused) == (2, 3.0, {"wait_timeout": 4})
 
 
 def a_node(*owners):
     """GPUs of which each is held for one owner, or for none."""
-    gpus = tuple(
-        Gpu(
-            gpu_id=f"n/{at}",
-            total_bytes=10,
-            grants=(Grant(holder="h", owner=owner, num_bytes=1),) if owner is not None else (),
-        )
-        for at, owner in enumerate(owners)
-    )
+
+    def held(owner):
+        return () if owner is None else (Grant(holder="h", owner=owner, num_bytes=1),)
+
+    gpus = tuple(Gpu(gpu_id=f"n/{at}", total_bytes=10, grants=held(owner)) for at, owner in enumerate(owners))
     return Node(node_id="n", gpus=gpus, engines=(), agent_url="")
 
 
@@ -97,34 +100,61 @@ def test_instances_count_while_they_serve_or_come_and_replicas_never():
     assert results.instance_seconds == 10.0 and results.instances_peak == 1
 
 
-def test_the_peak_is_the_highest_mean_of_any_minute():
-    peak = Peak(width_s=60.0)
-    for at_s, value in ((1.0, 1.0), (59.0, 3.0), (60.0, 2.5), (130.0, 0.1)):
+@pytest.mark.parametrize(
+    ("least", "values", "highest"),
+    [
+        pytest.param(1, {1.0: 1.0, 59.0: 3.0, 60.0: 2.5, 130.0: 0.1}, 2.5, id="of any minute"),
+        pytest.param(2, {1.0: 9.0, 61.0: 1.0, 62.0: 2.0}, 1.5, id="not of one with too few"),
+    ],
+)
+def test_the_peak_is_the_highest_mean(least, values, highest):
+    peak = Peak(width_s=60.0, least=least)
+    assert math.isnan(peak.highest)
+    for at_s, value in values.items():
         peak.add(at_s, value)
     peak.close()
-    assert (peak.highest, peak.at_s) == (2.5, 60.0)
-
-
-def test_a_minute_with_too_few_is_no_peak():
-    peak = Peak(width_s=60.0, least=2)
-    for at_s, value in ((1.0, 9.0), (61.0, 1.0), (62.0, 2.0)):
-        peak.add(at_s, value)
-    peak.close()
-    assert peak.highest == 1.5
-    assert math.isnan(Peak().highest)
+    assert (peak.highest, peak.at_s) == (highest, 60.0)
 
 
 def test_hits_are_replicas_found_of_all_starts():
     results = Results()
     assert math.isnan(results.hit_ratio)
     for origin in ("prewarmed", "prewarming", "host", "remote"):
-        results.started(origin)
+        results.starts[origin] += 1
     assert results.hit_ratio == 0.5 and results.num_starts == 4
 
 
 def test_load_seconds_are_shared_by_all_that_came():
     """mCache section 6: mean load time over requests, most of which wait for none."""
     results = Results(load_seconds=6.0, fetch_seconds=4.0)
-    results.of("a").num_arrived, results.of("b").num_arrived = 15, 5
+    results.by_model["a"].num_arrived, results.by_model["b"].num_arrived = 15, 5
     assert results.load_s_per_request == pytest.approx(0.5)
     assert math.isnan(results.total().ttft_attainment)  # nobody asked for it in time
+
+
+@pytest.fixture
+def spans(tmp_path: Any) -> Spans:
+    """Ten stays on one GPU, of 1 s, 2 s, ... with a second between them."""
+    held = Spans(load(write(tmp_path)).setup)
+    at_s = 0.0
+    for number in range(1, 11):
+        held.gpu("node-1/0", at_s, [(f"i-{number}", "weights", 10)])
+        held.gpu("node-1/0", at_s + number, [])
+        at_s += number + 1
+    held.finish(at_s)
+    return held
+
+
+def test_a_page_that_can_carry_all_stays_leaves_none_out(spans: Spans) -> None:
+    columns, num_left_out = spans.kept()
+    assert (len(columns["from"]), num_left_out) == (10, 0)
+    assert spans.use()[:3] == [(0.0, 1), (1.0, 0), (2.0, 1)]
+
+
+def test_of_too_many_stays_the_longest_are_kept_in_their_order(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_data, "MAX_SPANS", 3)
+    monkeypatch.setattr(page_data, "MAX_STEPS", 5)
+    columns, num_left_out = spans.kept()
+    assert [upto - since for since, upto in zip(columns["from"], columns["to"], strict=True)] == [8, 9, 10]
+    assert num_left_out == 7
+    assert len(spans.use()) <= 5

@@ -27,24 +27,21 @@ from glowplug.simulator.sweep import (
 from tests.unit.simulator.scenarios import TINY, write
 
 
-def test_without_anything_to_compare_there_is_one_variant() -> None:
-    assert [(one.label, one.settings) for one in variants(())] == [("as written", ())]
-
-
-def test_values_are_variants_and_keys_multiply() -> None:
-    assert [one.label for one in variants(["policies.routing=a,b"])] == ["a", "b"]
-    both = variants(["policies.routing=a,b", "workload.rps=1,2"])
-    assert [one.label for one in both] == [
-        "routing=a, rps=1", "routing=a, rps=2", "routing=b, rps=1", "routing=b, rps=2",
-    ]  # fmt: skip
-    assert both[1].settings == ("policies.routing=a", "workload.rps=2")
-
-
-def test_a_comma_inside_a_list_is_no_border() -> None:
-    assert [one.settings for one in variants(["workload.days=[0, 1],[2]"])] == [
-        ("workload.days=[0, 1]",),
-        ("workload.days=[2]",),
-    ]
+@pytest.mark.parametrize(
+    ("compared", "found"),
+    [
+        pytest.param([], {"as written": ()}, id="nothing to compare"),
+        pytest.param(["x.a=1,2"], {"1": ("x.a=1",), "2": ("x.a=2",)}, id="values are variants"),
+        pytest.param(
+            ["x.a=1,2", "y=3,4"],
+            {f"a={a}, y={y}": (f"x.a={a}", f"y={y}") for a in (1, 2) for y in (3, 4)},
+            id="keys multiply",
+        ),
+        pytest.param(["y=[0, 1],[2]"], {"[0, 1]": ("y=[0, 1]",), "[2]": ("y=[2]",)}, id="a comma inside a list"),
+    ],
+)
+def test_variants_are_what_is_compared(compared: list[str], found: dict[str, tuple[str, ...]]) -> None:
+    assert [(one.label, one.settings) for one in variants(compared)] == list(found.items())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -15,8 +15,6 @@ from glowplug.simulator.scenario.load import ScenarioError, load
 from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (
-    PRESERVE,
-    ErrorShape,
     Lengths,
     binomial,
     expected_tokens,
@@ -86,36 +84,26 @@ def test_a_format_is_told_by_its_header(tmp_path, name, packed):
     assert [a.at_s for a in got] == pytest.approx([w[0] for w in wanted])
 
 
-def test_counted_rows_become_requests_inside_their_bins(tmp_path):
-    path = written(tmp_path, "t_s,requests\n0,3\n10,0\n20,5\n")
-    got = list(read(path, Reading(lengths=ONE_LENGTH, chance=Random(1))))
-    assert Counter(int(a.at_s // 10) for a in got) == {0: 3, 2: 5}
+MINUTES = ",".join(str(n) for n in range(1, 1441))
+A_DAY = ",".join(["2", *["0"] * 1438, "1"])
+COUNTED = {  # text -> width of its bins, requests by model and bin
+    "t_s,requests\n0,3\n10,0\n20,5\n": (10, {("model", 0): 3, ("model", 2): 5}),
+    "t_s,model,requests\n0,a,2\n0,b,1\n60,a,4\n": (60, {("a", 0): 2, ("b", 0): 1, ("a", 1): 4}),
+    f"HashOwner,HashApp,HashFunction,Trigger,{MINUTES}\no,a,f,http,{A_DAY}\no,a,g,timer,{A_DAY}\n": (
+        60, {("f", 0): 2, ("f", 1439): 1},
+    ),
+    "model,client,t_s,requests,cv,dist,shape\nm,7,600,40,2.0,G,0.25\nm,8,0,30,1.0,W,0.9\nm,7,1200,1,1.0,G,1.0\n": (
+        600, {("m-7", 1): 40, ("m-8", 0): 30, ("m-7", 2): 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", COUNTED, ids=["counts", "counts of models", "functions of a trigger", "ServeGen"])
+def test_counted_rows_become_requests_inside_their_bins(tmp_path, text):
+    width_s, wanted = COUNTED[text]
+    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH, trigger="http", chance=Random(1))))
+    assert Counter((a.model, int(a.at_s // width_s)) for a in got) == wanted
     assert got == sorted(got, key=lambda a: a.at_s)
-
-
-def test_counted_rows_of_several_models_share_a_bin(tmp_path):
-    path = written(tmp_path, "t_s,model,requests\n0,a,2\n0,b,1\n60,a,4\n")
-    got = list(read(path, Reading(lengths=ONE_LENGTH)))
-    assert Counter((a.model, int(a.at_s // 60)) for a in got) == {("a", 0): 2, ("b", 0): 1, ("a", 1): 4}
-    assert [a.at_s for a in got] == sorted(a.at_s for a in got)
-
-
-def test_a_day_of_functions_keeps_the_trigger_asked_for(tmp_path):
-    minutes = ",".join(str(n) for n in range(1, 1441))
-    cells = ["0"] * 1440
-    cells[0], cells[1439] = "2", "1"
-    day = ",".join(cells)
-    text = f"HashOwner,HashApp,HashFunction,Trigger,{minutes}\no,a,f,http,{day}\no,a,g,timer,{day}\n"
-    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH, trigger="http")))
-    assert {a.model for a in got} == {"f"}
-    assert [int(a.at_s // 60) for a in got] == [0, 0, 1439]
-
-
-def test_servegen_flat_keeps_the_count_of_every_window(tmp_path):
-    text = "model,client,t_s,requests,cv,dist,shape\nm,7,600,40,2.0,G,0.25\nm,8,0,30,1.0,W,0.9\nm,7,1200,0,,,\n"
-    text = text.replace("m,7,1200,0,,,\n", "m,7,1200,1,1.0,G,1.0\n")
-    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH)))
-    assert Counter((a.model, int(a.at_s // 600)) for a in got) == {("m-7", 1): 40, ("m-8", 0): 30, ("m-7", 2): 1}
 
 
 def test_servegen_as_published(tmp_path):
@@ -296,11 +284,10 @@ def test_thinning_keeps_its_share(tmp_path):
 
 
 @pytest.mark.parametrize(("num", "keep"), [(0, 0.5), (1000, 0.001), (1000, 0.5), (50, 1.0)])
-def test_binomial_has_its_mean_and_its_variance(num, keep):
+def test_binomial_has_its_mean(num, keep):
     chance = Random(9)
     draws = [binomial(num, keep, chance) for _ in range(3000)]
-    mean = sum(draws) / len(draws)
-    assert abs(mean - num * keep) <= 5 * math.sqrt(num * keep * (1 - keep) / len(draws)) + 1e-9
+    assert abs(fmean(draws) - num * keep) <= 5 * math.sqrt(num * keep * (1 - keep) / len(draws)) + 1e-9
     assert max(draws) <= num
 
 
@@ -316,10 +303,8 @@ def test_power_law_of_the_warmserve_text():
 def test_gamma_gaps_have_their_rate_and_their_cv(cv):
     times = list(gamma_times(5.0, cv, 8000.0, Random(2)))
     gaps = [b - a for a, b in pairwise(times)]
-    mean = sum(gaps) / len(gaps)
-    spread = math.sqrt(sum((g - mean) ** 2 for g in gaps) / len(gaps))
-    assert mean == pytest.approx(0.2, rel=0.1)
-    assert spread / mean == pytest.approx(cv, abs=0.12 * max(cv, 0.1))
+    assert fmean(gaps) == pytest.approx(0.2, rel=0.1)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, abs=0.12 * max(cv, 0.1))
 
 
 @pytest.mark.parametrize("shape", [1e-4, 0.05, 1.0, 4.0])
@@ -336,8 +321,7 @@ def test_lengths_are_bounded_as_asked():
 
 def test_lognormal_lengths_have_their_means():
     pairs = lognormal_pairs(40_000, Random(1), prompt_mean=900, prompt_cv=1.5, response_mean=200, response_cv=0.8)
-    assert sum(p for p, _ in pairs) / len(pairs) == pytest.approx(900, rel=0.05)
-    assert sum(r for _, r in pairs) / len(pairs) == pytest.approx(200, rel=0.05)
+    assert [fmean(tokens) for tokens in zip(*pairs, strict=True)] == pytest.approx([900, 200], rel=0.05)
 
 
 def test_streams_are_merged_in_order_of_time_then_of_naming():
@@ -405,22 +389,14 @@ def test_what_cannot_be_is_refused() -> None:
     for num in (0, 5000):
         with pytest.raises(ValueError, match=f"true_tokens: {num}"):
             expected_tokens(num, 1, 1)
-    with pytest.raises(ValueError, match="within"):
-        ErrorShape(within=((50, 0.5), (25, 0.6)))
-    with pytest.raises(ValueError, match="mean_tokens"):
-        ErrorShape(mean_tokens=10.0)
-
-
-def test_the_tail_makes_up_the_mean() -> None:
-    assert PRESERVE.tail_tokens == pytest.approx(171, abs=2)
 
 
 def test_a_stream_carries_its_expectations() -> None:
     arrivals = [Arrival(float(at), "m", 10, 5 + at) for at in range(200)] + [Arrival(200.0, "m", 1, 9999)]
-    told = list(with_errors(arrivals, 3))
-    assert [a._replace(expected_tokens=0) for a in told] == arrivals
-    assert told[7].expected_tokens == expected_tokens(12, 3, 7)
-    assert all(1 <= a.expected_tokens <= 4096 for a in told)
+    found = list(with_errors(arrivals, 3))
+    assert [a._replace(expected_tokens=0) for a in found] == arrivals
+    assert found[7].expected_tokens == expected_tokens(12, 3, 7)
+    assert all(1 <= a.expected_tokens <= 4096 for a in found)
 
 
 def test_a_scenario_asks_for_them() -> None:

@@ -46,9 +46,9 @@ async def test_one_file(tmp_path: Path, form: str) -> None:
     file.write_bytes(DATA)
     uri = form.format(file if form == "{}" else str(file).replace(" ", "%20"))
     fetch = make(WeightsRef(uri=uri), tmp_path)
-    result = await fetch.run()
-    assert result.info and result.info.sha256 == hashlib.sha256(DATA).hexdigest()
-    assert result.info.source == "file"
+    info = await fetch.run()
+    assert info and info.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert info.source == "file"
     assert fetch.region.blob.read_bytes() == DATA
 
 
@@ -61,8 +61,8 @@ async def test_a_directory_keeps_its_tree_and_has_the_digest_of_its_listing(tmp_
     listing = "".join(f"{hashlib.sha256(body).hexdigest()}  {name}\n" for name, body in sorted(files.items()))
     sha256 = hashlib.sha256(listing.encode()).hexdigest()
     fetch = make(WeightsRef(uri=str(repo), sha256=sha256), tmp_path)
-    result = await fetch.run()
-    assert result.info and result.info.path == str(fetch.region.files)
+    info = await fetch.run()
+    assert info and info.path == str(fetch.region.files)
     found = {p.relative_to(fetch.region.files).as_posix(): p.read_bytes() for p in _files(fetch.region.files)}
     assert found == files
 
@@ -166,19 +166,17 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_an_object_by_ranges(bucket: Any, tmp_path: Path) -> None:
     bucket.put_object(Key="a/w.gguf", Body=OBJECT)
     fetch = make(WeightsRef(uri="s3://weights/a/w.gguf", sha256=OBJECT_SHA, num_bytes=len(OBJECT)), tmp_path)
-    result = await fetch.run()
-    assert result.info and result.info.source == "s3"
-    assert result.num_bytes_fetched == len(OBJECT)
+    info = await fetch.run()
+    assert info and info.source == "s3"
+    assert fetch.num_bytes_fetched == len(OBJECT)
     assert fetch.region.blob.read_bytes() == OBJECT
 
 
-async def test_an_endpoint_of_the_settings_wins(
-    bucket: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_set_endpoint_wins(bucket: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put_object(Key="w", Body=OBJECT)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    result = await make(WeightsRef(uri="s3://weights/w"), tmp_path, s3_endpoint=server).run()
-    assert result.info and result.info.sha256 == OBJECT_SHA
+    info = await make(WeightsRef(uri="s3://weights/w"), tmp_path, s3_endpoint=server).run()
+    assert info and info.sha256 == OBJECT_SHA
 
 
 async def test_a_prefix_is_a_directory(bucket: Any, tmp_path: Path) -> None:
@@ -214,9 +212,10 @@ async def test_an_object_that_changed_is_not_mixed(bucket: Any, tmp_path: Path) 
     ref = WeightsRef(uri="s3://weights/w")
     fetch = make(ref, tmp_path)
     fetch._first_byte, fetch._last_byte = 0, 300_000
-    assert (await fetch.run()).info is None
+    assert await fetch.run() is None
     other = bytes(reversed(OBJECT))
     bucket.put_object(Key="w", Body=other)
-    result = await make(ref, tmp_path).run()
-    assert result.num_bytes_resumed == 0
-    assert result.info and result.info.sha256 == hashlib.sha256(other).hexdigest()
+    again = make(ref, tmp_path)
+    info = await again.run()
+    assert again.num_bytes_resumed == 0
+    assert info and info.sha256 == hashlib.sha256(other).hexdigest()

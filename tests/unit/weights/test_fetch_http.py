@@ -4,10 +4,6 @@ along."""
 import asyncio
 import hashlib
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ import pytest
 
 from glowplug.domain.errors import ChecksumMismatch, NoSpace, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
-from glowplug.weights.fetch import Fetch, FetchOptions, FetchResult
+from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceOptions, next_url
@@ -51,9 +47,10 @@ def make(ref: WeightsRef, root: Path, options: FetchOptions = OPTIONS, **given: 
     return Fetch(ref, region, source, LinkMeter("n/nic"), whatever, options=options, **given)  # type: ignore[arg-type]
 
 
-async def fetched(ref: WeightsRef, root: Path) -> tuple[Fetch, FetchResult]:
+async def fetched(ref: WeightsRef, root: Path) -> Fetch:
     fetch = make(ref, root)
-    return fetch, await fetch.run()
+    await fetch.run()
+    return fetch
 
 
 def assert_whole(fetch: Fetch, sha: str = SHA, data: bytes = DATA) -> None:
@@ -65,61 +62,53 @@ def assert_whole(fetch: Fetch, sha: str = SHA, data: bytes = DATA) -> None:
     assert fetch._link.bytes_in_flight == 0 and fetch._link.num_transfers == 0
 
 
-async def test_a_redirect_on_the_same_server_is_followed(tmp_path: Path) -> None:
-    with WeightServer(DATA, moved="/elsewhere.gguf") as server:
-        assert_whole((await fetched(WeightsRef(uri=server.url), tmp_path))[0])
+SERVERS = {
+    "redirected on the same server": {"moved": "/elsewhere.gguf"},
+    "no ranges": {"ranges": False},
+    "no ranges and no length": {"ranges": False, "length_told": False},
+    "errors that pass": {"statuses": [500, 503, 429]},
+}
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+async def test_a_file_comes_whole(tmp_path: Path, server: dict[str, Any]) -> None:
+    with WeightServer(DATA, **server) as found:
+        assert_whole(await fetched(WeightsRef(uri=found.url, sha256=SHA), tmp_path))
 
 
 @pytest.mark.parametrize("sha256", [SHA, ""])
 async def test_whole_file_by_parallel_ranges(tmp_path: Path, sha256: str) -> None:
     with WeightServer(DATA) as server:
-        fetch, result = await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA), sha256=sha256), tmp_path)
+        fetch = await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA), sha256=sha256), tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_fetched == len(DATA)
+        assert fetch.num_bytes_fetched == len(DATA)
         assert len(server.requests) == 1 + 8  # the probe, and 8 parts of 200 kB
-
-
-@pytest.mark.parametrize("length_told", [True, False])
-async def test_server_without_ranges(tmp_path: Path, length_told: bool) -> None:
-    with WeightServer(DATA, ranges=False, length_told=length_told) as server:
-        fetch, _ = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
-        assert_whole(fetch)
 
 
 async def test_cut_connections_go_on_where_they_stopped(tmp_path: Path) -> None:
     with WeightServer(DATA, cuts=[50_000, 100_000, 1]) as server:
-        fetch, result = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        fetch = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
         assert_whole(fetch)
         assert fetch.num_retries == 3
-        assert result.num_bytes_fetched == len(DATA)
+        assert fetch.num_bytes_fetched == len(DATA)
 
 
 async def test_cut_connection_without_ranges_starts_again(tmp_path: Path) -> None:
     with WeightServer(DATA, ranges=False, cuts=[len(DATA), 300_000]) as server:
-        fetch, result = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        fetch = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_fetched > len(DATA)
+        assert fetch.num_bytes_fetched > len(DATA)
 
 
-async def test_errors_that_pass_are_tried_again(tmp_path: Path) -> None:
-    with WeightServer(DATA, statuses=[500, 503, 429]) as server:
-        fetch, _ = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
-        assert_whole(fetch)
+FINAL = [(status, f"HTTP {status}", 1) for status in (401, 403, 404, 410)]
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 410])
-async def test_errors_that_stay_are_final(tmp_path: Path, status: int) -> None:
-    with WeightServer(DATA, statuses=[status] * 9) as server:
-        with pytest.raises(WeightsUnavailable, match=f"HTTP {status}"):
+@pytest.mark.parametrize(("status", "said", "num_tries"), [*FINAL, (500, "given up after 4 tries", 4)])
+async def test_errors_that_stay_are_final_or_given_up(tmp_path: Path, status: int, said: str, num_tries: int) -> None:
+    with WeightServer(DATA, statuses=[status] * 99) as server:
+        with pytest.raises(WeightsUnavailable, match=said):
             await fetched(WeightsRef(uri=server.url), tmp_path)
-        assert len(server.requests) == 1
-
-
-async def test_errors_without_end_are_given_up(tmp_path: Path) -> None:
-    with WeightServer(DATA, statuses=[500] * 99) as server:
-        with pytest.raises(WeightsUnavailable, match="given up after 4 tries"):
-            await fetched(WeightsRef(uri=server.url), tmp_path)
-        assert len(server.requests) == 4
+        assert len(server.requests) == num_tries
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
@@ -144,10 +133,8 @@ async def test_wrong_length_is_never_served(tmp_path: Path, ranges: bool) -> Non
 
 
 async def test_wrong_length_found_at_the_end(tmp_path: Path) -> None:
-    with (
-        WeightServer(DATA, ranges=False, length_told=False, extra=b"more") as server,
-        pytest.raises(ChecksumMismatch, match="bytes, expected"),
-    ):
+    server = WeightServer(DATA, ranges=False, length_told=False, extra=b"more")
+    with server, pytest.raises(ChecksumMismatch, match="bytes, expected"):
         await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA)), tmp_path)
 
 
@@ -186,10 +173,10 @@ async def test_resume_fetches_only_what_is_missing(tmp_path: Path, sha256: str) 
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=sha256)
         landed = await interrupted(ref, tmp_path, server)
-        fetch, result = await fetched(ref, tmp_path)
+        fetch = await fetched(ref, tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_resumed == landed
-        assert result.num_bytes_fetched == len(DATA) - landed
+        assert fetch.num_bytes_resumed == landed
+        assert fetch.num_bytes_fetched == len(DATA) - landed
 
 
 async def test_a_changed_file_is_not_mixed_with_the_old(tmp_path: Path) -> None:
@@ -197,9 +184,9 @@ async def test_a_changed_file_is_not_mixed_with_the_old(tmp_path: Path) -> None:
         ref = WeightsRef(uri=server.url)
         await interrupted(ref, tmp_path, server)
         server.data, server.etag = bytes(reversed(DATA)), '"v2"'
-        fetch, result = await fetched(ref, tmp_path)
+        fetch = await fetched(ref, tmp_path)
         assert_whole(fetch, hashlib.sha256(server.data).hexdigest(), server.data)
-        assert result.num_bytes_resumed == 0
+        assert fetch.num_bytes_resumed == 0
 
 
 async def test_a_file_that_changes_under_the_fetch_starts_again(tmp_path: Path) -> None:
@@ -219,22 +206,21 @@ async def test_what_cannot_be_resumed_is_fetched_anew(tmp_path: Path, lacks: str
         await interrupted(ref, tmp_path, server)
         if lacks == "blob":
             Region.at(tmp_path, "n", region_digest(ref)).blob.unlink()
-        fetch, result = await fetched(ref, tmp_path)
+        fetch = await fetched(ref, tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_resumed == 0
+        assert fetch.num_bytes_resumed == 0
 
 
 async def test_a_byte_range_first_then_the_rest(tmp_path: Path) -> None:
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA)
         middle = make(ref, tmp_path, first_byte=500_000, last_byte=900_000)
-        result = await middle.run()
-        assert result.info is None and result.num_bytes_fetched == 400_000
+        assert await middle.run() is None and middle.num_bytes_fetched == 400_000
         assert middle.region.read_state().state is RegionState.FETCHING
         assert middle.region.watermark() == 0
         assert middle.region.read_meta()["landed"] == [[500_000, 900_000]]
-        fetch, rest = await fetched(ref, tmp_path)
-        assert_whole(fetch)
+        rest = await fetched(ref, tmp_path)
+        assert_whole(rest)
         assert (rest.num_bytes_resumed, rest.num_bytes_fetched) == (400_000, len(DATA) - 400_000)
 
 
@@ -318,47 +304,23 @@ def test_a_reason_shows_no_secret() -> None:
     assert "secret" not in refused.value.message
 
 
-@contextmanager
-def redirecting(location: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that sends everybody to `location`; its address, and what it was asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(302)
-            self.send_header("Location", location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 async def test_nobody_is_asked_whom_a_redirect_may_not_lead_to() -> None:
-    with redirecting("/") as (inner, inner_asked), redirecting(f"{inner}/secrets") as (outer, outer_asked):
-        source = HttpSource(f"{outer}/w", SourceOptions())
+    with WeightServer(DATA) as inner, WeightServer(DATA, moved=inner.url) as outer:
+        source = HttpSource(outer.url, SourceOptions())
         with pytest.raises(WeightsUnavailable, match="not followed"):
             await source.probe()
         with pytest.raises(WeightsUnavailable, match="not followed"):
             async for _ in source.read(SourceFile(path="", num_bytes=10), 0, 10):
                 pass
         await source.close()
-    assert inner_asked == [] and outer_asked == ["/w", "/w"]
+    assert inner.requests == [] and len(outer.requests) == 2
 
 
 async def test_redirects_without_an_end_are_given_up() -> None:
-    with redirecting("/again") as (url, asked):
-        source = HttpSource(f"{url}/w", SourceOptions())
+    with WeightServer(DATA) as server:
+        server.moved = server.url
+        source = HttpSource(server.url, SourceOptions())
         with pytest.raises(WeightsUnavailable, match="more than 5 redirects"):
             await source.probe()
         await source.close()
-    assert asked == ["/w", *["/again"] * 5]
+    assert len(server.requests) == 1 + 5

@@ -25,7 +25,7 @@ from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import ResumeInstance, StopInstance
-from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
+from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 MARGIN = 4  # a cache is too small once less than M / C / MARGIN of it is free
 _ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}  # what an engine may become -> the ability it needs
@@ -132,7 +132,7 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
 
 
 def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
-    """End the drain of an engine that has nothing left, once routers have had time to hear of it; cut the KV cache
+    """End the drain of an engine that has nothing left, once routers have had time to learn of it; cut the KV cache
     of one that has."""
     assert holding.drain is not None
     if transaction.now_s < holding.drain.quiet_until:
@@ -213,9 +213,9 @@ def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> 
     held = _kv_of(holding.shares)
     total = sum(whole.values())  # M
     used = min(seen.kv_bytes_used, total)  # K
-    reading = ReservationParams(literal_code=transaction.params.reservation == "literal_code")
+    literal = transaction.params.reservation == "literal_code"
     running = min(seen.num_in_flight, instance.max_concurrency)  # R of C; those that wait inside count as well
-    kept = total - prewarmable_bytes(running, instance.max_concurrency, used, total, reading)
+    kept = total - prewarmable_bytes(running, instance.max_concurrency, used, total, literal_code=literal)
     wanted = {gpu_id: -(-num_bytes * kept // max(total, 1)) for gpu_id, num_bytes in whole.items()}
     if sum(held.values()) - sum(wanted.values()) >= max(1, transaction.params.reservation_step_bytes):
         wanted = {gpu_id: min(n, held[gpu_id]) for gpu_id, n in wanted.items()}

@@ -37,7 +37,7 @@ from glowplug.events.facts import ForecastMade, ModelDeployed, RequestFinished, 
 from glowplug.fleet.demand import LoadReports
 from glowplug.policies.prediction.baselines import Nothing
 from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with
-from glowplug.policies.scaling.preserve_scaler import Capacity
+from glowplug.policies.scaling.preserve import Capacity
 
 
 class PredictorController:

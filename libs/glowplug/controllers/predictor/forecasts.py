@@ -25,7 +25,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
-from glowplug.policies.scaling.preserve_scaler import Capacity, WindowTokens, capacity_of
+from glowplug.policies.scaling.preserve import Capacity, capacity_of
 
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 
@@ -102,9 +102,8 @@ def measured(known: Capacity, window: Window, window_s: float, model: Model | No
     slots = window.slots_per_instance or model.max_concurrency
     batch = window.concurrency_seconds / (slots * window.instance_seconds)
     is_busy = max(batch, window.kv_peak_ratio) >= params.busy_ratio
-    tokens = WindowTokens(prompt_tokens=window.prompt_tokens, response_tokens=window.response_tokens, window_s=window_s)
     is_clean = is_busy and window.num_missed <= (1 - params.clean_share) * window.num_requests
-    return capacity_of(known, tokens, window.instance_seconds / window_s, is_clean=is_clean)
+    return capacity_of(known, window.totals(window_s), window.instance_seconds / window_s, is_clean=is_clean)
 
 
 def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from glowplug.domain.bounds import check_bounds
-from glowplug.policies.scaling.preserve_scaler import Capacity
+from glowplug.policies.scaling.preserve import Capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

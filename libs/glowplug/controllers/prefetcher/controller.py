@@ -39,41 +39,15 @@ from typing import Any, get_args
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handlers, dispatch
+from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, HostCache
 from glowplug.controllers.prefetcher.holds import Holds
-from glowplug.controllers.prefetcher.messages import (
-    CANCELLED,
-    DropAsked,
-    DropRegion,
-    FetchEnded,
-    FetchProgressed,
-    FetchSized,
-    GrantRoom,
-    MarkFailed,
-    NameRegion,
-    RaiseUrgency,
-    RegionChanged,
-    RegionLost,
-    RegionsFound,
-    StartFetch,
-    StopFetch,
-    UseRegion,
-    Want,
-)
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.errors import Conflict, InvalidModelFile, NoSpace, NotFound, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
+from glowplug.events import facts
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
-from glowplug.events.facts import (
-    InstanceChange,
-    ModelDeployed,
-    ModelUndeployed,
-    WeightsEvicted,
-    WeightsFetched,
-    WeightsFetchFailed,
-    WeightsProgressed,
-)
 from glowplug.policies.caching.mcache_importance import CacheFacts
 from glowplug.policies.registry import choose
 
@@ -101,7 +75,7 @@ class FetchJob:
     """One digest on its way in, however many asked."""
 
     digest: str
-    wants: list[Want]
+    wants: list[msg.Want]
     order: int
     stage: Stage = Stage.QUEUED
     first_byte: int = 0
@@ -131,10 +105,10 @@ class PrefetcherController:
         self.node_id, self.params = node_id, params
         self._digest_of = digest_of
         self.seconds = FetchSeconds()
-        facts = CacheFacts(
+        worth = CacheFacts(
             capacity_bytes=params.capacity_bytes, penalty_s=self.seconds.expected, importance=params.importance
         )
-        order = choose("caching", params.caching)(facts)
+        order = choose("caching", params.caching)(worth)
         self.holds = Holds(node_id, digest_of, params.hold_s)
         self.cache = HostCache(node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy)
         self.jobs: dict[str, FetchJob] = {}
@@ -144,18 +118,18 @@ class PrefetcherController:
         self._num_jobs = 0
         self.handlers: Handlers = {
             Tick: self._on_tick,
-            **dict.fromkeys(get_args(InstanceChange), self._on_instance),
-            ModelDeployed: self._on_deployed,
-            ModelUndeployed: self._on_undeployed,
+            **dict.fromkeys(get_args(facts.InstanceChange), self._on_instance),
+            facts.ModelDeployed: self._on_deployed,
+            facts.ModelUndeployed: self._on_undeployed,
             FetchWeights: self._on_command,
             DropWeights: self._on_command,
-            FetchSized: self._on_sized,
-            FetchProgressed: self._on_progressed,
-            FetchEnded: self._on_ended,
-            RegionsFound: self._on_found,
-            RegionLost: self._on_lost,
-            RegionChanged: self._on_changed,
-            DropAsked: self._on_drop_asked,
+            msg.FetchSized: self._on_sized,
+            msg.FetchProgressed: self._on_progressed,
+            msg.FetchEnded: self._on_ended,
+            msg.RegionsFound: self._on_found,
+            msg.RegionLost: self._on_lost,
+            msg.RegionChanged: self._on_changed,
+            msg.DropAsked: self._on_drop_asked,
         }
 
     def held(self, digest: str, now_s: float) -> str:
@@ -214,7 +188,7 @@ class PrefetcherController:
         data: FetchWeights = command.data
         if data.instance_id and self.holds.is_gone(data.instance_id):
             return []  # a command overtaken by its instance's end
-        want = Want(
+        want = msg.Want(
             data.weights,
             data.model_key,
             data.instance_id,
@@ -226,7 +200,7 @@ class PrefetcherController:
         try:
             digest = self._digest_of(data.weights)
         except InvalidModelFile as error:
-            return [self._fact(WeightsFetchFailed, "", want, code=error.code, message=error.message)]
+            return [self._fact(facts.WeightsFetchFailed, "", want, code=error.code, message=error.message)]
         self._failed.pop(data.instance_id, None)
         return self._take(want, digest, now_s)
 
@@ -238,25 +212,25 @@ class PrefetcherController:
             entry = self.cache.entries.get(digest)
             if digest in self.jobs or instance.instance_id in self._failed or (entry and entry.complete):
                 continue
-            want = Want(weights, instance.model_key, instance.instance_id, 0, 0, WAITED_FOR, None)
+            want = msg.Want(weights, instance.model_key, instance.instance_id, 0, 0, WAITED_FOR, None)
             effects += self._take(want, digest, now_s)
         return effects
 
-    def _take(self, want: Want, digest: str, now_s: float) -> list[Effect]:
+    def _take(self, want: msg.Want, digest: str, now_s: float) -> list[Effect]:
         self.holds.hold(want.instance_id, digest, now_s)
         if (job := self.jobs.get(digest)) is not None:
             raised = want.urgency > job.urgency
             job.wants.append(want)
             if job.is_counted:
                 self.cache.used(digest, job.num_bytes, now_s, hit=True)
-            return [RaiseUrgency(digest, want.urgency)] if raised and job.stage is not Stage.QUEUED else []
+            return [msg.RaiseUrgency(digest, want.urgency)] if raised and job.stage is not Stage.QUEUED else []
         entry = self.cache.entries.get(digest)
         if entry is not None and entry.complete:
             entry.last_used_at = now_s
             entry.model_keys.add(want.model_key)
             self.cache.used(digest, entry.num_bytes, now_s, hit=True)
             hit = {"num_bytes": entry.num_bytes, "seconds": 0.0, "source": "cache"}
-            return [UseRegion(digest, want), self._fact(WeightsFetched, digest, want, **hit)]
+            return [msg.UseRegion(digest, want), self._fact(facts.WeightsFetched, digest, want, **hit)]
         if len(self.jobs) >= self.params.max_queue:
             message = f"{len(self.jobs)} fetches are waiting on {self.node_id}"
             return self._refuse(digest, [want], WeightsUnavailable.code, message, keep=True)
@@ -275,7 +249,7 @@ class PrefetcherController:
             job.stage, job.started_at = Stage.SIZING, now_s
             job.first_byte, job.last_byte = first.first_byte, first.last_byte
             effects.append(
-                StartFetch(
+                msg.StartFetch(
                     digest=job.digest,
                     weights=first.weights,
                     model_key=first.model_key,
@@ -288,10 +262,10 @@ class PrefetcherController:
 
     # host memory
 
-    def _on_sized(self, sized: FetchSized, now_s: float) -> list[Effect]:
+    def _on_sized(self, sized: msg.FetchSized, now_s: float) -> list[Effect]:
         job = self.jobs.get(sized.digest)
         if job is None or job.stage is Stage.STOPPING:
-            return [StopFetch(sized.digest)]
+            return [msg.StopFetch(sized.digest)]
         job.stage, job.num_bytes, job.asks = Stage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
         if not job.is_counted:  # before anybody is chosen for it: ARC learns from the miss first
             job.is_counted = True
@@ -316,14 +290,14 @@ class PrefetcherController:
         job.asks, job.stage = None, Stage.MOVING
         effects = self.cache.evict(fit.decision, job.wants[0], now_s)
         self.cache.reserve(job.digest, fit.num_bytes, {w.model_key for w in job.wants}, now_s)
-        return [*effects, GrantRoom(job.digest, fit.num_bytes)]
+        return [*effects, msg.GrantRoom(job.digest, fit.num_bytes)]
 
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
         """No memory for it: stop the task; what it answers finds nobody waiting."""
         job.asks, job.stage = None, Stage.STOPPING
         wants, job.wants, job.is_counted = job.wants, [], False
         self.cache.never_came(job.digest)
-        return [StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
+        return [msg.StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
 
     def _squeeze(self, job: FetchJob, now_s: float) -> list[Effect]:
         """Host memory is fuller than the cache knows (others use it too): evict idle weights and try once more."""
@@ -341,15 +315,15 @@ class PrefetcherController:
 
     # ends
 
-    def _on_progressed(self, progress: FetchProgressed, now_s: float) -> list[Effect]:
+    def _on_progressed(self, progress: msg.FetchProgressed, now_s: float) -> list[Effect]:
         job = self.jobs.get(progress.digest)
         if job is None or not job.wants:
             return []
         job.num_bytes_done, job.num_bytes = progress.num_bytes_done, progress.num_bytes
         done = {"num_bytes_done": job.num_bytes_done, "num_bytes": job.num_bytes}
-        return [self._fact(WeightsProgressed, job.digest, job.wants[0], **done)]
+        return [self._fact(facts.WeightsProgressed, job.digest, job.wants[0], **done)]
 
-    def _on_ended(self, end: FetchEnded, now_s: float) -> list[Effect]:
+    def _on_ended(self, end: msg.FetchEnded, now_s: float) -> list[Effect]:
         job = self.jobs.pop(end.digest, None)
         if job is None:
             return []
@@ -360,22 +334,22 @@ class PrefetcherController:
             effects = self._answer(job, end)
         elif end.code == NoSpace.code and (freed := self._squeeze(job, now_s)):
             effects = freed
-        elif end.code and end.code != CANCELLED:
+        elif end.code and end.code != msg.CANCELLED:
             effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0)
         else:
             effects = self._after_part(job, end)
         return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
 
-    def _answer(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
+    def _answer(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
         came = {"num_bytes": end.num_bytes, "seconds": end.seconds, "source": end.source}
         for want in one_per_model(job.wants):
             self.cache.entries[job.digest].model_keys.add(want.model_key)
-            fact = self._fact(WeightsFetched, job.digest, want, **came)
-            effects += [NameRegion(job.digest, want.model_key), fact]
+            fact = self._fact(facts.WeightsFetched, job.digest, want, **came)
+            effects += [msg.NameRegion(job.digest, want.model_key), fact]
         return effects
 
-    def _after_part(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
+    def _after_part(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         """A byte range is here, or a fetch was stopped: go on for those who want more, drop what nobody wants."""
         if not end.code:
             job.wants = [w for w in job.wants if not w.within(job.first_byte, job.last_byte)]
@@ -387,14 +361,14 @@ class PrefetcherController:
             self.cache.remove(job.digest)  # its bytes went when its failure was written
         return []
 
-    def _refuse(self, digest: str, wants: list[Want], code: str, message: str, *, keep: bool) -> list[Effect]:
+    def _refuse(self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool) -> list[Effect]:
         waiting = tuple(dict.fromkeys(w.instance_id for w in wants if w.instance_id))
         self._failed |= dict.fromkeys(waiting)
         while len(self._failed) > EVENTS_REMEMBERED:
             del self._failed[next(iter(self._failed))]
         why = {"code": code, "message": message}
-        facts = [self._fact(WeightsFetchFailed, digest, want, **why) for want in one_per_model(wants)]
-        return [MarkFailed(digest, code, message, waiting, keep), *facts]
+        failures = [self._fact(facts.WeightsFetchFailed, digest, want, **why) for want in one_per_model(wants)]
+        return [msg.MarkFailed(digest, code, message, waiting, keep), *failures]
 
     # regions
 
@@ -409,19 +383,19 @@ class PrefetcherController:
                 self.cache.remove(digest)
                 return effects
             job.stage = Stage.STOPPING
-            return [StopFetch(digest), *effects]
+            return [msg.StopFetch(digest), *effects]
         if digest not in self.cache.entries or self.held(digest, now_s):
             return []  # in use
         entry = self.cache.remove(digest)
         assert entry is not None
-        fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=entry.num_bytes, reason=reason)
-        return [DropRegion(digest), Publish(fact, cause), *self._settle_waiting(now_s)]
+        fact = facts.WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=entry.num_bytes, reason=reason)
+        return [msg.DropRegion(digest), Publish(fact, cause), *self._settle_waiting(now_s)]
 
-    def _on_lost(self, lost: RegionLost, now_s: float) -> list[Effect]:
+    def _on_lost(self, lost: msg.RegionLost, now_s: float) -> list[Effect]:
         self.cache.remove(lost.digest)
         return self._take(lost.want, lost.digest, now_s)
 
-    def _on_changed(self, changed: RegionChanged, now_s: float) -> list[Effect]:
+    def _on_changed(self, changed: msg.RegionChanged, now_s: float) -> list[Effect]:
         if (entry := self.cache.entries.get(changed.digest)) is not None:
             entry.stale = True
         return self._drop_stale(now_s)
@@ -430,14 +404,14 @@ class PrefetcherController:
         stale = [c.digest for c in self.cache.entries.values() if c.stale]
         return [e for digest in stale for e in self._drop(digest, "its source has changed", None, now_s)]
 
-    def _on_drop_asked(self, asked: DropAsked, now_s: float) -> list[Effect]:
+    def _on_drop_asked(self, asked: msg.DropAsked, now_s: float) -> list[Effect]:
         if asked.digest not in self.cache.entries and asked.digest not in self.jobs:
             raise NotFound(f"no weights {asked.digest} on {self.node_id}")
         if asked.digest not in self.jobs and (why := self.held(asked.digest, now_s)):
             raise Conflict(f"weights {asked.digest} are in use: {why}")
         return self._drop(asked.digest, asked.reason, None, now_s)
 
-    def _on_found(self, found: RegionsFound, now_s: float) -> list[Effect]:
+    def _on_found(self, found: msg.RegionsFound, now_s: float) -> list[Effect]:
         entries = [Cached(w.digest, w.num_bytes, True, w.last_used_at, set(w.model_keys)) for w in found.complete]
         entries += [Cached(digest, num_bytes, False, changed_at) for digest, num_bytes, changed_at in found.partial]
         for entry in sorted(entries, key=lambda c: (c.last_used_at, c.digest)):
@@ -448,11 +422,11 @@ class PrefetcherController:
 
     # facts
 
-    def _fact(self, cls: type[Any], digest: str, want: Want, **fields: Any) -> Publish:
+    def _fact(self, cls: type[Any], digest: str, want: msg.Want, **fields: Any) -> Publish:
         """A fact of the weights, for the model that asked for them."""
         return Publish(cls(node_id=self.node_id, model_key=want.model_key, digest=digest, **fields), want.cause)
 
 
-def one_per_model(wants: Iterable[Want]) -> Iterator[Want]:
+def one_per_model(wants: Iterable[msg.Want]) -> Iterator[msg.Want]:
     """The first want of each model, which causes its fact; the models that asked last come first."""
     return iter({w.model_key: w for w in reversed(list(wants))}.values())

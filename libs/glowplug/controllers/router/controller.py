@@ -32,21 +32,9 @@ from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Tick
 from glowplug.controllers.port import Handlers
+from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.balance import Balances, Factory
 from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
-from glowplug.controllers.router.messages import (
-    BusRefuses,
-    ClientLeft,
-    Dispatch,
-    DispatchFailed,
-    DrainStarted,
-    FirstToken,
-    HeadDue,
-    Hold,
-    Recall,
-    RequestArrived,
-    RequestEnded,
-)
 from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
 from glowplug.controllers.router.params import RouterParams
 from glowplug.controllers.router.queue import ModelQueue, Request, rejected_fact, waiting_fact
@@ -91,14 +79,14 @@ class RouterController:
         self._failures = Failures(params.failure_memory_s)
         self._bus = BusWatch(params.bus_grace_s)
         self.handlers: Handlers = {
-            RequestArrived: self._arrived,
-            FirstToken: self._first_token,
-            HeadDue: self._head_due,
-            RequestEnded: self._ended,
-            ClientLeft: self._left,
-            DispatchFailed: self._dispatch_failed,
-            DrainStarted: self._drain_started,
-            BusRefuses: self._bus.changed,
+            msg.RequestArrived: self._arrived,
+            msg.FirstToken: self._first_token,
+            msg.HeadDue: self._head_due,
+            msg.RequestEnded: self._ended,
+            msg.ClientLeft: self._left,
+            msg.DispatchFailed: self._dispatch_failed,
+            msg.DrainStarted: self._drain_started,
+            msg.BusRefuses: self._bus.changed,
             Tick: self._tick,
             **dict.fromkeys(get_args(facts.InstanceChange), self._instance_reported),
             facts.ModelDeployed: self._model_deployed,
@@ -138,7 +126,7 @@ class RouterController:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def _arrived(self, s: RequestArrived, now_s: float) -> list[Effect]:
+    def _arrived(self, s: msg.RequestArrived, now_s: float) -> list[Effect]:
         model = self.fleet.lookup(s.name)
         if model is None:
             return [rejection(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
@@ -161,7 +149,7 @@ class RouterController:
         self.requests[s.ticket] = request
         request.cold = not self.fleet.ready(model.key)
         queue.hold(request)
-        return [Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+        return [msg.Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
 
     def _refusal(self, model: Model, queue: ModelQueue, now_s: float) -> GlowplugError | None:
         """Why a request that cannot run now may not wait either."""
@@ -185,13 +173,13 @@ class RouterController:
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
         return [rejection(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
-    def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> Dispatch:
+    def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> msg.Dispatch:
         request.instance_id = instance.instance_id
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
         queue.num_dispatched += 1
         request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
-        return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
+        return msg.Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
 
     def _pump(self, model_key: str, now_s: float) -> list[Effect]:
         """Release the oldest held requests into whatever slots are free."""
@@ -215,14 +203,14 @@ class RouterController:
         self.balances.left(request, response_tokens, now_s)
         request.instance_id = ""
 
-    def _first_token(self, s: FirstToken, now_s: float) -> list[Effect]:
+    def _first_token(self, s: msg.FirstToken, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
         if request is not None and request.instance_id:
             self.balances.first_token(request, now_s)
             return self._pump(request.model_key, now_s)  # who was held until prompts have been read
         return []
 
-    def _head_due(self, s: HeadDue, now_s: float) -> list[Effect]:
+    def _head_due(self, s: msg.HeadDue, now_s: float) -> list[Effect]:
         """The last chance to refuse a stream: what is not measured yet is guessed."""
         request = self.requests.get(s.ticket)
         if request is None or request.instance_id:
@@ -240,7 +228,7 @@ class RouterController:
             del self.requests[request.ticket], queue.waiting[request.ticket]
         return [e for one in late for e in self._refuse(one, self.overload.error(model, queue, now_s))]
 
-    def _ended(self, s: RequestEnded, now_s: float) -> list[Effect]:
+    def _ended(self, s: msg.RequestEnded, now_s: float) -> list[Effect]:
         request = self.requests.pop(s.ticket, None)
         if request is None:
             return []
@@ -248,10 +236,10 @@ class RouterController:
         self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
         return self._pump(request.model_key, now_s)
 
-    def _left(self, s: ClientLeft, now_s: float) -> list[Effect]:
-        return self._ended(RequestEnded(s.ticket), now_s)
+    def _left(self, s: msg.ClientLeft, now_s: float) -> list[Effect]:
+        return self._ended(msg.RequestEnded(s.ticket), now_s)
 
-    def _dispatch_failed(self, s: DispatchFailed, now_s: float) -> list[Effect]:
+    def _dispatch_failed(self, s: msg.DispatchFailed, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
         if request is None or not request.instance_id:
             return []
@@ -267,7 +255,7 @@ class RouterController:
         queue.hold(request)
         effects = self._pump(request.model_key, now_s)
         if not request.instance_id:
-            effects += [Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+            effects += [msg.Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
         return effects
 
     # -- the fleet ----------------------------------------------------------------------------------------------
@@ -328,7 +316,9 @@ class RouterController:
         return self._recall(whole.instance_id, instance.reason or "a stage of the instance failed")
 
     def _recall(self, instance_id: str, reason: str, *, ended: bool = False) -> list[Effect]:
-        return [Recall(ticket, reason, ended) for ticket, r in self.requests.items() if r.instance_id == instance_id]
+        return [
+            msg.Recall(ticket, reason, ended) for ticket, r in self.requests.items() if r.instance_id == instance_id
+        ]
 
     def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
         """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
@@ -401,7 +391,7 @@ class RouterController:
             effects += self._refuse(oldest, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
         return effects
 
-    def _drain_started(self, _: DrainStarted, now_s: float) -> list[Effect]:
+    def _drain_started(self, _: msg.DrainStarted, now_s: float) -> list[Effect]:
         self.stopping = True
         return []
 

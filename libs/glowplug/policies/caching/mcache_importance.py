@@ -12,17 +12,14 @@ Departures:
   half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model asked for once has the
   rate of one request per half-life, so that it is worth something; it is always let in, since it must be loaded to run.
 - The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
-  prewarmed, so the rate is that of starts: a model whose engine runs for an hour and answers a thousand requests has
-  been asked for once. Its weights cannot leave while the engine comes up, and afterwards they are worth what a start of
-  it is, not what its requests are. (Telling every node of every request would cost the bus more than the hits save.
-  The rows M1 and M2 of bench/papers ask for each request, as the paper does.)
+  prewarmed, so the rate is that of starts: weights are worth what a start is, not what its requests are. (Telling every
+  node of every request would cost the bus more than the hits save. M1 and M2 of bench/papers ask for each request.)
 - The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here it is a node's host memory, and a
   miss is a fetch over the network: what stays on GPUs is decided by the kinds "eviction" and "prewarming".
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).
-- Between two renewals the paper's queue is read-only and a shadow is built; here the scores are the same few numbers,
-  computed at once when they are `renew_s` old.
+- Between two renewals the paper's queue is read-only and a shadow is built; here old scores are computed anew at once.
 - Weights that lie on a GPU of the node as well, as a replica, are only missed once that has gone: their utility is
   taken times `copied_ratio`. 1, the default, is the paper, which has no GPUs to share the models with.
 """

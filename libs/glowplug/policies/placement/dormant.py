@@ -6,7 +6,7 @@ least (WarmServe section 5.2, last paragraph).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
@@ -73,46 +73,44 @@ def grow(
                 Rival(name=row.instance_id, score=0.0, why="there is not enough free memory beside it", unit=LOST_UNIT)
             )
             continue
-        drops = _union(cleared)
+        drops = dropped(cleared)
         lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
         if breaks is not None and node is not None:
             broken = breaks(node, [worker.gpu_id for worker in row.workers])
-        order = (_rung(row), broken, lost, len(drops), row.instance_id)
-        why = f"it is {_WORDS[order[0]]}{giving_way(len(drops))}"
+        rung, is_there, _ = _RUNGS.get(row.state, _COMING)
+        order = (rung, broken, lost, len(drops), row.instance_id)
+        why = f"it is {is_there}{giving_way(len(drops))}"
         rivals.append(Rival(name=row.instance_id, score=lost, why=why, unit=LOST_UNIT))
         found.append((order, row, cleared))
     if not found:
         return None
-    order, row, cleared = min(found, key=lambda entry: entry[0])
-    return PlaceDecision(
-        stages=(_stage(row.node_id, cleared, request),),
-        source=row.instance_id,
-        drops=_union(cleared),
-        reason=_THERE[order[0]],
-        rivals=tuple(rivals[:MAX_RIVALS]),
-    )
+    _, row, cleared = min(found, key=lambda entry: entry[0])
+    grown = taking(row.node_id, cleared, request.model, _RUNGS.get(row.state, _COMING)[2])
+    return replace(grown, source=row.instance_id, rivals=tuple(rivals[:MAX_RIVALS]))
 
 
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
     """A place for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
-    model, best = request.model, None
+    model = request.model
     nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
+    options = []
     for node, cleared in cheapest_on(nodes, model, view):
-        drops = _union(cleared)
-        order = (sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
-        if best is None or order < best[0]:
-            best = (order, node.node_id, cleared)
-    if best is None:
+        drops = dropped(cleared)
+        options.append((sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id, cleared))
+    if not options:
         return None
-    order, node_id, cleared = best
-    cleared = sorted(cleared, key=lambda c: c.gpu_id)
-    return PlaceDecision(
-        stages=(_stage(node_id, cleared, request),),
-        drops=_union(cleared),
-        reason=f"{show_bytes(bytes_per_gpu(model))} are free there once {counted(order[1], 'replica')} of other models "
-        f"{'gives' if order[1] == 1 else 'give'} way",
-    )
+    _, num_drops, node_id, cleared = min(options, key=lambda option: option[:3])
+    once = f"{counted(num_drops, 'replica')} of other models {'gives' if num_drops == 1 else 'give'} way"
+    reason = f"{show_bytes(bytes_per_gpu(model))} are free there once {once}"
+    return taking(node_id, sorted(cleared, key=lambda c: c.gpu_id), model, reason)
+
+
+def taking(node_id: str, cleared: Sequence[Clearing], model: Model, reason: str) -> PlaceDecision:
+    """A start on those GPUs, for which what they are cleared of is dropped."""
+    gpu_ids = tuple(one.gpu_id for one in cleared)
+    stage = StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
+    return PlaceDecision(stages=(stage,), drops=dropped(cleared), reason=reason)
 
 
 def cheapest(known: NodeMemory, model: Model, view: PlacementView) -> list[Clearing]:
@@ -177,19 +175,9 @@ def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementVi
     return cleared
 
 
-def _stage(node_id: str, cleared: Sequence[Clearing], request: PlaceRequest) -> StageDecision:
-    gpu_ids = tuple(one.gpu_id for one in cleared)
-    return StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model))
-
-
-def _union(cleared: Iterable[Clearing]) -> tuple[str, ...]:
+def dropped(cleared: Iterable[Clearing]) -> tuple[str, ...]:
+    """What those GPUs are cleared of, each once: a replica may lie on several."""
     return tuple(dict.fromkeys(drop for one in cleared for drop in one.drops))
-
-
-def _rung(row: Instance) -> int:
-    if row.state is InstanceState.PREWARMED:
-        return 0
-    return 1 if row.state is InstanceState.SWAPPED_OUT else 2
 
 
 def giving_way(num_lost: int) -> str:
@@ -198,9 +186,8 @@ def giving_way(num_lost: int) -> str:
     return f", and {counted(num_lost, 'other replica')} {verb} way" if num_lost else ""
 
 
-_THERE = (
-    "a copy of its weights is prewarmed there",
-    "its engine sleeps there and is woken",
-    "a copy of its weights is on its way there",
-)
-_WORDS = ("prewarmed", "asleep", "being prewarmed")
+_RUNGS = {  # what a copy is -> its rung, and what is said of it there
+    InstanceState.PREWARMED: (0, "prewarmed", "a copy of its weights is prewarmed there"),
+    InstanceState.SWAPPED_OUT: (1, "asleep", "its engine sleeps there and is woken"),
+}
+_COMING = (2, "being prewarmed", "a copy of its weights is on its way there")

@@ -21,13 +21,7 @@ from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
 from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
-from glowplug.policies.placement.hydraserve_allocation import (
-    AllocationParams,
-    ColdStart,
-    Layout,
-    ServerOffer,
-    allocate,
-)
+from glowplug.policies.placement.hydraserve_allocation import AllocationParams, ColdStart, Layout, ServerOffer, allocate
 from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
@@ -125,9 +119,6 @@ class _Open:
     gpus: tuple[tuple[str, int], ...]
     lost: Mapping[str, float]  # gpu_id -> worth of those copies
 
-    def lost_by_gpu(self) -> list[float]:
-        return [self.lost.get(gpu_id, 0.0) for gpu_id, _ in self.gpus]
-
 
 def _nth_free(open_gpus: _Open, num_gpus: int) -> int:
     """Bytes on each of the `num_gpus` GPUs with the most."""
@@ -149,8 +140,8 @@ def _able(
     num_gpus = model.num_gpus
 
     def loses(known: NodeMemory) -> float:
-        lost = _open(known.node, min(needs), 0, fleet, params).lost_by_gpu()
-        return sum(sorted(lost)[:num_gpus])
+        here = _open(known.node, min(needs), 0, fleet, params)
+        return sum(sorted(here.lost.get(gpu_id, 0.0) for gpu_id, _ in here.gpus)[:num_gpus])
 
     near = fleet.candidates(
         needs, num_gpus, model.engine, num_ranked, drops=drops, loses=loses, busy=view.links, only=only

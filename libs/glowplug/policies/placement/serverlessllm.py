@@ -13,7 +13,7 @@ from functools import partial
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
-from glowplug.policies.placement.dormant import Clearing, cheapest, cheapest_on, grow
+from glowplug.policies.placement.dormant import Clearing, cheapest, cheapest_on, dropped, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.links import has_weights
@@ -26,8 +26,7 @@ MAX_RIVALS = 16
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     """GPUs of the node that is ready soonest. Ties: least lost, then the first node and GPUs."""
-    grown = grow(request, view)
-    if grown is not None:
+    if grown := grow(request, view):
         return grown
     options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_memory(request, view)]
     if not options:
@@ -39,7 +38,7 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     where = "are in host memory" if here else "come over the network"
     return PlaceDecision(
         stages=(StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model)),),
-        drops=tuple(dict.fromkeys(drop for one in cleared for drop in one.drops)),
+        drops=dropped(cleared),
         reason=f"it is ready soonest there: its weights {where} and are loaded within {seconds:.2f} s",
         rivals=tuple(Rival(name=n.node_id, score=s, unit="s to load") for s, n, _ in options[:MAX_RIVALS]),
     )

@@ -1,29 +1,21 @@
-"""Evict-aware placement of prewarmed replicas, and which GPUs an instance that must start takes over.
+"""Evict-aware placement of prewarmed replicas.
 
-Paper: WarmServe section 5.2, Algorithm 1, and its last paragraph for scale-up. A replica needs D GPUs of one server
+Paper: WarmServe section 5.2, Algorithm 1. A replica needs D GPUs of one server
 with S/D free bytes each; the sets of two models are nested or disjoint. Among the groups whose replicas all score less
 than the newcomer, the one with the least sum of scores is taken; if there is none, the one with the least sum at all.
 
-Departures, all as the published code or needed by it (errata E8-E10):
+Departures, all as the published code or needed by it (errata E9, E10):
 - Replicas already there take the first of their model's scores, in order of their ids; extras score 0.
 - A model never lies twice on one GPU.
 - Replicas that score 0 are dropped when a wish fits nowhere (`evict_stale`), an extension the code leaves as a TODO.
-- Scale-up takes the least sum of lost scores on a hit and on a miss alike, as the text says.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from glowplug.policies.placement.dormant import giving_way
 from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
-from glowplug.policies.placement.warmserve_view import (
-    Prewarmed,
-    PrewarmNode,
-    groups_of,
-    is_nested_or_disjoint,
-    members,
-)
+from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, groups_of, is_nested_or_disjoint, members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +211,8 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
 
 def _best_stale(node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int]) -> _Fit | None:
     """The best group of one node once worthless replicas are dropped for it, or None."""
-    best: _Fit | None = None
-    for bits in groups_of(len(node.free), shape.num_gpus):
-        fit = _fit(node, wish, shape, bits, sizes)
-        if fit and (best is None or fit.order < best.order):
-            best = fit
-    return best
+    fits = (_fit(node, wish, shape, bits, sizes) for bits in groups_of(len(node.free), shape.num_gpus))
+    return min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
 
 
 def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: Mapping[str, int]) -> _Fit | None:
@@ -282,79 +270,4 @@ def _take(
         drop=fit.drop,
         reason=reason,
         bytes_per_gpu=shape.bytes_per_gpu,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Takeover:
-    """The GPUs an instance starts on. `replica_id` is the prewarmed copy it grows from, "" on a miss."""
-
-    node_id: str
-    gpu_ids: tuple[str, ...]
-    replica_id: str = ""
-    evicted: tuple[str, ...] = ()  # replica ids that lose their place
-    lost_score: float = 0.0
-    reason: str = ""
-
-
-def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode]) -> Takeover | None:
-    """Where a new instance of a model starts: on a ready replica, else on one still loading, else on the free group
-    whose replicas are worth least. None when no node has `shape.num_gpus` GPUs that are not serving."""
-    views = sorted(nodes, key=lambda n: n.node_id)
-    hits: list[tuple[tuple[bool, float, str, int], Takeover]] = []
-    for node in views:
-        if not any(replica.model_key == model_key for replica in node.replicas):
-            continue
-        serving = node.bits([g for g in node.gpu_ids if g in node.draining])
-        held = [(node.bits(r.gpu_ids), r) for r in node.replicas]
-        for bits, replica in held:
-            if replica.model_key == model_key and not bits & serving and len(replica.gpu_ids) == shape.num_gpus:
-                mine = _takeover(node, bits, held, replica)
-                hits.append(((not replica.is_ready, mine.lost_score, node.node_id, bits), mine))
-    if hits:
-        return min(hits, key=lambda entry: entry[0])[1]
-    return _miss(shape, views)
-
-
-def _miss(shape: ReplicaShape, views: Sequence[PrewarmNode]) -> Takeover | None:
-    """The free group whose replicas are worth least together; the first that costs nothing ends the search."""
-    best: tuple[tuple[float, int], PrewarmNode, int] | None = None
-    for node in views:
-        if len(node.gpu_ids) - len(node.draining) < shape.num_gpus:
-            continue
-        serving = node.bits([g for g in node.gpu_ids if g in node.draining])
-        held = [(node.bits(r.gpu_ids), r) for r in node.replicas]
-        for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
-            if bits & serving:
-                continue
-            lost = [r.score for other, r in held if other & bits]
-            cost = (sum(lost), len(lost))
-            if best is None or cost < best[0]:
-                best = (cost, node, bits)
-            if not lost:
-                break
-        if best is not None and best[0] == (0, 0):
-            break
-    if best is None:
-        return None
-    _, node, bits = best
-    return _takeover(node, bits, [(node.bits(r.gpu_ids), r) for r in node.replicas], None)
-
-
-def _takeover(
-    node: PrewarmNode, bits: int, held: Sequence[tuple[int, Prewarmed]], replica: Prewarmed | None
-) -> Takeover:
-    lost = [r for other, r in held if other & bits and r is not replica]
-    score = sum(r.score for r in lost)
-    if replica is None:
-        what = "no copy of it is prewarmed, and these GPUs hold the copies worth least"
-    else:
-        what = f"a copy of it {'is' if replica.is_ready else 'is being'} prewarmed there"
-    return Takeover(
-        node_id=node.node_id,
-        gpu_ids=tuple(node.gpu_ids[at] for at in members(bits)),
-        replica_id=replica.replica_id if replica else "",
-        evicted=tuple(r.replica_id for r in lost),
-        lost_score=score,
-        reason=f"{what}{giving_way(len(lost))}",
     )

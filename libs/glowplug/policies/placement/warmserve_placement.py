@@ -2,53 +2,130 @@
 
 Paper: WarmServe section 5.2, last paragraph, and section 4 (Fig. 5). Prewarmed, else being prewarmed, else the free
 group whose replicas' scores add up to least; whatever it overlaps loses its place, since a dedicated worker has its
-GPUs for itself. GPUs of a running instance, draining ones too, are no candidates.
+GPUs for itself. GPUs of a running instance, draining ones too, are no candidates. The least sum of lost scores decides
+on a hit and on a miss alike, as the text says (erratum E8).
 
 `unplaced` is the ablation "without evict-aware placement" (section 7.5, Fig. 12): the first copy or group there is,
 whatever it costs the others. The paper does not say what it puts in its place; first fit is our reading.
 """
+
+from collections.abc import Iterable, Iterator
 
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import giving_way
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, Takeover, take_over
-from glowplug.policies.placement.warmserve_view import PrewarmNode, groups_of, members, start_nodes
+from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape
+from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, groups_of, members, start_nodes
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     """GPUs for one instance, and the copy it grows from on a hit. None while every group has an instance on it."""
-    nodes = candidates(request, view)
-    found = take_over(request.model.key, shape_of(request), nodes)
-    return decided(request, found) if found else nowhere(request, view)
+    return take_over(request.model.key, *_asked(request, view)) or _nowhere(request, view)
 
 
 def unplaced(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     """The ablation: the first copy by node and id, else the first group by node and index."""
-    nodes, shape = candidates(request, view), shape_of(request)
-    found = _first_copy(request.model.key, shape, nodes) or _first_group(shape, nodes)
-    return decided(request, found) if found else nowhere(request, view)
+    shape, nodes = _asked(request, view)
+    for node in nodes:
+        for copy in sorted(_copies(request.model.key, shape, node), key=lambda r: (not r.is_ready, r.replica_id)):
+            lost = _lost(_held(node), node.bits(copy.gpu_ids), copy)
+            return _taking(node, copy.gpu_ids, shape, lost, "this is the first copy there is", copy)
+    for node in nodes:
+        for bits in _free_groups(shape, node):
+            why = "there is no copy, and this is the first free group of GPUs"
+            return _taking(node, _named(node, bits), shape, _lost(_held(node), bits), why)
+    return _nowhere(request, view)
 
 
-def shape_of(request: PlaceRequest) -> ReplicaShape:
-    """What it takes, in the words of section 5.2."""
-    return ReplicaShape(num_gpus=request.model.num_gpus, bytes_per_gpu=bytes_per_gpu(request.model))
+def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode]) -> PlaceDecision | None:
+    """Where a new instance of a model starts: on a ready replica, else on one still loading, else on the free group
+    whose replicas are worth least. None when no node has `shape.num_gpus` GPUs that are not serving."""
+    views = sorted(nodes, key=lambda n: n.node_id)
+    hits = []
+    for node in views:
+        for copy in _copies(model_key, shape, node):
+            bits = node.bits(copy.gpu_ids)
+            lost = _lost(_held(node), bits, copy)
+            hits.append(((not copy.is_ready, sum(r.score for r in lost), node.node_id, bits), node, copy, lost))
+    if hits:
+        order, node, copy, lost = min(hits, key=lambda hit: hit[0])
+        why = f"a copy of it {'is' if copy.is_ready else 'is being'} prewarmed there"
+        return _taking(node, _named(node, order[-1]), shape, lost, why, copy)
+    best: tuple[tuple[float, int], PrewarmNode, int, list[Prewarmed]] | None = None
+    for node in views:
+        held = _held(node)
+        for bits in _free_groups(shape, node):
+            lost = _lost(held, bits)
+            cost = (sum(r.score for r in lost), len(lost))
+            if best is None or cost < best[0]:
+                best = (cost, node, bits, lost)
+            if not lost:
+                break  # no group costs less
+        if best is not None and best[0] == (0, 0):
+            break
+    if best is None:
+        return None
+    _, node, bits, lost = best
+    why = "no copy of it is prewarmed, and these GPUs hold the copies worth least"
+    return _taking(node, _named(node, bits), shape, lost, why)
 
 
-def candidates(request: PlaceRequest, view: PlacementView) -> list[PrewarmNode]:
-    """Nodes with enough GPUs that serve nobody, by id."""
-    return list(start_nodes(request.model, bytes_per_gpu(request.model), view.fleet))
-
-
-def decided(request: PlaceRequest, found: Takeover) -> PlaceDecision:
-    """A takeover as a placement."""
+def _asked(request: PlaceRequest, view: PlacementView) -> tuple[ReplicaShape, list[PrewarmNode]]:
+    """What it takes, in the terms of section 5.2, and the nodes with enough GPUs that serve nobody, by id."""
     need = bytes_per_gpu(request.model)
-    stage = StageDecision(node_id=found.node_id, gpu_ids=found.gpu_ids, bytes_per_gpu=need)
-    return PlaceDecision(stages=(stage,), source=found.replica_id, drops=found.evicted, reason=found.reason)
+    shape = ReplicaShape(num_gpus=request.model.num_gpus, bytes_per_gpu=need)
+    return shape, list(start_nodes(request.model, need, view.fleet))
 
 
-def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+def _copies(model_key: str, shape: ReplicaShape, node: PrewarmNode) -> list[Prewarmed]:
+    """The model's replicas on GPUs that serve nobody."""
+    mine = [r for r in node.replicas if r.model_key == model_key and len(r.gpu_ids) == shape.num_gpus]
+    return [r for r in mine if node.draining.isdisjoint(r.gpu_ids)]
+
+
+def _free_groups(shape: ReplicaShape, node: PrewarmNode) -> Iterator[int]:
+    """Groups of the node's GPUs that serve nobody, as bits."""
+    if len(node.gpu_ids) - len(node.draining) < shape.num_gpus:
+        return
+    closed = node.bits([g for g in node.gpu_ids if g in node.draining])
+    for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
+        if not bits & closed:
+            yield bits
+
+
+def _held(node: PrewarmNode) -> list[tuple[int, Prewarmed]]:
+    return [(node.bits(r.gpu_ids), r) for r in node.replicas]
+
+
+def _lost(held: list[tuple[int, Prewarmed]], bits: int, copy: Prewarmed | None = None) -> list[Prewarmed]:
+    """The replicas that lose their place to a start on those GPUs; `copy` is what it grows from."""
+    return [r for other, r in held if other & bits and r is not copy]
+
+
+def _named(node: PrewarmNode, bits: int) -> tuple[str, ...]:
+    return tuple(node.gpu_ids[at] for at in members(bits))
+
+
+def _taking(
+    node: PrewarmNode,
+    gpu_ids: tuple[str, ...],
+    shape: ReplicaShape,
+    lost: list[Prewarmed],
+    why: str,
+    copy: Prewarmed | None = None,
+) -> PlaceDecision:
+    stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=shape.bytes_per_gpu)
+    return PlaceDecision(
+        stages=(stage,),
+        source=copy.replica_id if copy else "",
+        drops=tuple(r.replica_id for r in lost),
+        reason=f"{why}{giving_way(len(lost))}",
+    )
+
+
+def _nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     """Why no GPU can be had: never, or not while others serve."""
     said = fit(request.model, view.fleet)
     if said.possible:
@@ -56,34 +133,3 @@ def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
         lacking = "no node has a GPU that serves nobody" if num == 1 else f"no node has {num} GPUs that serve nobody"
         return PlaceDecision(reason=lacking, rivals=said.rivals, whole_gpus=True)
     return PlaceDecision(possible=False, reason=said.reason, rivals=said.rivals)
-
-
-def _first_copy(model_key: str, shape: ReplicaShape, nodes: list[PrewarmNode]) -> Takeover | None:
-    for node in nodes:
-        for replica in sorted(node.replicas, key=lambda r: (not r.is_ready, r.replica_id)):
-            is_free = not node.draining & set(replica.gpu_ids)
-            if replica.model_key == model_key and is_free and len(replica.gpu_ids) == shape.num_gpus:
-                return _taken(node, replica.gpu_ids, replica.replica_id, "this is the first copy there is")
-    return None
-
-
-def _first_group(shape: ReplicaShape, nodes: list[PrewarmNode]) -> Takeover | None:
-    for node in nodes:
-        closed = node.bits([g for g in node.gpu_ids if g in node.draining])
-        for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
-            if not bits & closed:
-                gpu_ids = tuple(node.gpu_ids[at] for at in members(bits))
-                return _taken(node, gpu_ids, "", "there is no copy, and this is the first free group of GPUs")
-    return None
-
-
-def _taken(node: PrewarmNode, gpu_ids: tuple[str, ...], replica_id: str, why: str) -> Takeover:
-    lost = [r for r in node.replicas if set(r.gpu_ids) & set(gpu_ids) and r.replica_id != replica_id]
-    return Takeover(
-        node_id=node.node_id,
-        gpu_ids=gpu_ids,
-        replica_id=replica_id,
-        evicted=tuple(r.replica_id for r in lost),
-        lost_score=sum(r.score for r in lost),
-        reason=f"{why}{giving_way(len(lost))}",
-    )

@@ -88,23 +88,14 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
     if not total:
         return ()
     factor = burst_factor(average, peak, params)
-    basic = [
-        ReplicaWish(
-            model_key=demand.model_key, kind=ReplicaClass.BASIC, rank=i, score=math.exp(-i / total) * demand.load_s
-        )
-        for i in range(num_basic)
-    ]
-    burst = [
-        ReplicaWish(
-            model_key=demand.model_key,
-            kind=ReplicaClass.BURST,
-            rank=i,
-            score=math.exp(-(num_basic + i) / total) * demand.load_s * factor,
-        )
-        for i in range(num_burst)
-    ]
-    first = params.class_first
-    return tuple((w.kind if first else 0, -w.score, w.model_key, w.kind, w.rank, w) for w in (*basic, *burst))
+    kinds = [(ReplicaClass.BASIC, rank, 1.0) for rank in range(num_basic)]
+    kinds += [(ReplicaClass.BURST, rank, factor) for rank in range(num_burst)]
+    ranked: list[_Ranked] = []
+    for at, (kind, rank, weight) in enumerate(kinds):
+        score = math.exp(-at / total) * demand.load_s * weight
+        wish = ReplicaWish(model_key=demand.model_key, kind=kind, rank=rank, score=score)
+        ranked.append((kind if params.class_first else 0, -score, demand.model_key, kind, rank, wish))
+    return tuple(ranked)
 
 
 def burst_factor(average: float, peak: float, params: ScoreParams) -> float:

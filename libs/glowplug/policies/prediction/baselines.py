@@ -29,31 +29,11 @@ class Nothing:
 
 
 @dataclass(slots=True)
-class LastWindow:
-    """Every window to come is as the last one was."""
-
-    WINDOW_S: ClassVar[float] = 60.0
-    window_s: float = 60.0
-    _ended_at: float = 0.0
-    _last: Reading | None = None
-
-    def closed(self, window: WindowTotals) -> None:
-        """Keep it; the one before is forgotten."""
-        self._last, self._ended_at = reading_of(window), window.started_at + window.window_s
-
-    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """The last window, again and again."""
-        if self._last is None:
-            return ()
-        starts = (self._ended_at + n * self.window_s for n in range(num_ahead))
-        return tuple(forecast_of(self._last, at, self.window_s, now_s, "last_window") for at in starts)
-
-
-@dataclass(slots=True)
 class MovingAverage:
     """Every window to come is the mean of the last `num_windows`; its peak is the mean of their peaks."""
 
     WINDOW_S: ClassVar[float] = 60.0
+    SOURCE: ClassVar[str] = "moving_average"
     window_s: float = 60.0
     num_windows: int = 10
     _ended_at: float = 0.0
@@ -72,7 +52,15 @@ class MovingAverage:
             return ()
         mean = mean_of(self._past)
         starts = (self._ended_at + n * self.window_s for n in range(num_ahead))
-        return tuple(forecast_of(mean, at, self.window_s, now_s, "moving_average") for at in starts)
+        return tuple(forecast_of(mean, at, self.window_s, now_s, self.SOURCE) for at in starts)
+
+
+@dataclass(slots=True)
+class LastWindow(MovingAverage):
+    """Every window to come is as the last one was: the mean of one."""
+
+    SOURCE: ClassVar[str] = "last_window"
+    num_windows: int = 1
 
 
 @dataclass(slots=True)
@@ -83,7 +71,6 @@ class SeasonalNaive:
     """
 
     WINDOW_S: ClassVar[float] = 60.0
-    HAS_SEASON: ClassVar[bool] = True
     window_s: float = 60.0
     season_s: float = DAY_S
     _ended_at: float = 0.0

@@ -1,12 +1,13 @@
 """What a forecaster is: one per model, which learns every window that closes and forecasts those to come.
 
-A name of the kind "prediction" is a factory: `make(window_s) -> Forecaster`, or "none", which forecasts nothing. A
-factory's `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings say another.
+A name of the kind "prediction" is a factory (`MakeForecaster`), "none" that of one which forecasts nothing. A factory's
+`WINDOW_S` is the window its paper uses; a predictor takes it unless its settings say another.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, cast
+from inspect import signature
+from typing import ClassVar, NamedTuple, Protocol
 
 from glowplug.domain.snapshot import Forecast
 
@@ -32,30 +33,22 @@ class Forecaster(Protocol):
     def closed(self, window: WindowTotals) -> None:
         """A window has closed. Every window is given, empty ones too, oldest first, without a gap; memory is bounded
         by the forecaster itself."""
-        ...
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
         """Expectations of the `num_ahead` windows after the last closed one, the next one first (`starts_at` is where
         the last one ended). Empty while nothing can be said. `source` is the policy's name; the predictor adds
         `error_ratio` and the rates (mu)."""
-        ...
 
 
-class MakeSeasonal(Protocol):
-    """A factory whose forecaster knows seasons: a day, unless a trace squeezed in time has another."""
-
-    HAS_SEASON: ClassVar[bool]
-
-    def __call__(self, window_s: float, *, season_s: float) -> Forecaster: ...
-
-
-MakeForecaster = Callable[[float], Forecaster]
+MakeForecaster = Callable[..., Forecaster]
+"""Makes one of windows of so many seconds, and of a `season_s` where it has such a parameter."""
 
 
 def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Forecaster:
-    """One model's forecaster, with seasons of `season_s` (0: a day) where it knows any."""
-    if season_s > 0 and getattr(make, "HAS_SEASON", False):
-        return cast(MakeSeasonal, make)(window_s, season_s=season_s)
+    """One model's forecaster, with seasons of `season_s` where it knows any (0: a day; a trace squeezed in time has
+    shorter ones)."""
+    if season_s > 0 and "season_s" in signature(make).parameters:
+        return make(window_s, season_s=season_s)
     return make(window_s)
 
 
@@ -74,13 +67,7 @@ NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def reading_of(window: WindowTotals) -> Reading:
     """The five numbers of a closed window."""
-    return Reading(
-        float(window.num_requests),
-        float(window.prompt_tokens),
-        float(window.response_tokens),
-        float(window.concurrency_mean),
-        float(window.concurrency_peak),
-    )
+    return Reading(*(float(getattr(window, kind)) for kind in Reading._fields))
 
 
 def mean_of(readings: Collection[Reading]) -> Reading:

@@ -16,7 +16,7 @@ Departures:
 import heapq
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MEMORY_RATIO = 0.8  # T_mem; these four are constants of section 4.3 that routing and scaling share
 NUM_STEPS = 100  # l: engine steps looked ahead
@@ -34,34 +34,24 @@ class _Ramp:
     expected: int  # response tokens as predicted
 
 
+@dataclass(slots=True, eq=False)
 class LookAhead:
     """One instance's coming load. Steps only grow; `M` is `kv_tokens`."""
 
-    __slots__ = (
-        "_constant",
-        "_count",
-        "_end_sum",
-        "_ends",
-        "_ramps",
-        "_steps",
-        "_turns",
-        "extend_ratio",
-        "kv_tokens",
-        "now_step",
-    )
+    kv_tokens: int
+    extend_ratio: float = 0.2
+    now_step: int = 0
+    _ramps: dict[Key, _Ramp] = field(default_factory=dict)
+    _end_sum: int = 0  # of the ramps' ends
+    _constant: int = 0  # sum of prompt - start of the ramps at now_step; their sum there is this + count x step
+    _count: int = 0
+    _turns: dict[int, list[int]] = field(default_factory=dict)  # step -> [change of constant, change of count]
+    _steps: list[int] = field(default_factory=list)  # the keys of _turns, sorted
+    _ends: list[tuple[int, Key]] = field(default_factory=list)
 
-    def __init__(self, kv_tokens: int, extend_ratio: float = 0.2) -> None:
-        if kv_tokens < 1 or not extend_ratio > 0:
-            raise ValueError(f"a KV cache of {kv_tokens} tokens, extension by {extend_ratio}")
-        self.kv_tokens, self.extend_ratio = kv_tokens, extend_ratio
-        self.now_step = 0
-        self._ramps: dict[Key, _Ramp] = {}
-        self._end_sum = 0  # of the ramps' ends
-        self._constant = 0  # sum of prompt - start of the ramps at now_step; their sum there is this + count x step
-        self._count = 0
-        self._turns: dict[int, list[int]] = {}  # step -> [change of constant, change of count]
-        self._steps: list[int] = []  # the keys of _turns, sorted
-        self._ends: list[tuple[int, Key]] = []
+    def __post_init__(self) -> None:
+        if self.kv_tokens < 1 or not self.extend_ratio > 0:
+            raise ValueError(f"a KV cache of {self.kv_tokens} tokens, extension by {self.extend_ratio}")
 
     def __len__(self) -> int:
         return len(self._ramps)

@@ -20,23 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from glowplug.policies.prediction.learned import SeriesParams
 from glowplug.policies.prediction.preserve_mlstm import Array, Trainer, Weights, draw_weights, predict
 
 NUM_INPUTS = 3
 GAIN = 5.0  # changes are small beside levels: they are brought to about one size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesParams:
-    num_past: int = 12  # k
-    num_hidden: int = 8
-    num_epochs: int = 120
-    learning_rate: float = 0.01
-    held_out: float = 0.2  # share of the samples, the newest
-    max_batch: int = 240  # samples a pass sees: with more, every second one, or third, in turns
-    max_days: int = 7  # trained on; a day of 10-minute windows is about 1 kB
-    literal_scale: bool = False  # min-max of the tokens, as the paper has it, not of their logarithms
-    seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)

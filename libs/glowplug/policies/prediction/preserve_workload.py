@@ -15,25 +15,16 @@ Departures:
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
-from glowplug.domain.units import DAY_S
+from glowplug.policies.prediction.learned import WorkloadParams
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
+from glowplug.policies.prediction.preserve_series import TokenSeries
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 
 NAME = "preserve_workload"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadParams:
-    min_days: int = 2  # of data before the first training
-    min_active: float = 0.5  # share of windows with any token
-    epochs_per_window: int = 5  # about 50 ms of a core for both series
-    season_s: float = DAY_S  # a day; less for traces squeezed in time
-    series: SeriesParams = field(default_factory=SeriesParams)
 
 
 class PreserveWorkload:

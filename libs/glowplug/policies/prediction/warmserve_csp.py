@@ -69,14 +69,10 @@ def season(loads: Sequence[float], index: int, windows_per_day: int, num_days: i
 
 
 def _weighted(newest_first: Sequence[float], literal: bool) -> float:
-    """Their mean, with weights that halve from each to the next (or, literally, double)."""
+    """Eq. 3: their mean, with weights that halve from each to the one before it (or, literally, double)."""
     num = len(newest_first)
-    if num == 0:
-        return 0.0
-    total = float(2**num - 1)
-    if literal:
-        return sum(value * float(2**at) for at, value in enumerate(newest_first)) / total
-    return sum(value * float(2 ** (num - 1 - at)) for at, value in enumerate(newest_first)) / total
+    weights = [float(2**at if literal else 2 ** (num - 1 - at)) / float(2**num - 1) for at in range(num)]
+    return sum(weight * value for weight, value in zip(weights, newest_first, strict=True))
 
 
 @dataclass(slots=True)
@@ -92,13 +88,11 @@ class WarmserveCsp:
     """One model's predictor. `season_s` is a day; other lengths are for compressed traces."""
 
     WINDOW_S: ClassVar[float] = 300.0
-    HAS_SEASON: ClassVar[bool] = True
     window_s: float = 300.0
-    params: CspParams = field(default_factory=CspParams)
+    params: CspParams = CspParams()
     season_s: float = DAY_S
     _seasons: dict[int, _Season] = field(default_factory=dict)
-    _last: deque[Reading] = field(default_factory=deque)  # newest first
-    _errors: deque[Reading | None] = field(default_factory=deque)  # newest first; None: there was no season yet
+    _last: deque[tuple[Reading, Reading | None]] = field(default_factory=deque)  # newest first: load, and error if any
     _count: int = 0  # windows learned
     _ended_at: float = 0.0
 
@@ -107,11 +101,9 @@ class WarmserveCsp:
         reading, number = reading_of(window), self._count
         season = self._season(number)
         error = None if season is None else Reading(*(a - b for a, b in zip(reading, season, strict=True)))
-        self._last.appendleft(reading)
-        self._errors.appendleft(error)
+        self._last.appendleft((reading, error))
         if len(self._last) > self.params.num_errors:
             self._last.pop()
-            self._errors.pop()
         if reading != NOTHING:
             slot = self._seasons.setdefault(number % self._per_day, _Season())
             if self.params.num_days > 0:
@@ -127,13 +119,15 @@ class WarmserveCsp:
         """Eq. 4 for each window ahead; on the first day the weighted mean of the last windows themselves."""
         if self._count == 0:
             return ()
-        errors = [error for error in self._errors if error is not None]
+        loads = [load for load, _ in self._last]
+        errors = [error for _, error in self._last if error is not None]
         found = []
         for n in range(num_ahead):
             season = self._season(self._count + n)
-            base, rest = (NOTHING, list(self._last)) if season is None else (season, errors)
-            correction = _weighted_readings(rest, self.params.literal_weights)
-            expected = Reading(*(max(0.0, a + b) for a, b in zip(base, correction, strict=True)))
+            base, rest = (NOTHING, loads) if season is None else (season, errors)
+            by_kind = zip(*rest, strict=True) if rest else [()] * len(base)
+            corrections = (_weighted(values, self.params.literal_weights) for values in by_kind)
+            expected = Reading(*(max(0.0, a + b) for a, b in zip(base, corrections, strict=True)))
             starts_at = self._ended_at + n * self.window_s
             found.append(forecast_of(expected, starts_at, self.window_s, now_s, "warmserve_csp"))
         return tuple(found)
@@ -158,15 +152,3 @@ class WarmserveCsp:
             kept = [reading for at, reading in slot.days if oldest <= at < number]
             total = Reading(*(sum(kind) for kind in zip(*kept, strict=True))) if kept else NOTHING
         return Reading(*(value / num_days for value in total))
-
-
-def _weighted_readings(newest_first: list[Reading], literal: bool) -> Reading:
-    """Eq. 3 for each kind: weights halve from each to the one before it (or, literally, double)."""
-    num = len(newest_first)
-    if num == 0:
-        return NOTHING
-    total = float(2**num - 1)
-    weights = [float(2**at if literal else 2 ** (num - 1 - at)) / total for at in range(num)]
-    return Reading(
-        *(sum(w * v for w, v in zip(weights, kind, strict=True)) for kind in zip(*newest_first, strict=True))
-    )

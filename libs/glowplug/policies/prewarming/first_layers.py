@@ -38,20 +38,13 @@ class LayerProfile:
 
 
 def first_layers(profile: LayerProfile) -> int:
-    """k: layers that must lie on the GPU before the start, from 1 to `num_layers`."""
-    return next((k for k in range(1, profile.num_layers) if comes_in_time(profile, k)), profile.num_layers)
-
-
-def comes_in_time(profile: LayerProfile, num_there: int) -> bool:
-    """Whether every layer after the first `num_there` is loaded by the time the ones before it have been computed. Both
-    sides are linear in the layer, so its two ends decide."""
-    if num_there >= profile.num_layers:
-        return True
-    load_s, compute_s = profile.load_s_per_layer, profile.prefill_s_per_layer
-    return all(
-        (layer - num_there) * load_s <= profile.lead_s + (layer - 1) * compute_s
-        for layer in (num_there + 1, profile.num_layers)
-    )
+    """k: layers that must lie on the GPU before the start, from 1 to `num_layers`. Both sides of the rule are linear in
+    the layer, so the first and the last of those that are missing decide."""
+    load_s, compute_s, last = profile.load_s_per_layer, profile.prefill_s_per_layer, profile.num_layers
+    for k in range(1, last):
+        if all((layer - k) * load_s <= profile.lead_s + (layer - 1) * compute_s for layer in (k + 1, last)):
+            return k
+    return last
 
 
 def first_layers_bytes(profile: LayerProfile) -> int:

@@ -1,10 +1,9 @@
 """The union's prewarming: WarmServe's plan where weights lie in host memory already.
 
 WarmServe (section 7.1) has every model's weights in host memory, so a replica costs a copy over PCIe. Over the network
-it costs what cold starts need: with 384 models on 16 Gbit/s cards replicas on their way held both the links and the
-placements that chose to grow from them, and TTFT attainment on HydraServe's workload fell from 100 % to 94 %
-(simulated). So replicas are made where host memory has the weights, which mCache's importance decides; the others come
-with the first start.
+it costs what cold starts need: with 384 models on 16 Gbit/s cards TTFT attainment on HydraServe's workload fell from
+100 % to 94 % (simulated). So replicas are made where host memory has the weights, which mCache's importance decides;
+the others come with the first start.
 
 A replica that no forecast asks for is worth nothing to WarmServe; of those that drained and stayed the one used longest
 ago gives way first here, as in SLLM-GPU (`keep_last`). Any that a forecast asks for is worth more.
@@ -18,9 +17,7 @@ from glowplug.policies.prewarming.baselines import keep_last
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
 
 PARAMS = warmserve.WarmserveParams()
-UNWISHED = (
-    1e-3  # what a replica nobody forecast is worth at most, beside the seconds that one saves which is wished for
-)
+UNWISHED = 1e-3  # what a replica without a forecast is worth at most; one that is wished for saves seconds
 
 
 def plan(view: PrewarmView, params: warmserve.WarmserveParams = PARAMS) -> PrewarmPlan:

@@ -12,20 +12,9 @@ Departures:
 - It is meant to be asked at each completion; asking on a timer too catches a cache that only shrank.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationParams:
-    literal_code: bool = False
-
 
 def prewarmable_bytes(
-    num_running: int,
-    max_concurrency: int,
-    kv_bytes_used: int,
-    kv_bytes_total: int,
-    params: ReservationParams = ReservationParams(),
+    num_running: int, max_concurrency: int, kv_bytes_used: int, kv_bytes_total: int, *, literal_code: bool = False
 ) -> int:
     """Bytes of the KV cache that may hold other weights now; 0 when nothing may go. All of it once nothing runs.
 
@@ -36,7 +25,7 @@ def prewarmable_bytes(
     if num_running == 0:
         return kv_bytes_total - kv_bytes_used
     expected = kv_bytes_total * num_running // max_concurrency
-    if params.literal_code:
+    if literal_code:
         keep = kv_bytes_used + expected
     else:
         keep = max(expected, kv_bytes_used + kv_bytes_total // max_concurrency)

@@ -11,12 +11,9 @@ from typing import Protocol
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
-from glowplug.policies.prediction.preserve_anticipator import (
-    MEMORY_RATIO,
-    NUM_STEPS,
-    OVERLOAD_RATIO,
-    OVERLOAD_SHARE,
-)
+from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
+
+NONE_FREE = RouteDecision("", "every instance runs as many requests as it may")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +33,7 @@ class BalancerParams:
     tpot_slo_s: float = 0.0  # the model's objective for a token; 0: none
     stall_ratio: float = 0.0  # of that objective: an instance reads prompts no longer at a stretch; 0: as they come
     num_refreshed: int = 4  # instances brought up to date before each choice, those first that were longest ago
-    most_visited: int = (
-        8  # instances looked at for one choice, those first with the least to do; 0: as many as it takes
-    )
+    most_visited: int = 8  # instances looked at for one choice, the least loaded first; 0: as many as it takes
 
     def __post_init__(self) -> None:
         check_bounds(self, num_steps=1, above_0=("tpot_s",))
@@ -50,40 +45,30 @@ class Balancer(Protocol):
     @property
     def tracks_tokens(self) -> bool:
         """Whether token counts and first tokens are of use to it: a shell may spare itself the counting if not."""
-        ...
 
     def put(self, target: Target, now_s: float) -> None:
         """An instance may be chosen, or what is known of it has changed."""
-        ...
 
     def filled(self, instance_id: str, num_in_flight: int) -> None:
         """So many requests run there now, those of other routers included."""
-        ...
 
     def others(self, instance_id: str, outlook: Outlook | None) -> None:
         """What other routers have sent there and expect of it, as they last said."""
-        ...
 
     def gone(self, instance_id: str) -> None:
         """It may not be chosen any more. What runs there may still end, and the instance may come back."""
-        ...
 
     def sent(self, ticket: int, instance_id: str, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
         """A request goes there now, with so many prompt tokens and an expected response of so many."""
-        ...
 
     def first_token(self, ticket: int, now_s: float) -> None:
         """Its prompt has been read, its answer begins."""
-        ...
 
     def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
         """It is there no more: answered with so many tokens, lost or left (0)."""
-        ...
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
         """Where such a request should go; `instance_id` is "" when it has to wait. Nothing is sent by asking."""
-        ...
 
     def outlook(self, instance_id: str, now_s: float) -> Outlook | None:
         """What is ahead of one instance; None from a policy that does not look ahead."""
-        ...

@@ -8,60 +8,63 @@ the request went there:
 
 beta = 1, T_mem = 0.8, l = 100 (erratum E35: the penalty is in tokens, so it adds; M is each instance's own).
 
-Departure: P and D are the same for every instance, so instances are visited in the order of what is certain of their
-load (`floor_of`: queued + current, and the penalty for what is in the cache now), and the search ends at the first
-whose floor with P and D exceeds the best load found. The choice is the paper's. `LoadOrder.route` may be told to look
-at so many instances at most: where a thousand are all nearly full, floors differ by less than the request brings, and
-the best of the lowest few is within that of the best of all. Ties go to the lower floor, then to the lower id.
+Departures:
+- P and D are the same for every instance, so instances are kept and visited in the order of what is certain of their
+  load (`floor_of`: queued + current, and the penalty for what is in the cache now), and the search ends at the first
+  whose floor with P and D exceeds the best load found. The choice is the paper's. With `most_visited` a search looks at
+  so many instances at most: where a thousand are all nearly full, floors differ by less than the request brings, and
+  the best of the lowest few is within that of the best of all. Ties go to the lower floor, then to the lower id.
+- The tokens still to be generated shrink with every step of every engine. Before a choice those instances are brought
+  up to date where something was sent, began or ended since the choice before, and until they are `num_refreshed` others
+  in turn: up to so many the order is exact, of a thousand each is off by what it generates during some hundred choices.
+
+An instance that is full, or overloaded where those are held, is out of the order, so that no search visits it. While
+the order is empty the request waits in the router's queue.
+
+Option: `decode_horizon`. Printed is current_d, all tokens still to be generated. Of two instances with the same sum
+the one with many short answers left runs the larger batch and is slower now; counting only the tokens of the steps
+ahead tells them apart.
 """
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
-from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
+from glowplug.policies.routing.tracked import NOTHING, Tracked, Tracker
 
 
 @dataclass(slots=True)
 class InstanceLoad:
-    """What one instance has to do. `tokens` = queued to prefill + still to generate."""
+    """What one instance has to do, in tokens."""
 
     instance_id: str
     look_ahead: LookAhead
     queued_tokens: int = 0
     current_tokens: int = 0
-    has_room: bool = True  # False: at its max_concurrency, or not serving
     other_kv_tokens: int = 0  # of its cache, the most that requests of other routers are to take
-
-    @property
-    def tokens(self) -> int:
-        return self.queued_tokens + self.current_tokens
 
 
 def load_of(
-    target: InstanceLoad,
-    prompt_tokens: int,
-    expected_tokens: int,
-    params: BalancerParams,
-    enough: float = math.inf,
+    target: InstanceLoad, prompt_tokens: int, expected_tokens: int, params: BalancerParams, enough: float = math.inf
 ) -> float:
     """L_i, in tokens; or `enough` or more, once it is known to be that. The steps ahead are only looked at where they
     could cost a penalty."""
     look = target.look_ahead
     load = float(target.queued_tokens + target.current_tokens + prompt_tokens + expected_tokens)
     newcomer = prompt_tokens + min(expected_tokens, params.num_steps) - 1
-    room = params.memory_ratio * look.kv_tokens - target.other_kv_tokens
-    if look.at_most(params.num_steps) + newcomer <= room:
+    unpunished = params.memory_ratio * look.kv_tokens - target.other_kv_tokens
+    if look.at_most(params.num_steps) + newcomer <= unpunished:
         return load
     if expected_tokens:
-        at_once = load + params.penalty * (look.at_most(1) + prompt_tokens - room)
+        at_once = load + params.penalty * (look.at_most(1) + prompt_tokens - unpunished)
         if at_once >= enough:
             return at_once
     peak = look.peak_ratio(params.num_steps, prompt_tokens, expected_tokens)
-    return load + params.penalty * max(0.0, peak * look.kv_tokens - room)
+    return load + params.penalty * max(0.0, peak * look.kv_tokens - unpunished)
 
 
 def floor_of(target: InstanceLoad, params: BalancerParams) -> float:
@@ -72,19 +75,8 @@ def floor_of(target: InstanceLoad, params: BalancerParams) -> float:
     return tokens + params.penalty * over if over > 0 else float(tokens)
 
 
-def route(
-    targets: Iterable[InstanceLoad],
-    prompt_tokens: int,
-    expected_tokens: int,
-    params: BalancerParams = BalancerParams(),
-) -> RouteDecision:
-    """The instance with the least load; `instance_id` is "" when none has room. `targets` in any order."""
-    ordered = sorted((floor_of(load, params), load.instance_id, load) for load in targets)
-    return _least(((floor, load) for floor, _, load in ordered), prompt_tokens, expected_tokens, params)
-
-
 class LoadOrder:
-    """Instances kept in the order of their load while requests come and go: what `route` sorts, kept sorted."""
+    """Instances that may be chosen, kept in the order of their load while requests come and go."""
 
     def __init__(self, params: BalancerParams = BalancerParams()) -> None:
         self.params = params
@@ -96,7 +88,7 @@ class LoadOrder:
         return len(self._loads)
 
     def of(self, instance_id: str) -> InstanceLoad | None:
-        """That instance, if it is in the order. Whoever changes it says so with `put`."""
+        """That instance, if it is in the order. Every change of it is followed by a `put`."""
         return self._loads.get(instance_id)
 
     def put(self, load: InstanceLoad) -> None:
@@ -112,36 +104,87 @@ class LoadOrder:
         insort(self._order, (floor, instance_id))
 
     def drop(self, instance_id: str) -> None:
-        """Forget an instance. Unknown ids are none of ours."""
+        """Forget an instance. Unknown ids are ignored."""
         if self._loads.pop(instance_id, None) is not None:
             del self._order[bisect_left(self._order, (self._floors.pop(instance_id), instance_id))]
 
-    def route(self, prompt_tokens: int, expected_tokens: int, most: int = 0) -> RouteDecision:
-        """As `route` over every instance, or over the `most` of them with room that have the lowest floors."""
-        ordered = ((floor, self._loads[name]) for floor, name in self._order)
-        return _least(ordered, prompt_tokens, expected_tokens, self.params, most)
+    def route(self, prompt: int, expected: int) -> RouteDecision:
+        """The instance with the least load, of all in the order or of the `most_visited` with the lowest floors."""
+        best: InstanceLoad | None = None
+        least = math.inf
+        for num_seen, (floor, instance_id) in enumerate(self._order, 1):
+            if floor + prompt + expected >= least:
+                break
+            target = self._loads[instance_id]
+            load = load_of(target, prompt, expected, self.params, least)
+            if load < least:
+                best, least = target, load
+            if num_seen == self.params.most_visited:
+                break
+        if best is None:
+            return NONE_FREE
+        return RouteDecision(best.instance_id, f"it has the fewest tokens yet to compute: {least:.0f} are expected")
 
 
-def _least(
-    ordered: Iterable[tuple[float, InstanceLoad]],
-    prompt: int,
-    expected: int,
-    params: BalancerParams,
-    most: int = 0,
-) -> RouteDecision:
-    best: InstanceLoad | None = None
-    least, num_seen = 0.0, 0
-    for floor, target in ordered:
-        if not target.has_room:
-            continue
-        if best is not None and floor + prompt + expected >= least:
-            break
-        load = load_of(target, prompt, expected, params, math.inf if best is None else least)
-        if best is None or load < least:
-            best, least = target, load
-        num_seen += 1
-        if num_seen == most:
-            break
-    if best is None:
-        return RouteDecision("", "every instance runs as many requests as it may")
-    return RouteDecision(best.instance_id, f"it has the fewest tokens yet to compute: {least:.0f} are expected")
+class LoadAware(Tracker):
+    """The Balancer `preserve_load_aware`."""
+
+    def __init__(self, params: BalancerParams) -> None:
+        super().__init__(params)
+        self._order = LoadOrder(params)
+        self._changed: dict[str, Tracked] = {}  # since the last choice
+        self._busy: OrderedDict[str, Tracked] = OrderedDict()  # those with requests, the longest out of date first
+
+    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
+        changed, self._changed = self._changed, {}
+        for here in changed.values():
+            self._bring_up(here, now_s)
+        for _ in range(min(self.params.num_refreshed - len(changed), len(self._busy))):
+            here = next(iter(self._busy.values()))
+            self._busy.move_to_end(here.instance_id)
+            if here.instance_id not in changed:
+                self._bring_up(here, now_s)
+        return self._order.route(prompt_tokens, expected_tokens)
+
+    def _touched(self, here: Tracked) -> None:
+        self._changed[here.instance_id] = here
+
+    def _bring_up(self, here: Tracked, now_s: float) -> None:
+        """Its place in the order is what it has to do now."""
+        self._settle(here, now_s)
+        instance_id, look = here.instance_id, here.look
+        if not len(look):
+            self._busy.pop(instance_id, None)
+        elif self._busy.get(instance_id) is not here:
+            self._busy[instance_id] = here
+        if not self._may_take_one(here):
+            self._order.drop(instance_id)
+            return
+        load = self._order.of(instance_id)
+        if load is None or load.look_ahead is not look:
+            load = InstanceLoad(instance_id, look)
+        load.queued_tokens, load.current_tokens = here.queued_tokens, look.tokens_left
+        horizon, others = self.params.decode_horizon, here.others
+        if horizon:
+            load.current_tokens = look.tokens_left_within(horizon)
+        load.other_kv_tokens = 0
+        if others is not NOTHING:
+            num_others = max(0, here.num_in_flight - len(look))
+            load.queued_tokens += others.queued_tokens
+            load.current_tokens += min(others.current_tokens, num_others * (horizon or others.current_tokens))
+            load.other_kv_tokens = here.other_kv_tokens
+        self._order.put(load)
+
+
+def preserve_load_aware(params: BalancerParams) -> Balancer:
+    return LoadAware(params)
+
+
+def union(params: BalancerParams) -> Balancer:
+    """`preserve_load_aware` with three changes.
+
+    It counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
+    It holds what would overload everybody. Where the model has an objective for its tokens it sends prompts in
+    stretches of half of that (`tracked.Reading`)."""
+    changed = replace(params, decode_horizon=params.num_steps, hold_overloaded=True, stall_ratio=0.5)
+    return LoadAware(changed)

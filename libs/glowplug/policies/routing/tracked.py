@@ -31,18 +31,14 @@ class Reading:
     can bear (`would_stall`).
 
     Ours, not a paper's. An engine reads every prompt it has before it goes on with its answers (vLLM's default
-    scheduler). A burst sent at once is read in one go, and a request that got its first token early in it waits for all
-    the others before its second: on the mixed fleet that missed the objective for tokens of the short answers, whatever
-    the GPU (simulated). When a prompt is held here for part of that objective the engine takes a step between two
-    readings, and nothing is read later for it than it would have been behind the others. Where several routers send to
-    an instance each of them paces it by itself.
+    scheduler): after a burst, whose first token comes early waits for all the other prompts before its second. When a
+    prompt is held here for part of the objective for tokens the engine takes a step between two readings, and nothing
+    is read later than it would have been behind the others. Several routers pace an instance each by itself.
 
     Where one prompt takes longer than `LONG` stretches no pace helps the answers, and prompts go as they come: held one
-    by one, they cost HydraServe's workload two points of its TTFT attainment (simulated).
-
-    Where engines report no first tokens (answers that are no streams) nobody knows when a prompt has been read: nothing
-    is held while fewer than `MOSTLY` of the answers report theirs, and nothing for longer than `PATIENCE` times the
-    reading it waits for.
+    by one, they cost HydraServe's workload two points of its TTFT attainment (simulated). Where engines report no first
+    tokens (answers that are no streams) it is not known when a prompt has been read: nothing is held while fewer than
+    `MOSTLY` of the answers report theirs, and nothing for longer than `PATIENCE` times the reading it waits for.
     """
 
     num_prompts: int = 0
@@ -243,7 +239,7 @@ class Tracker:
         above = look.num_steps_above(params.hold_ratio - here.others.peak_ratio, params.num_steps)
         return above > params.overload_share * params.num_steps
 
-    def _has_room(self, here: Tracked) -> bool:
+    def _may_take_one(self, here: Tracked) -> bool:
         if not here.is_open or here.num_in_flight >= here.max_concurrency:
             return False
         longest_s = self.params.stall_ratio * self.params.tpot_slo_s

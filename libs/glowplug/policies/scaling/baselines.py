@@ -1,31 +1,24 @@
-"""The baselines of PreServe section 5.3: scaling by demand, by forecast, by the larger of both, or not at all.
+"""Scaling by demand, or not at all: the baselines that look at no forecast.
 
-- Reactive: enough instances for what waits and runs now, num_wanted = ceil((waiting + in flight) / B) clamped to
-  [min, max]; HydraServe's keep-alive (section 8.1) decides when the last instance goes.
-- Proactive: the forecast alone says how many there are. Hybrid: the larger of that and reactive's number. With tokens
-  and capacities known the forecast's number is PreServe's ceil(max(P / mu_p, D / mu_d, (P + D) / mu_t)); before that
-  it is the expected concurrency over the batch size.
-- Static: `min_instances` of each model all the time (the paper's "static 8"). MuxServe-like: one of every model from
-  its deployment on (MuxServe in WarmServe section 7.1: "instances are created in prior").
+- Reactive (PreServe section 5.3): enough instances for what waits and runs now, num_wanted = ceil((waiting + in flight)
+  / B) clamped to [min, max]; HydraServe's keep-alive (section 8.1) decides when the last instance goes.
+- Static (the same): `min_instances` of each model all the time (the paper's "static 8"). MuxServe-like: one of every
+  model from its deployment on (MuxServe in WarmServe section 7.1: "instances are created in prior").
 
 Departures:
 - PreServe's reactive scaler looks at the KV memory in use, of which the paper gives no rule; here requests count,
   against the batch.
 - Reactive takes capacity from a model with spare instances only after `shrink_after_s` without need for them, so that
   a gap between two requests drains nothing.
-- Without a forecast proactive keeps what runs (and says so) and hybrid is reactive. A held request is never left
-  without any instance. The last instance goes by the model's keep-alive when nothing is expected.
 - Under `static` a model with no minimum gets one instance while requests wait or run, else it could never answer.
 """
 
-import math
 from dataclasses import dataclass
 
+from glowplug.domain.instance import Instance
 from glowplug.domain.phrasing import counted, doing
-from glowplug.domain.snapshot import Forecast
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView, settle
-from glowplug.policies.scaling.preserve_scaler import Capacity, WindowTokens, instances_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,90 +39,23 @@ def reactive(
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
     wanted = 0 if view.model.suspended else min(max(view.needed, view.floor), view.ceiling)
     since = state.spare_since if state is not None else None
-    state = ReactiveState() if wanted >= view.num_running else ReactiveState(view.now_s if since is None else since)
-    spare_s = 0.0 if state.spare_since is None else view.now_s - state.spare_since
-    if wanted > 0:
-        return settle(view, view.needed, why_now(view), may_go=lambda _: spare_s >= params.shrink_after_s), state
-    return settle(view, view.needed, why_now(view), may_go=lambda i: view.is_idle(i, view.model.keep_alive_s)), state
+    since = None if wanted >= view.num_running else view.now_s if since is None else since
+
+    def may_go(instance: Instance) -> bool:
+        if wanted > 0:
+            return since is not None and view.now_s - since >= params.shrink_after_s
+        return view.is_idle(instance, view.model.keep_alive_s)
+
+    return settle(view, view.needed, why_now(view), may_go=may_go), ReactiveState(since)
 
 
 def why_now(view: ScalingView) -> str:
     """The demand of now as a sentence."""
     if not view.demand:
         return "nobody asks for it"
-    waiting, running = (
-        doing(view.load.num_waiting, "request", "waits"),
-        f"{view.load.num_in_flight or 'none'} {'are' if view.load.num_in_flight > 1 else 'is'} in flight",
-    )
+    waiting, num = doing(view.load.num_waiting, "request", "waits"), view.load.num_in_flight
+    running = f"{num or 'none'} {'are' if num > 1 else 'is'} in flight"
     return f"{waiting}, {running}, and one instance runs {view.per_instance} at once"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProactiveParams:
-    use_peak: bool = True  # of concurrency, where tokens cannot say; False: its mean
-    nothing_ratio: float = 0.01  # expected concurrency below this is none
-
-
-def proactive(
-    view: ScalingView, state: None = None, params: ProactiveParams = ProactiveParams()
-) -> tuple[ScaleDecision, None]:
-    """The number of instances the forecast says."""
-    wanted, reason = target(view, params)
-    return settle(view, wanted, reason), None
-
-
-def hybrid(
-    view: ScalingView,
-    state: ReactiveState | None = None,
-    params: ProactiveParams = ProactiveParams(),
-) -> tuple[ScaleDecision, ReactiveState | None]:
-    """The larger of what the forecast says and what the demand of now takes."""
-    if view.forecast is None:
-        decision, state = reactive(view, state)
-        return decision, state
-    wanted, reason = target(view, params)
-    if view.needed > wanted:
-        wanted, reason = view.needed, why_now(view)
-    return settle(view, wanted, reason), None
-
-
-def target(view: ScalingView, params: ProactiveParams = ProactiveParams()) -> tuple[int, str]:
-    """Instances for the forecast of the window of now, and why."""
-    if view.forecast is None:
-        there = max(view.num_coming_or_there, 1 if view.demand else 0)
-        return (there if view.demand else 0), "there is no forecast, so that what runs stays while requests come"
-    tokens, capacity = expected_tokens(view.forecast), capacity_of(view.forecast)
-    age_s = max(0.0, view.now_s - view.forecast.made_at)
-    source = f"a forecast that is {age_s:.0f} s old"
-    expected = view.forecast.concurrency_peak if params.use_peak else view.forecast.concurrency_mean
-    if capacity != Capacity() and tokens.prompt_tokens + tokens.response_tokens >= 1:
-        wanted = instances_for(tokens, capacity)
-        return (
-            wanted,
-            f"{source} expects {tokens.prompt_tokens:.0f} prompt and {tokens.response_tokens:.0f} response tokens",
-        )
-    if expected >= params.nothing_ratio:
-        wanted = math.ceil(expected / view.per_instance - 1e-9)
-        return max(1, wanted), f"{source} expects {expected:.2f} requests at once"
-    return (1 if view.demand else 0), f"{source} expects nothing"
-
-
-def expected_tokens(forecast: Forecast) -> WindowTokens:
-    """The forecast in PreServe's unit."""
-    return WindowTokens(
-        prompt_tokens=forecast.prompt_tokens,
-        response_tokens=forecast.response_tokens,
-        window_s=forecast.window_s,
-    )
-
-
-def capacity_of(forecast: Forecast) -> Capacity:
-    """What one instance takes, as the forecast brings it."""
-    return Capacity(
-        prompt_per_s=forecast.prompt_per_s,
-        response_per_s=forecast.response_per_s,
-        total_per_s=forecast.total_per_s,
-    )
 
 
 def static(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:

@@ -20,7 +20,7 @@ it scales up instead: every worker brings in the rest and becomes an instance. S
 decided on together, oldest first.
 
 Departure: the paper lets each worker decide for itself, so that a group may become fewer instances than it has workers;
-here it is one or all. `up_share` below 1 scales up when that share of a group's workers would do.
+here it is one or all.
 """
 
 import math
@@ -54,23 +54,21 @@ class HydraserveState:
 
 
 def scale(
-    view: ScalingView,
-    state: HydraserveState | None = None,
-    params: HydraserveParams = HydraserveParams(),
+    view: ScalingView, state: HydraserveState | None = None, params: HydraserveParams = HydraserveParams()
 ) -> tuple[ScaleDecision, HydraserveState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
     state = watch(view, state, params)
     wanted, reason = target(view, state, params)
 
-    def may_go(instance_id: str) -> bool:
-        since = state.idle_since.get(instance_id)
+    def may_go(instance: Instance) -> bool:
+        since = state.idle_since.get(instance.instance_id)
         return view.model.keep_alive_s >= 0 and since is not None and view.now_s - since >= view.model.keep_alive_s
 
     decision = settle(
         view,
         wanted,
         reason,
-        may_go=lambda i: may_go(i.instance_id),
+        may_go=may_go,
         group_size=params.group_size,
         inputs={"arrived": max(state.arrivals, default=0)},
     )
@@ -123,11 +121,6 @@ class Consolidation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsolidationParams:
-    up_share: float = 1.0  # of a group's stages that must be needed for all of them to stay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationDecision:
     """One pipeline's."""
 
@@ -136,18 +129,12 @@ class ConsolidationDecision:
     reason: str
 
 
-def consolidate(
-    pipelines: Sequence[Instance],
-    num_whole: int,
-    num_required: int,
-    params: ConsolidationParams = ConsolidationParams(),
-) -> tuple[ConsolidationDecision, ...]:
+def consolidate(pipelines: Sequence[Instance], num_whole: int, num_required: int) -> tuple[ConsolidationDecision, ...]:
     """A decision for each of one model's `pipelines`, oldest first. `num_required` instances are needed in all, of
     which `num_whole` (running or coming, those decided on before with what they become) are there."""
     decisions, left = [], num_required - num_whole
     for instance in pipelines:
-        least = max(2, math.ceil(params.up_share * instance.num_stages - 1e-9))
-        is_up = left >= least
+        is_up = left >= max(2, instance.num_stages)
         becomes = Consolidation.UP if is_up else Consolidation.DOWN
         need = f"{max(0, left) or 'none'} of {num_required} wanted instances {'are' if left > 1 else 'is'} missing"
         all_stages = f"so each of its {instance.num_stages} stages becomes an instance"

@@ -36,9 +36,7 @@ class LlumnixState:
 
 
 def scale(
-    view: ScalingView,
-    state: LlumnixState | None = None,
-    params: LlumnixParams = LlumnixParams(),
+    view: ScalingView, state: LlumnixState | None = None, params: LlumnixParams = LlumnixParams()
 ) -> tuple[ScaleDecision, LlumnixState]:
     """One instance more or less than there are, when what is free has been out of its range for a while."""
     state = state or LlumnixState()

@@ -123,38 +123,38 @@ def settle(
         "max": view.ceiling,
         **(inputs or {}),
     }
-    if wanted >= view.num_running:
-        back, missing, worth = [], wanted - view.num_running, worths(view.draining)
-        for instance in view.draining if take_back else ():
-            if missing > 0:
-                back.append(instance.instance_id)
-                missing -= worth[instance.instance_id]
-        return ScaleDecision(
-            model_key=model.key,
-            num_wanted=wanted,
-            resume=tuple(back),
-            reason=why,
-            inputs=figures,
-            group_size=group_size,
-            num_required=wanted,
-        )
-    alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
-    drain, left = _drain(view, wanted, may_go, alive_s)
-    if wanted == 0 and not model.suspended and view.num_running <= view.ceiling:
-        why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
-    if view.load.last_active_at:
-        figures["idle_s"] = round(max(0.0, view.now_s - view.load.last_active_at), 3)
-    else:
-        figures["idle_s"] = -1
+    resume: list[str] = []
+    drain: list[str] = []
+    left = wanted
+    if wanted < view.num_running:
+        alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
+        drain, left = _drain(view, wanted, may_go, alive_s)
+        if wanted == 0 and not model.suspended and view.num_running <= view.ceiling:
+            why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
+        active_at = view.load.last_active_at
+        figures["idle_s"] = round(max(0.0, view.now_s - active_at), 3) if active_at else -1
+    elif take_back:
+        resume = _taken_back(view, wanted - view.num_running)
     return ScaleDecision(
         model_key=model.key,
         num_wanted=left,
         drain=tuple(drain),
+        resume=tuple(resume),
         reason=why,
         inputs=figures,
         group_size=group_size,
         num_required=wanted,
     )
+
+
+def _taken_back(view: ScalingView, missing: int) -> list[str]:
+    """The draining instances, oldest first, that make up for `missing` ones."""
+    back, worth = [], worths(view.draining)
+    for instance in view.draining:
+        if missing > 0:
+            back.append(instance.instance_id)
+            missing -= worth[instance.instance_id]
+    return back
 
 
 def _drain(
@@ -168,10 +168,9 @@ def _drain(
         after = left - worth[instance.instance_id]
         if serving - worth[instance.instance_id] < wanted:
             continue
-        if not view.model.suspended and left <= view.ceiling:
-            is_last = after == 0
-            if not may_go(instance) or (is_last and not view.is_idle(instance, keep_alive_s)):
-                continue
+        must_go = view.model.suspended or left > view.ceiling
+        if not must_go and (not may_go(instance) or (after == 0 and not view.is_idle(instance, keep_alive_s))):
+            continue
         drain.append(instance.instance_id)
         left = after
         serving -= worth[instance.instance_id]

@@ -1,44 +1,186 @@
-"""PreServe's scaler on the fleet: the forecast of tokens plans each window, the look-ahead puts it right within.
+"""PreServe's scaler: the forecast of tokens plans each window, the look-ahead puts it right within.
 
-Paper: PreServe sections 4.1 and 4.3.2, Algorithm 2; the arithmetic is `preserve_scaler.py`. At the beginning of a
-window the tokens forecast for it and for the one after say how many instances there should be, so that those for the
-next are there when it begins; within it each instance that will be too full brings one more, and once all are nearly
-empty some go.
+Paper: PreServe sections 4.1 and 4.3.2, Algorithms 1 and 2. For the window to come, with P prompt and D response tokens
+predicted and mu_p, mu_d, mu_t the most an instance has been seen to take without missing an objective:
+
+    N = ceil( max(P / mu_p, D / mu_d, (P + D) / mu_t) ), at least 1
+
+so that the instances for a window are there when it begins. Within it: one more instance for each whose anticipated KV
+use exceeds 95 % in more than a tenth of the next l steps; and once a window, if every instance stays below 30 % over
+all of them, N_c - ceil(sum max U / T_mem) fewer.
 
 Departures:
 - The plan is for the larger of this window's forecast and the next one's: the paper takes the next one's alone, which
   takes instances away one window early (`literal_next=True`).
 - A window's plan is made when its forecast comes, a moment after it has begun.
+- An instance that is too full has been answered for `again_s`, and what is on its way up answers one, so that neither a
+  figure that flickers nor a slow start brings a crowd.
+- A window begins with no fewer than run while one of them is too full or was a moment ago, and within it nobody goes
+  whom the forecast takes: with windows about as long as a start, what one takes away the next one waits for
+  (`literal_windows=True` does both as printed).
+- The ceiling and the floor of 1 are ours (erratum E32); mu is per instance, from windows in which all requests met
+  their objectives, as `capacity_of` says (E31); the count of the way down reads as above, at least one stays (E36).
 - Cold data (section 4.3.3's default mode): with no forecast of tokens, or before any clean window has shown what an
   instance takes, the look-ahead alone says how many there are, and the reactive rule where no router looks ahead.
-- At least one instance stays, as in the paper (erratum E32), while anything is expected; when nothing is, the model's
-  keep-alive ends the last one. `keep_alive_s: -1` in the model is the paper's.
+- At least one instance stays, as in the paper, while anything is expected; when nothing is, the model's keep-alive ends
+  the last one. `keep_alive_s: -1` in the model is the paper's.
+
+Section 5.3's baselines with the same forecast: `proactive` takes its number alone, `hybrid` the larger of that and
+reactive's. Before tokens and capacities are known the forecast's number is the expected concurrency over the
+batch size. Without a forecast proactive keeps what runs (and says so) and hybrid is reactive. A held request is never
+left without any instance.
 """
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from glowplug.domain.phrasing import counted
+from glowplug.domain.phrasing import counted, listed
+from glowplug.domain.snapshot import Forecast, Outlook
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling import preserve_scaler
-from glowplug.policies.scaling.baselines import (
-    ReactiveParams,
-    ReactiveState,
-    capacity_of,
-    expected_tokens,
-    reactive,
-    why_now,
-)
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
+from glowplug.policies.scaling.baselines import ReactiveParams, ReactiveState, reactive, why_now
 from glowplug.policies.scaling.port import ScalingView, settle
-from glowplug.policies.scaling.preserve_scaler import (
-    Capacity,
-    Outlooks,
-    ScalerParams,
-    ScalerState,
-    WindowTokens,
-    instances_for,
-)
 
 WINDOW_S = 600.0  # the paper's, where no forecast says another
+Outlooks = Sequence[tuple[str, Outlook]]  # what the anticipator of each instance sees over the next steps, by its id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The most tokens per second one instance has taken in a clean window; 0 while none has been seen."""
+
+    prompt_per_s: float = 0.0  # mu_p
+    response_per_s: float = 0.0  # mu_d
+    total_per_s: float = 0.0  # mu_t
+
+    @classmethod
+    def of(cls, known: Forecast) -> "Capacity":
+        """As a forecast brings it."""
+        return cls(prompt_per_s=known.prompt_per_s, response_per_s=known.response_per_s, total_per_s=known.total_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerParams:
+    overload_ratio: float = OVERLOAD_RATIO
+    overload_share: float = OVERLOAD_SHARE
+    idle_ratio: float = 0.30
+    memory_ratio: float = MEMORY_RATIO  # T_mem
+    num_steps: int = NUM_STEPS  # l
+    again_s: float = 30.0  # one that is still too full after this brings another
+    literal_windows: bool = False  # a window begins with its plan whoever is too full, and goes below it when calm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerState:
+    """What the scaler remembers of one model."""
+
+    window: int = -1  # the window last begun
+    shrunk: bool = False  # whether this window's one way down within it has been used
+    num_planned: int = 0
+    num_forecast: int = 0  # of them, what the forecast took; 0: there was none
+    answered: Mapping[str, float] = field(default_factory=dict)  # instance that was too full -> when one was added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """How many instances there should be, and why. `is_cold`: no plan of tokens says so, only what the look-ahead
+    adds."""
+
+    num_wanted: int
+    reason: str
+    is_cold: bool = False
+
+
+def tokens_of(predicted: Forecast) -> str:
+    """The tokens of a forecast, as a part of a sentence."""
+    return f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
+
+
+def capacity_of(known: Capacity, window: WindowTotals, num_instances: float, *, is_clean: bool) -> Capacity:
+    """mu after one more window (Algorithm 1, lines 6-8): tokens per second and instance, where all met their SLO."""
+    if not is_clean or num_instances <= 0 or window.window_s <= 0:
+        return known
+    scale = 1 / (window.window_s * num_instances)
+    prompt, response = window.prompt_tokens * scale, window.response_tokens * scale
+    return Capacity(
+        prompt_per_s=max(known.prompt_per_s, prompt),
+        response_per_s=max(known.response_per_s, response),
+        total_per_s=max(known.total_per_s, prompt + response),
+    )
+
+
+def instances_for(predicted: Forecast, capacity: Capacity) -> int:
+    """N of Algorithm 2, line 5."""
+    if predicted.window_s <= 0:
+        raise ValueError(f"a window of {predicted.window_s} s")
+    prompt, response = predicted.prompt_tokens / predicted.window_s, predicted.response_tokens / predicted.window_s
+    needs = (
+        (prompt, capacity.prompt_per_s),
+        (response, capacity.response_per_s),
+        (prompt + response, capacity.total_per_s),
+    )
+    return max(1, *(math.ceil(need / most - 1e-9) if most > 0 else 1 for need, most in needs))
+
+
+def overloaded(
+    outlooks: Outlooks,
+    answered: Mapping[str, float],
+    num_coming: int,
+    now_s: float,
+    params: ScalerParams = ScalerParams(),
+) -> tuple[list[str], dict[str, float]]:
+    """Instances that will be too full and have had nothing added for it yet, and who has been answered by now."""
+    recent = {i: at for i, at in answered.items() if now_s - at < params.again_s}
+    hot = sorted(i for i, outlook in outlooks if outlook.over_share > params.overload_share and i not in recent)
+    num_answers = max(0, num_coming - len(recent))  # on their way up, and nobody's answer so far
+    return hot[num_answers:], recent | dict.fromkeys(hot, now_s)
+
+
+def algorithm_2(
+    num_running: int,
+    window: int,
+    predicted: Forecast | None,
+    capacity: Capacity,
+    outlooks: Outlooks,
+    state: ScalerState,
+    params: ScalerParams = ScalerParams(),
+    *,
+    num_coming: int = 0,
+    now_s: float = 0.0,
+) -> tuple[Target, ScalerState]:
+    """The number of instances one model should have now. `num_running` counts the `num_coming`, not those draining;
+    `window` is the number of the present window; `predicted` is what it will bring."""
+    fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
+    if window != state.window:
+        state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
+        if predicted is not None and capacity != Capacity():
+            planned = instances_for(predicted, capacity)
+            wanted, why = planned, f"{tokens_of(predicted)} are expected in this window"
+            if answered and planned < num_running + len(fresh) and not params.literal_windows:
+                wanted, state = num_running + len(fresh), replace(state, answered=answered)
+                why = f"{why}, and {counted(len(answered), 'instance')} will be too full or was a moment ago"
+            return Target(num_wanted=wanted, reason=why), replace(state, num_planned=wanted, num_forecast=planned)
+    state = replace(state, answered=answered)
+    if fresh:
+        state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
+        why = f"{listed(sorted(fresh))} will fill more than {params.overload_ratio:.0%} of the KV cache"
+        return Target(num_wanted=state.num_planned, reason=why), state
+    calm = outlooks and all(o.peak_ratio < params.idle_ratio for _, o in outlooks)
+    if calm and not state.shrunk and num_running > 1:
+        least = 1 if params.literal_windows else max(1, state.num_forecast)
+        wanted = max(least, math.ceil(sum(o.peak_ratio for _, o in outlooks) / params.memory_ratio))
+        if wanted < num_running:
+            why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
+            return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
+    why = "nothing is predicted, and no instance is too full or too empty"
+    if predicted is not None:
+        why = "the plan of this window stands"
+    return Target(num_wanted=state.num_planned, reason=why), state
+
+
+# on the fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +196,8 @@ class PreserveState:
     cold: ReactiveState | None = None  # of the rule while data is cold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What PreServe wants. `is_cold`: there is no plan of tokens, only what the look-ahead adds."""
-
-    num_wanted: int
-    reason: str
-    is_cold: bool
-
-
 def scale(
-    view: ScalingView,
-    state: PreserveState | None = None,
-    params: PreserveParams = PreserveParams(),
+    view: ScalingView, state: PreserveState | None = None, params: PreserveParams = PreserveParams()
 ) -> tuple[ScaleDecision, PreserveState]:
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
     state = state or PreserveState()
@@ -80,19 +211,26 @@ def scale(
     return settle(view, wanted, plan.reason), PreserveState(scaler=scaler)
 
 
-def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Target, ScalerState]:
     """The plan of this window as it is now (Algorithm 2, then section 4.3.2)."""
-    predicted, capacity, window = _prediction(view, params)
-    if predicted is not None and predicted.prompt_tokens + predicted.response_tokens < 1:
-        return Plan(num_wanted=0, reason="no tokens are expected of it", is_cold=False), state
-    if predicted is None or capacity == Capacity():
-        why = (
-            "there is no forecast" if predicted is None else "no window has shown yet how many tokens an instance takes"
-        )
-        return _added(view, state, why, params)
-    target, after = preserve_scaler.scale(
+    if view.forecast is None:
+        return _added(view, state, "there is no forecast", params)
+    predicted = _prediction(view.forecast, view.next_forecast, params)
+    if predicted.prompt_tokens + predicted.response_tokens < 1:
+        return Target(num_wanted=0, reason="no tokens are expected of it"), state
+    capacity = Capacity.of(view.forecast)
+    if capacity == Capacity():
+        return _added(view, state, "no window has shown yet how many tokens an instance takes", params)
+    return _on_the_fleet(view, predicted, capacity, state, params)
+
+
+def _on_the_fleet(
+    view: ScalingView, predicted: Forecast | None, capacity: Capacity, state: ScalerState, params: PreserveParams
+) -> tuple[Target, ScalerState]:
+    """Algorithm 2 with what the view says. A window has begun, and has another number, once its forecast comes."""
+    return algorithm_2(
         max(1, view.num_coming_or_there),
-        window,
+        int(view.now_s // WINDOW_S) if view.forecast is None else int(view.forecast.made_at * 1000),
         predicted,
         capacity,
         _outlooks(view),
@@ -101,57 +239,34 @@ def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> t
         num_coming=view.num_coming,
         now_s=view.now_s,
     )
-    return Plan(num_wanted=target.num_wanted, reason=target.reason, is_cold=False), after
 
 
-def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
     """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
-    fresh, answered = preserve_scaler.overloaded(
-        _outlooks(view), state.answered, view.num_coming, view.now_s, params.scaler
-    )
+    fresh, answered = overloaded(_outlooks(view), state.answered, view.num_coming, view.now_s, params.scaler)
     wanted = view.num_coming_or_there + len(fresh) if answered else 0
     said = "no instance fills its KV cache too far"
     if answered:
         full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
         said = f"{counted(len(answered), 'instance')} will {full}"
-    return Plan(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
+    return Target(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
 
 
-def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
     """With cold data: section 4.3.2 alone, from the number that demand takes."""
     if not view.demand:
-        return Plan(num_wanted=0, reason=why_now(view), is_cold=True), state
-    _, _, window = _prediction(view, params)
-    target, after = preserve_scaler.scale(
-        max(1, view.num_coming_or_there),
-        window,
-        None,
-        Capacity(),
-        _outlooks(view),
-        state,
-        params.scaler,
-        num_coming=view.num_coming,
-        now_s=view.now_s,
-    )
+        return Target(num_wanted=0, reason=why_now(view), is_cold=True), state
+    target, after = _on_the_fleet(view, None, Capacity(), state, params)
     wanted = max(view.needed, target.num_wanted)
-    return Plan(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
+    return Target(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
-def _prediction(view: ScalingView, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:
-    """Tokens to plan for, mu, and a number that changes with each window: forecasts come a moment after it begins."""
-    if view.forecast is None:
-        return None, Capacity(), int(view.now_s // WINDOW_S)
-    forecasts = [view.forecast] if view.next_forecast is None else [view.forecast, view.next_forecast]
-    if params.literal_next:
-        forecasts = forecasts[-1:]
-    capacity = capacity_of(view.forecast)
-    options = [expected_tokens(forecast) for forecast in forecasts]
-
-    def need(tokens: WindowTokens) -> tuple[int, float]:
-        return instances_for(tokens, capacity), tokens.prompt_tokens + tokens.response_tokens
-
-    most = options[0] if len(options) == 1 else max(options, key=need)
-    return most, capacity, int(view.forecast.made_at * 1000)
+def _prediction(now: Forecast, after: Forecast | None, params: PreserveParams) -> Forecast:
+    """What to plan for: this window's forecast or the next one's, whichever takes more."""
+    if after is None or params.literal_next:
+        return after or now
+    capacity = Capacity.of(now)
+    return max(now, after, key=lambda one: (instances_for(one, capacity), one.prompt_tokens + one.response_tokens))
 
 
 def _outlooks(view: ScalingView) -> Outlooks:
@@ -160,3 +275,48 @@ def _outlooks(view: ScalingView) -> Outlooks:
     if any(i.instance_id not in known for i in ready):
         ready = [i for i in ready if i.instance_id in known and known[i.instance_id].over_share > 0]
     return [(i.instance_id, known[i.instance_id]) for i in ready]
+
+
+# the baselines of section 5.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProactiveParams:
+    use_peak: bool = True  # of concurrency, where tokens cannot say; False: its mean
+    nothing_ratio: float = 0.01  # expected concurrency below this is none
+
+
+def proactive(
+    view: ScalingView, state: None = None, params: ProactiveParams = ProactiveParams()
+) -> tuple[ScaleDecision, None]:
+    """The number of instances the forecast says."""
+    wanted, reason = target(view, params)
+    return settle(view, wanted, reason), None
+
+
+def hybrid(
+    view: ScalingView, state: ReactiveState | None = None, params: ProactiveParams = ProactiveParams()
+) -> tuple[ScaleDecision, ReactiveState | None]:
+    """The larger of what the forecast says and what the demand of now takes."""
+    if view.forecast is None:
+        return reactive(view, state)
+    wanted, reason = target(view, params)
+    if view.needed > wanted:
+        wanted, reason = view.needed, why_now(view)
+    return settle(view, wanted, reason), None
+
+
+def target(view: ScalingView, params: ProactiveParams = ProactiveParams()) -> tuple[int, str]:
+    """Instances for the forecast of the window of now, and why."""
+    if view.forecast is None:
+        there = max(view.num_coming_or_there, 1) if view.demand else 0
+        return there, "there is no forecast, so that what runs stays while requests come"
+    forecast, capacity = view.forecast, Capacity.of(view.forecast)
+    source = f"a forecast that is {max(0.0, view.now_s - forecast.made_at):.0f} s old"
+    expected = forecast.concurrency_peak if params.use_peak else forecast.concurrency_mean
+    if capacity != Capacity() and forecast.prompt_tokens + forecast.response_tokens >= 1:
+        return instances_for(forecast, capacity), f"{source} expects {tokens_of(forecast)}"
+    if expected >= params.nothing_ratio:
+        wanted = math.ceil(expected / view.per_instance - 1e-9)
+        return max(1, wanted), f"{source} expects {expected:.2f} requests at once"
+    return (1 if view.demand else 0), f"{source} expects nothing"

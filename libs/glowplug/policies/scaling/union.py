@@ -1,25 +1,17 @@
-"""The union of the papers on one knob: how many instances run.
+"""The union of the papers on one knob: how many instances run. The reasons, with figures: docs/adr/0015.
 
-What waits and runs now is the floor. PreServe's forecast of tokens plans the window above it (section 4.3.2) while
-GPUs are free for plans: not for `calm_s`, WarmServe's window, after an instance of another model found none.
-HydraServe's groups bring several new instances with one cold start (section 6.1), and its keep-alive ends each by
-itself (section 8.1), the last one when the model is idle.
+Requests that wait or run set the floor. Above it PreServe's forecast of tokens plans the window (section 4.3.2), once
+no instance of another model has lacked GPUs for `calm_s`, WarmServe's window. HydraServe's groups bring several new
+instances with one cold start (section 6.1). Its look at arrivals (section 6.1) asks for instances of requests that are
+still to come only while a prewarmed copy makes that cheap (mCache's workload has a fifth fewer fetches so, simulated).
+WarmServe's own rule, four fifths of the slots on average, is not asked: WarmServe decides which replicas there are.
 
-HydraServe's look at arrivals (section 6.1) asks for instances of requests that are still to come. Here it does so
-while a prewarmed copy makes that cheap: where weights come over the network, a second fetch delays the first, and what
-it pushes out of host memory is fetched again (mCache's workload has a fifth fewer fetches so, simulated, three seeds).
-
-WarmServe decides which replicas there are, and not how many instances: its rule, four fifths of the slots on average,
-had models that were served well take GPUs from those that waited. Without it, and with plans only where GPUs are free,
-P99 TTFT of its workload at 25 requests/s is 1.1 s instead of 2.5 s (simulated, ten seeds).
-
-On the way down a spare instance goes once it has run nothing for the model's keep-alive, once there have been spare
-ones for `calm_s`, and at once while an instance of another model finds no GPU. Where that one needs several GPUs,
+A spare instance goes once it has run nothing for the model's keep-alive (HydraServe section 8.1), once there have been
+spare ones for `calm_s`, and at once while an instance of another model finds no GPU. Where that one needs several GPUs,
 neighbours have to be free together: who drains is then not taken back while a prewarmed copy can be grown instead.
 
-While anything is expected one instance stays in PreServe (erratum E32), asked for or not. Where the models expected
-need more memory than there is, they would take it from each other with nobody waiting: the first instance is left to
-requests and the last to the keep-alive. `last_by_keep_alive=False` is PreServe's.
+While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
+Here the first instance starts for a request and the last one ends by its keep-alive.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,7 +21,7 @@ from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
-from glowplug.policies.scaling.preserve_scaler import ScalerState
+from glowplug.policies.scaling.preserve import ScalerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +45,7 @@ class UnionState:
 
 
 def scale(
-    view: ScalingView,
-    state: UnionState | None = None,
-    params: UnionParams = UnionParams(),
+    view: ScalingView, state: UnionState | None = None, params: UnionParams = UnionParams()
 ) -> tuple[ScaleDecision, UnionState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
     state = state or UnionState()

@@ -91,9 +91,7 @@ class WarmserveState:
 
 
 def scale(
-    view: ScalingView,
-    state: WarmserveState | None = None,
-    params: WarmserveParams = WarmserveParams(),
+    view: ScalingView, state: WarmserveState | None = None, params: WarmserveParams = WarmserveParams()
 ) -> tuple[ScaleDecision, WarmserveState]:
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
     state, average = watch(view, state, params)

@@ -44,15 +44,12 @@ class ChildSpec:
 
     `problem` is asked while it runs: why it does not do its work though it answers, or "". A start mends that where
     `restart_helps` says so at that moment.
-
-    `tier` orders the start: a tier starts when the one below is ready, and stops before it.
     """
 
     name: str
     argv: Callable[[], Sequence[str]]
     env: Mapping[str, str]
     is_ready: Callable[[int], Awaitable[bool]]
-    tier: int = 1
     service: str = ""  # kind of process, e.g. "agent"
     url: str = ""  # its REST address, when it has one
     is_live: Callable[[], Awaitable[bool]] | None = None  # asked while it runs; a process may live and hang

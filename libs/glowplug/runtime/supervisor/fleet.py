@@ -185,8 +185,7 @@ class Fleet:
         the others' last spans; the servers."""
         self.phase = "stopping"
         self.save()
-        order = (("router",), ("autoscaler", "placer", "predictor"), ("agent", "prefetcher"))
-        for kinds in order:
+        for kinds in (("router",), ("autoscaler", "placer", "predictor"), ("agent", "prefetcher")):
             await self._stop([child for child in self.children if child.spec.service in kinds])
         await asyncio.to_thread(self._sweep_engines)
         await self._stop([child for child in self.children if child.spec.service == "console"])
@@ -263,7 +262,7 @@ async def _until_stopped(
         if not start.done():
             raise FleetError("stopped before it was ready")
         await start
-        ready = asyncio.create_task(_result(on_ready, fleet))
+        ready = asyncio.ensure_future(on_ready(fleet))
         await asyncio.wait({ready, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             code = await ready
@@ -277,10 +276,6 @@ async def _until_stopped(
         for task in (signalled, progress, start):
             task.cancel()
         await asyncio.gather(signalled, progress, start, return_exceptions=True)
-
-
-async def _result(on_ready: Callable[[Fleet], Awaitable[int | None]], fleet: Fleet) -> int | None:
-    return await on_ready(fleet)
 
 
 async def _progress(fleet: Fleet, output: Output) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from glowplug.domain.address import http_url, reachable
 from glowplug.runtime.supervisor.child import ChildSpec
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.settings import FleetSettings
@@ -13,6 +14,15 @@ from glowplug.runtime.supervisor.statedir import Secrets
 from glowplug.runtime.supervisor.sweep import MARK
 
 DATA, CONSOLE, ROUTER, PREDICTOR, PLACER, AUTOSCALER, FIRST_NODE = 0, 1, 2, 3, 4, 5, 10
+# Ports that a fleet has once: offset -> the name of the address, and who listens there.
+SINGLE = {
+    DATA: ("data", "the router (OpenAI API)"),
+    CONSOLE: ("console", "the console"),
+    ROUTER: ("router", "the router (admin)"),
+    PREDICTOR: ("predictor", "the predictor"),
+    PLACER: ("placer", "the placer"),
+    AUTOSCALER: ("autoscaler", "the autoscaler"),
+}
 # Not handed down: each process has its own, and a stray one from the person's shell would be shared by all.
 _PER_PROCESS = (
     "GLOWPLUG_PORT",
@@ -44,33 +54,17 @@ class Plan:
 
     def url(self, offset: int) -> str:
         """Where a process of this machine reaches it: a wildcard address is no destination."""
-        bound = self.host(offset)
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(bound, bound)
-        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        return f"http://{host}:{self.port_base + offset}"
-
-    @property
-    def num_ports(self) -> int:
-        return num_ports(self.settings.nodes)
+        return http_url(reachable(self.host(offset)), self.port_base + offset)
 
     def ports(self) -> Sequence[tuple[int, str]]:
         """Every port with who listens on it."""
-        named = [
-            (DATA, "the router (OpenAI API)"),
-            (CONSOLE, "the console"),
-            (ROUTER, "the router (admin)"),
-            (PREDICTOR, "the predictor"),
-            (PLACER, "the placer"),
-            (AUTOSCALER, "the autoscaler"),
-        ]
+        named = [(offset, owner) for offset, (_, owner) in SINGLE.items()]
         for k in range(self.settings.nodes):
             named += [(agent_port(k), f"agent-{k + 1}"), (agent_port(k) + 1, f"prefetcher-{k + 1}")]
         return [(self.port_base + offset, owner) for offset, owner in named]
 
     def urls(self) -> dict[str, str]:
-        names = {"data": DATA, "console": CONSOLE, "router": ROUTER}
-        names |= {"predictor": PREDICTOR, "placer": PLACER, "autoscaler": AUTOSCALER}
-        return {name: self.url(offset) for name, offset in names.items()}
+        return {name: self.url(offset) for offset, (name, _) in SINGLE.items()}
 
     def nodes(self) -> list[dict[str, str]]:
         return [
@@ -159,7 +153,6 @@ def services(
             argv=lambda: argv,
             env={**env, **own},
             is_ready=is_ready,
-            tier=1,
             service=service,
             url=url,
             is_live=is_live,

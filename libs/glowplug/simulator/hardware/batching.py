@@ -2,7 +2,7 @@
 
 Each boundary between two steps works as in vLLM's default scheduler: prompts that fit are prefilled together, before
 anybody decodes on; else everybody running emits one token; when the KV cache cannot take one more token of everybody,
-the sequence admitted last gives its room back and is computed again later.
+the sequence admitted last gives its tokens back and is computed again later.
 
 Between two boundaries at which any of this changes, all decode steps have the same members, so their total time has a
 closed form (`StepCosts.decode_s`) and one event stands for them all. A newcomer cuts the span at the next boundary,
@@ -21,41 +21,6 @@ from itertools import chain
 from glowplug.simulator.costs import StepCosts
 
 
-class Sequence:
-    """One request inside an engine. `num_emitted` tokens of `output_tokens` are out; times are seconds, -1 unset."""
-
-    __slots__ = (
-        "_base",
-        "_finish_step",
-        "finished_at",
-        "first_token_at",
-        "key",
-        "num_emitted",
-        "num_preempted",
-        "output_tokens",
-        "pace",
-        "prompt_tokens",
-        "state",
-        "submitted_at",
-    )
-
-    def __init__(self, key: int, prompt_tokens: int, output_tokens: int) -> None:
-        if prompt_tokens < 1 or output_tokens < 1:
-            raise ValueError(
-                f"sequence {key}: {prompt_tokens} prompt and {output_tokens} output tokens, at least 1 each"
-            )
-        self.key = key
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.num_emitted = 0
-        self.num_preempted = 0
-        self.pace = 1.0  # its prompt takes so many times as long as the costs say, beside whatever slows the engine
-        self.submitted_at = self.first_token_at = self.finished_at = -1.0
-        self.state = State.NEW
-        self._base = 0  # context at a step is _base + step
-        self._finish_step = 0
-
-
 class State(IntEnum):
     """Where a sequence is."""
 
@@ -64,6 +29,29 @@ class State(IntEnum):
     RUNNING = 2
     FINISHED = 3
     ABORTED = 4
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request inside an engine. `num_emitted` tokens of `output_tokens` are out; times are seconds, -1 unset."""
+
+    key: int
+    prompt_tokens: int
+    output_tokens: int
+    pace: float = 1.0  # its prompt takes so many times as long as the costs say, beside whatever slows the engine
+    num_emitted: int = 0
+    num_preempted: int = 0
+    submitted_at: float = -1.0
+    first_token_at: float = -1.0
+    finished_at: float = -1.0
+    state: State = State.NEW
+    base: int = 0  # its context at a step of its engine is base + step
+    finish_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.output_tokens < 1:
+            tokens = f"{self.prompt_tokens} prompt and {self.output_tokens} output tokens"
+            raise ValueError(f"sequence {self.key}: {tokens}, at least 1 each")
 
 
 class What(IntEnum):
@@ -215,11 +203,11 @@ class BatchEngine:
             self.next_at_s = now_s + took_s + self._first_s
             self._first_s = 0.0
         elif self.running:
-            self._make_room(now_s)
+            self._preempt(now_s)
             num = len(self.running)
-            room = (self.limits.kv_tokens - self._context) // num
+            steps_that_fit = (self.limits.kv_tokens - self._context) // num
             self._span = _Span.DECODE
-            self._planned = 1 if self.stepping else min(self._soonest_finish() - self.num_steps, room)
+            self._planned = 1 if self.stepping else min(self._soonest_finish() - self.num_steps, steps_that_fit)
             self.next_at_s = now_s + self._slowdown * self.costs.decode_s(num, self._context, self._planned)
         else:
             self._span, self.next_at_s = _Span.IDLE, math.inf
@@ -231,7 +219,7 @@ class BatchEngine:
             size = self.waiting[0].prompt_tokens + self.waiting[0].num_emitted
             if self._batch and num_tokens + size > limits.max_prefill_tokens:
                 break
-            others = len(self.running) + len(self._batch)  # each of them needs a token of room in the next step
+            others = len(self.running) + len(self._batch)  # each of them needs one more token in the next step
             if self._context + num_tokens + size + others + 1 > limits.kv_tokens:
                 break
             self._batch.append(self.waiting.popleft())
@@ -239,11 +227,11 @@ class BatchEngine:
             num_tokens2 += size * size
         return num_tokens, num_tokens2
 
-    def _make_room(self, now_s: float) -> None:
+    def _preempt(self, now_s: float) -> None:
         while self.limits.kv_tokens - self._context < len(self.running):
             _, victim = self.running.popitem()
-            self._context -= victim._base + self.num_steps
-            victim.num_emitted = victim.output_tokens - (victim._finish_step - self.num_steps)
+            self._context -= victim.base + self.num_steps
+            victim.num_emitted = victim.output_tokens - (victim.finish_step - self.num_steps)
             victim.num_preempted += 1
             victim.state = State.WAITING
             self.waiting.appendleft(victim)
@@ -252,7 +240,7 @@ class BatchEngine:
     def _soonest_finish(self) -> int:
         while True:
             step, _, sequence = self._finish[0]
-            if sequence.state is State.RUNNING and sequence._finish_step == step:
+            if sequence.state is State.RUNNING and sequence.finish_step == step:
                 return step
             heapq.heappop(self._finish)
 
@@ -271,11 +259,11 @@ class BatchEngine:
                 self._finished(sequence, end_s)
                 continue
             sequence.state = State.RUNNING
-            sequence._base = size - self.num_steps
-            sequence._finish_step = self.num_steps + left
+            sequence.base = size - self.num_steps
+            sequence.finish_step = self.num_steps + left
             self._context += size
             self.running[sequence.key] = sequence
-            heapq.heappush(self._finish, (sequence._finish_step, sequence.key, sequence))
+            heapq.heappush(self._finish, (sequence.finish_step, sequence.key, sequence))
         self._drop_aborted()
 
     def _end_decode(self, end_s: float) -> None:
@@ -283,7 +271,7 @@ class BatchEngine:
         self._context += self._planned * len(self.running)
         while self._finish and self._finish[0][0] <= self.num_steps:
             step, _, sequence = heapq.heappop(self._finish)
-            if sequence.state is State.RUNNING and sequence._finish_step == step:
+            if sequence.state is State.RUNNING and sequence.finish_step == step:
                 self._leave(sequence)
                 self._finished(sequence, end_s)
         self._drop_aborted()
@@ -295,7 +283,7 @@ class BatchEngine:
 
     def _leave(self, sequence: Sequence) -> None:
         del self.running[sequence.key]
-        self._context -= sequence._base + self.num_steps
+        self._context -= sequence.base + self.num_steps
 
     def _drop_aborted(self) -> None:
         for sequence in self._aborted:

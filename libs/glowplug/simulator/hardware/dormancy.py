@@ -49,10 +49,10 @@ class Dormancy:
         engine.is_replica, engine.is_activating = False, True
         start, model = engine.start, effect.model
         if engine.is_swapped:
-            self.run.results.started(Origin.SWAPPED)
+            self.run.results.starts[Origin.SWAPPED] += 1
             self.run.kernel.after(start.swap_base_s, self._swap_in, engine, now_s)
             return
-        self.run.results.started(Origin.PREWARMED if engine.loaded_at >= 0 else Origin.PREWARMING)
+        self.run.results.starts[Origin.PREWARMED if engine.loaded_at >= 0 else Origin.PREWARMING] += 1
         if engine.transfer is not None:
             self.node.sharing.load(engine, False)
             self.run.links.hurry(engine.transfer, 0)
@@ -79,8 +79,7 @@ class Dormancy:
         engine.is_activating = False
         engine.serve(self.node.server.gpu_kind, self.run.setup.params)
         load = Phase(name=PhaseName.LOAD, started_at=since_s, ended_at=now_s)
-        url = f"sim://{engine.instance_id}"
-        self.node.tell_agent(engine.ready(url, (load,)))
+        self.node.tell_agent(engine.ready(load))
 
     def _left(self, engine: SimEngine) -> float:
         """Bytes that are still to come over each lane."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from glowplug.controllers.agent.messages import EngineReady
@@ -53,7 +54,7 @@ class SimEngine:
     tickets: dict[int, Any] = field(default_factory=dict)
     stage_gpus: tuple[tuple[str, ...], ...] = ()
     start: StartSeconds = field(default_factory=StartSeconds)  # what its latest start or wake takes
-    pace: float = 1.0  # times as slow as its costs say, for whoever it serves
+    pace: float = 1.0  # times as slow as its costs say, for all that it serves
     first: "SimEngine | None" = None  # of a pipeline whose later stage it is, whatever else it has become since
     shares_compute: tuple[bool, ...] = ()  # of each stage; (): all do. The others have a part of their GPU for sure
 
@@ -74,16 +75,17 @@ class SimEngine:
 
     @property
     def kv_tokens(self) -> int:
-        """That its KV cache holds; 0 while it serves nobody."""
+        """That its KV cache holds; 0 while it does not serve."""
         return self.serving.limits.kv_tokens if self.serving is not None else 0
 
     @property
     def num_slots(self) -> int:
-        """Requests that it runs at once; 0 while it serves nobody."""
+        """Requests that it runs at once; 0 while it does not serve."""
         return self.serving.limits.max_sequences if self.serving is not None else 0
 
-    def ready(self, url: str, phases: tuple[Phase, ...]) -> EngineReady:
-        """What its agent is told once it serves, or once a pipeline's stage has its part."""
+    def ready(self, *phases: Phase) -> EngineReady:
+        """What its agent is notified of once it serves, or once a pipeline's stage has its part."""
+        url = f"sim://{self.instance_id}"
         return EngineReady(self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots)
 
     @property
@@ -130,7 +132,7 @@ class SimEngine:
         return self.model.costs[gpu_kind].pipelined(self.num_stages, self.model.start.hop_s)
 
     def _limits(self, stages: "tuple[SimEngine, ...]") -> EngineLimits:
-        """A stage keeps the KV of its layers alone, so the stage with the least room for it bounds them all. Whoever
+        """A stage keeps the KV of its layers alone, so the stage with the least memory for it bounds them all. One that
         was granted less than it asked for has so much less of a KV cache."""
         model, per_token = self.model.model, self.model.kv_bytes_per_token
         kv_tokens = model.kv_bytes // per_token
@@ -153,16 +155,14 @@ class Sharing:
 
     def busy(self, engine: SimEngine) -> None:
         """Its first request has come."""
-        for gpus in engine.stage_gpus:
-            for gpu_id in gpus:
-                self._busy.setdefault(gpu_id, {})[engine] = None
+        for gpu_id in chain(*engine.stage_gpus):
+            self._busy.setdefault(gpu_id, {})[engine] = None
         self._settle(engine)
 
     def idle(self, engine: SimEngine) -> None:
         """Its last request has ended, or it is gone. One that was not busy stays so."""
-        for gpus in engine.stage_gpus:
-            for gpu_id in gpus:
-                self._busy.get(gpu_id, {}).pop(engine, None)
+        for gpu_id in chain(*engine.stage_gpus):
+            self._busy.get(gpu_id, {}).pop(engine, None)
         self._settle(engine)
 
     def pace(self, engine: SimEngine, pace: float) -> None:
@@ -183,11 +183,10 @@ class Sharing:
 
     def _settle(self, changed: SimEngine) -> None:
         self._slow(changed)
-        for gpus in changed.stage_gpus:
-            for gpu_id in gpus:
-                for one in self._busy.get(gpu_id, ()):
-                    if one is not changed:
-                        self._slow(one)
+        for gpu_id in chain(*changed.stage_gpus):
+            for one in self._busy.get(gpu_id, ()):
+                if one is not changed:
+                    self._slow(one)
 
     def _slow(self, engine: SimEngine) -> None:
         if engine.serving is None:

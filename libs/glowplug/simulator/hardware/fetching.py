@@ -85,7 +85,7 @@ class Fetching:
             self._waiting[instance_id] = found
 
     def _arrived(self, digest: str, asked_by: str) -> None:
-        """Weights are here: whoever waits for them, or for the part that has come, goes on."""
+        """Weights are here: engines that wait for them, or for the part that has come, go on."""
         for instance_id, (wanted, engine, then) in list(self._waiting.items()):
             if wanted != digest:
                 continue

@@ -1,6 +1,6 @@
 """One node in virtual time: its server, its agent and its prefetcher, and those who carry out what the two ask for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from glowplug.controllers.agent import messages as aw
@@ -12,13 +12,12 @@ from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.expect import STREAMS
-from glowplug.simulator.control_plane import ControlPlane
 from glowplug.simulator.hardware.dormancy import Dormancy
 from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.pipeline import Pipelines
-from glowplug.simulator.hardware.server import Requests, Server
+from glowplug.simulator.hardware.server import Server
 from glowplug.simulator.hardware.starting import Starting
-from glowplug.simulator.run import Run, digest_of
+from glowplug.simulator.run import digest_of
 from glowplug.simulator.setup import ServerSetup, Setup
 
 EMULATED: Final = "emulated"
@@ -29,28 +28,20 @@ class SimNode(Server):
     """What the shells of one node's agent and prefetcher would do. `starting`, `dormancy`, `pipelines` and `fetching`
     carry the effects out."""
 
-    def __init__(
-        self,
-        run: Run,
-        control: ControlPlane,
-        requests: Requests,
-        node_id: str,
-        server: ServerSetup,
-        servers: Mapping[str, Server],
-    ) -> None:
-        super().__init__(run, control, requests, node_id, server, servers)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._looks = False
         self._memory: aw.AgentMemory | None = None  # what the agent wrote down last
         self._links = (
             hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
-            hardware.Link(link_id=f"{node_id}/pcie", bytes_per_s=server.pcie_bytes_per_s),
+            hardware.Link(link_id=f"{self.node_id}/pcie", bytes_per_s=self.server.pcie_bytes_per_s),
         )
         self.fetching = Fetching(self, self.look_around)
         self.starting = Starting(self, self.fetching)
         self.dormancy = Dormancy(self, self.fetching, self.starting)
         self.pipelines = Pipelines(self, self.fetching)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            **dict.fromkeys(UNHEEDED, _pass_over),
+            **dict.fromkeys(UNHEEDED, lambda effect: None),
             aw.Remember: self._remember,
             **self.fetching.handlers,
             **self.starting.handlers,
@@ -58,16 +49,12 @@ class SimNode(Server):
             **self.pipelines.handlers,
         }
         self.executes = self._handlers.keys()
-        control.add_node(node_id, self._make_agent, self._make_prefetcher, self)
+        self.control.add_node(self.node_id, self._make_agent, self._make_prefetcher, self)
 
     def _make_agent(self, epoch: int) -> AgentController:
         names = sorted({one.model.engine for one in self.run.setup.models})
-        kinds = {
-            name: aw.EngineKind(
-                name=name, emulated=True, abilities=self.server.abilities_of(name) | self._streams(name)
-            )
-            for name in names
-        }
+        abilities = {name: self.server.abilities_of(name) | self._streams(name) for name in names}
+        kinds = {name: aw.EngineKind(name=name, emulated=True, abilities=abilities[name]) for name in names}
         gpus = [Gpu(gpu_id=gpu_id, total_bytes=self.server.gpu_bytes, kind=EMULATED) for gpu_id in self.gpu_ids]
         return AgentController(
             self.node_id,
@@ -107,7 +94,7 @@ class SimNode(Server):
         self.look_around()
 
     def look_around(self) -> None:
-        """The agent hears what its host memory and its links are: soon, and once for all that changes at one time."""
+        """The agent is notified of its host memory and its links: soon, and once for all that changes at one time."""
         if not self._looks:
             self._looks = True
             self.run.kernel.after(0.0, self._look)
@@ -130,7 +117,3 @@ def prefetcher_params(setup: Setup, server: ServerSetup) -> PrefetcherParams:
     return PrefetcherParams(
         capacity_bytes=server.host_cache_bytes, caching=setup.policies.caching, heal_s=setup.params.heal_s
     )
-
-
-def _pass_over(effect: Any) -> None:
-    """Nothing in a simulation shows this effect."""

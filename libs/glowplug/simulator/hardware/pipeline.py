@@ -4,7 +4,7 @@ Consolidation: the rest of the model comes over the network card (or from host m
 the foreground; then the KV cache of the other stages comes over, behind that; all the while the pipeline goes on. What
 has been generated meanwhile is the last, small chunk, and is not charged. What comes to a tensor group over the network
 card is charged to the card alone: each of its lanes carries a part of it. One that is to fail (`failing`) does so once
-the rest has come, and drops it; one that is to hang (`hanging`) says nothing more then, until it is told to give up.
+the rest has come, and drops it; one that is to hang (`hanging`) says nothing more then, until it is asked to give up.
 """
 
 from typing import Any
@@ -40,8 +40,7 @@ class Pipelines:
             return
         if engine.serving is None:
             engine.serve(self.node.server.gpu_kind, self.run.setup.params, stages)
-        url = f"sim://{engine.instance_id}"
-        self.node.answer_agent(engine.ready(url, ()))
+        self.node.answer_agent(engine.ready())
 
     def _consolidate(self, effect: aw.ConsolidateEngine) -> None:
         engine = self.node.engines.get(effect.instance_id)

@@ -1,6 +1,7 @@
 """One server in virtual time: its links, the engines that live on it, and the two controllers it speaks for."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from glowplug.controllers.agent import messages as aw
@@ -27,21 +28,20 @@ class Requests(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)
 class Server:
     """What those who carry out effects on one node (hardware/node.py composes them) share. `servers` are all of the
     run, by node_id, this one among them."""
 
-    def __init__(
-        self,
-        run: Run,
-        control: ControlPlane,
-        requests: Requests,
-        node_id: str,
-        server: ServerSetup,
-        servers: "Mapping[str, Server]",
-    ) -> None:
-        self.run, self.control, self.requests, self.sharing = run, control, requests, requests.sharing
-        self.node_id, self.server, self._servers = node_id, server, servers
+    run: Run
+    control: ControlPlane
+    requests: Requests
+    node_id: str
+    server: ServerSetup
+    servers: "Mapping[str, Server]"
+
+    def __post_init__(self) -> None:
+        node_id, server, self.sharing = self.node_id, self.server, self.requests.sharing
         self.engines: dict[str, SimEngine] = {}  # processes that live
         self.is_down = False
         self.gpu_ids = tuple(f"{node_id}/{n}" for n in range(server.num_gpus))
@@ -78,7 +78,7 @@ class Server:
 
     def find(self, instance_id: str) -> SimEngine | None:
         """An engine by its id, on whatever server."""
-        found = (server.engines.get(instance_id) for server in self._servers.values())
+        found = (server.engines.get(instance_id) for server in self.servers.values())
         return next((engine for engine in found if engine is not None), None)
 
     def end(self, instance_id: str) -> None:
@@ -95,7 +95,7 @@ class Server:
         if carried is not None:
             self.requests.engine_gone(carried)
             exited = aw.EngineExited(carried.instance_id, f"its stage {instance_id} is gone")
-            self._servers[carried.node_id].answer_agent(exited)
+            self.servers[carried.node_id].answer_agent(exited)
 
     def kill(self, instance_id: str, reason: str) -> None:
         """The process of an engine dies, and its agent sees that."""

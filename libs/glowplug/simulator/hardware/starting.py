@@ -76,7 +76,7 @@ class Starting:
             return
         is_cached = self._fetching.has(engine, effect.weights)
         if not (engine.is_replica or engine.stage):
-            self.run.results.started(Origin.HOST if is_cached else Origin.REMOTE)
+            self.run.results.starts[Origin.HOST if is_cached else Origin.REMOTE] += 1
         if is_cached:
             engine.was_cached = True
             self._fetched(engine)
@@ -173,15 +173,10 @@ class Starting:
             return
         if engine.num_stages == 1:
             engine.serve(self.node.server.gpu_kind, self.run.setup.params)
-        url = f"sim://{engine.instance_id}"
-        self.node.tell_agent(engine.ready(url, self._phases(engine)))
-
-    def _phases(self, engine: SimEngine) -> tuple[Phase, ...]:
-        return (
-            Phase(name=PhaseName.LAUNCH, started_at=engine.launched_at, ended_at=engine.up_at),
-            Phase(name=PhaseName.LOAD, started_at=engine.load_began_at, ended_at=engine.loaded_at),
-            Phase(name=PhaseName.WARMUP, started_at=engine.loaded_at, ended_at=self.run.kernel.now_s),
-        )
+        launch = Phase(name=PhaseName.LAUNCH, started_at=engine.launched_at, ended_at=engine.up_at)
+        load = Phase(name=PhaseName.LOAD, started_at=engine.load_began_at, ended_at=engine.loaded_at)
+        warmup = Phase(name=PhaseName.WARMUP, started_at=engine.loaded_at, ended_at=self.run.kernel.now_s)
+        self.node.tell_agent(engine.ready(launch, load, warmup))
 
     def _stop(self, effect: aw.StopEngine) -> None:
         self._fetching.forget(effect.instance_id)

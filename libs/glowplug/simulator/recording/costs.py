@@ -8,7 +8,7 @@
   not as fast every time; the n-th request of a replay is as slow as the n-th that was recorded.
 
 Both slopes are medians (Theil's method), for a machine that was busy elsewhere for a while makes a few requests many
-times as slow; the paces bring them back, each where it was. Of prompts that waited for others nobody knows the pace:
+times as slow; the paces bring them back, each where it was. The pace of prompts that waited for others is not known:
 the line of prefill is as high as the mean.
 """
 

@@ -24,13 +24,13 @@ READ: Final = frozenset({"request.finished", "request.rejected", "model.deployed
                          "weights.fetched", "decision.made", "agent.start", "agent.stop", "instance.starting",
                          "instance.loading", "instance.ready", "instance.draining", "instance.prewarmed",
                          "instance.swapped_out"})  # fmt: skip
-TYPICAL: Final = (256, 64)  # prompt and response tokens of a model that told none
+TYPICAL: Final = (256, 64)  # prompt and response tokens of a model that reported none
 MOST: Final = 1e12  # seconds or tokens: what is above is a mistake
 _MEASURED: Final = ("arrived_at", "queue_s", "ttft_s", "e2e_s", "prompt_tokens", "response_tokens")
 _KIND_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "eviction"}
 
-_TOLD = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", "starts"})
-"""Figures of a fleet that events tell; the others are unknown, not 0."""
+_RECORDED = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", "starts"})
+"""Figures of a fleet that events hold; the others are unknown, not 0."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Recording:
     nodes: dict[str, Row] = field(default_factory=dict)
     starts: Starts = field(default_factory=Starts)
     rates: list[float] = field(default_factory=list)  # bytes a second of weights on their way to host memory
-    kv_tokens: dict[str, int] = field(default_factory=dict)  # of each model's engines, where one told
+    kv_tokens: dict[str, int] = field(default_factory=dict)  # of each model's engines, where one reported it
     num_starts: int = 0
     bytes_fetched: float = 0.0
     gpu_seconds: float = 0.0
@@ -63,7 +63,7 @@ class Recording:
 
     @property
     def held_at_first(self) -> tuple[int, int]:
-        """(GPUs that held something when their node was first heard of, all GPUs): a replay begins with empty ones."""
+        """(GPUs that held something when their node was first seen, all GPUs): a replay begins with empty ones."""
         return sum(held for held, _ in self._first.values()), sum(num for _, num in self._first.values())
 
     def _times(self) -> list[float]:
@@ -108,25 +108,25 @@ class Recording:
     def numbers(self) -> Row:
         """The same figures a simulated run has, as far as they were recorded."""
         results = Results(
-            bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts={"recorded": self.num_starts}
+            bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts=Counter(recorded=self.num_starts)
         )
         results.seconds = self.seconds
         for row in self.finished:
-            one, slo = results.of(row["model_key"]), self._slo(row["model_key"])
+            one, slo = results.by_model[row["model_key"]], self._slo(row["model_key"])
             one.arrived(slo)
             if row.get("error_code"):
-                one.refused(row["error_code"])
+                one.num_refused[row["error_code"]] += 1
                 continue
             tokens, decode_s = (row["prompt_tokens"], row["response_tokens"]), row["e2e_s"] - row["ttft_s"]
             one.answered(
                 slo, tokens, cold=bool(row["cold"]), ttft_s=row["ttft_s"], decode_s=decode_s, e2e_s=row["e2e_s"]
             )
         for _, row in self.rejected:
-            one = results.of(row["model_key"])
+            one = results.by_model[row["model_key"]]
             one.arrived(self._slo(row["model_key"]))
-            one.refused(row["code"])
+            one.num_refused[row["code"]] += 1
         numbers = summary(results)
-        numbers["fleet"] = {name: value if name in _TOLD else None for name, value in numbers["fleet"].items()}
+        numbers["fleet"] = {name: value if name in _RECORDED else None for name, value in numbers["fleet"].items()}
         return numbers
 
 

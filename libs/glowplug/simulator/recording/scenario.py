@@ -20,7 +20,7 @@ from glowplug.simulator.setup import ABILITIES
 
 ARRIVALS = "arrivals.csv"
 KIND = "recorded"
-PCIE_BYTES_PER_S: Final = 32e9  # of a GPU's lanes, which no recording tells: engines load as fast as they were seen to
+PCIE_BYTES_PER_S: Final = 32e9  # of a GPU's lanes, which is in no recording: engines load as fast as they were seen to
 LIVE: Final[Tree] = {
     "agent_tick_s": 0.2,
     "autoscaler": {"rest_s": 5.0},
@@ -76,8 +76,8 @@ def _servers(recording: Recording, start_cores: float) -> list[Row]:
         if not sizes:
             continue
         links = [link for link in node.get("links") or () if link["link_id"].endswith("/nic")]
-        told = max((link["bytes_per_s"] for link in links), default=0.0)
-        rate = told or (float(f"{median(recording.rates):.4g}") if recording.rates else 2e9)
+        reported = max((link["bytes_per_s"] for link in links), default=0.0)
+        rate = reported or (float(f"{median(recording.rates):.4g}") if recording.rates else 2e9)
         cache = max(node.get("host_cache_bytes") or 0, least)
         abilities = tuple(sorted(a for a in node.get("abilities") or () if a.rpartition(":")[2] in ABILITIES))
         shape = (len(sizes), min(sizes), rate, cache, abilities)
@@ -111,25 +111,15 @@ def _model(recording: Recording, key: str, model: Row, by_model: Mapping[str, Mo
     tokens = recording.kv_tokens.get(key) or model.get("context_tokens", 2048) * model.get("max_concurrency", 8)
     own = [row for row in recording.finished if row["model_key"] == key]
     costs = Costs(own, recording.typical(key)[0])
-    return (
-        kept
-        | {
-            "name": key,
-            "weights_bytes": weights,
-            "kv_bytes": kv_bytes,
-            "kv_bytes_per_token": max(1, kv_bytes // max(1, tokens)),
-            "costs": costs.tree,
-            "pace": costs.pace,
-        }
-        | _starts(recording, key, weights, by_model, costs)
-    )
-
-
-def _starts(
-    recording: Recording, key: str, weights_bytes: int, by_model: Mapping[str, ModelStarts], costs: Costs
-) -> Row:
-    engine = recording.models[key].get("engine")
-    alike = {name: one for name, one in by_model.items() if recording.models.get(name, {}).get("engine") == engine}
-    bytes_of = {name: _weights(model) for name, model in recording.models.items()}
-    others = pooled(alike, bytes_of, weights_bytes)
-    return trees_of(by_model.get(key, ModelStarts()), others, weights_bytes, costs.first_s)
+    models = recording.models
+    alike = {name: one for name, one in by_model.items() if models.get(name, {}).get("engine") == model.get("engine")}
+    others = pooled(alike, {name: _weights(other) for name, other in models.items()}, weights)
+    found = {
+        "name": key,
+        "weights_bytes": weights,
+        "kv_bytes": kv_bytes,
+        "kv_bytes_per_token": max(1, kv_bytes // max(1, tokens)),
+        "costs": costs.tree,
+        "pace": costs.pace,
+    }
+    return kept | found | trees_of(by_model.get(key, ModelStarts()), others, weights, costs.first_s)

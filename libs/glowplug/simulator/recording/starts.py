@@ -1,6 +1,6 @@
 """What the starts, swaps and replicas of a recorded fleet took, read off its instances' facts.
 
-A cold start tells its stages. An engine that grew from one asleep, or from a replica, tells what the way back took;
+A cold start has its stages. An engine that grew from one asleep, or from a replica, has what the way back took;
 what an engine took to leave its GPUs lies between the end of its last answer and the fact that it is asleep.
 """
 
@@ -165,7 +165,7 @@ def trees_of(
     mine: ModelStarts, others: ModelStarts, weights_bytes: int, first_s: Callable[[str], float] = lambda _: 0.0
 ) -> Row:
     """`start`, `starts` and `wakes` of one model in a scenario. What it was not seen doing is as `others` did it.
-    `first_s` tells what the first prefill of an instance took beyond the others."""
+    `first_s` is what the first prefill of an instance took beyond the others."""
     starts = [_cold(one, weights_bytes) for one in mine.cold or others.cold]
     for one, name in zip(starts, mine.cold_ids, strict=False):
         one["first_s"] = round(first_s(name), 4)

@@ -18,7 +18,7 @@ class ScenarioError(ValueError):
         self.field, self.problem = field, problem
 
     def __reduce__(self) -> tuple[type["ScenarioError"], tuple[str, str]]:
-        """Between processes it travels as what it was told."""
+        """Between processes it travels as its arguments."""
         return type(self), (self.field, self.problem)
 
 

@@ -64,15 +64,15 @@ def _servers(entries: Sequence[Mapping[str, Any]]) -> tuple[ServerSetup, ...]:
 
 
 def _check_host_cache(servers: Sequence[ServerSetup], models: Sequence[ModelSetup]) -> None:
-    """Weights go through host memory: a model whose weights no server has room for there can never start. Raises
+    """Weights go through host memory: a model whose weights fit that of no server can never start. Raises
     ScenarioError naming the servers' field."""
     if not models or any(server.weights_in_host for server in servers):
         return
     largest = max(models, key=lambda one: one.model.weights_bytes).model
     most = max(servers, key=lambda server: server.host_cache_bytes)
     if largest.weights_bytes > most.host_cache_bytes:
-        room, weights = show_bytes(most.host_cache_bytes), show_bytes(largest.weights_bytes)
-        problem = f"{room}, and the weights of {largest.name} take {weights}: it could never start"
+        host, weights = show_bytes(most.host_cache_bytes), show_bytes(largest.weights_bytes)
+        problem = f"{host}, and the weights of {largest.name} take {weights}: it could never start"
         raise ScenarioError(join("servers", most.name, "host_cache_bytes"), problem)
 
 
@@ -209,7 +209,7 @@ def _profile(name: str, gpu_kind: str, path: str) -> StepCosts:
 
 def overlay(default: T, given: Mapping[str, Any], path: str) -> T:
     """`default`, a dataclass, with the fields of `given`, which are checked against their types; inner dataclasses are
-    laid over in turn. Raises ScenarioError naming the field."""
+    laid over likewise. Raises ScenarioError naming the field."""
     if not isinstance(given, Mapping):
         raise ScenarioError(path, f"{given!r} is no mapping of fields to values")
     types = _types(type(default))  # type: ignore[arg-type]

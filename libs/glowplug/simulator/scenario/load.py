@@ -132,10 +132,23 @@ def windows_before(
     for bin_ in bins:
         for number, part in _cut(bin_, began_s, window_s):
             grouped.setdefault(number, []).append(part)
-    return tuple(
-        _window(grouped.get(number, []), number * window_s, window_s, prompt, response, request_s, spread)
-        for number in range(first, last)
-    )
+
+    def window(number: int) -> WindowTotals:
+        parts = grouped.get(number, [])
+        num = math.fsum(one[2] for one in parts)
+        level = max((one[2] / one[1] * request_s for one in parts), default=0.0)
+        peak = highest(level, spread, max(2.0, window_s / request_s)) if level else 0.0
+        return WindowTotals(
+            started_at=number * window_s,
+            window_s=window_s,
+            num_requests=num,
+            prompt_tokens=num * prompt,
+            response_tokens=num * response,
+            concurrency_mean=num * request_s / window_s,
+            concurrency_peak=max(peak, 1.0 if num >= 0.5 else 0.0),
+        )
+
+    return tuple(map(window, range(first, last)))
 
 
 def request_seconds(one: ModelSetup, prompt: float, response: float) -> float:
@@ -156,23 +169,6 @@ def _cut(bin_: Bin, began_s: float, window_s: float) -> Iterator[tuple[int, Bin]
             return
         yield number, (at_s - began_s, upto_s - at_s, num * (upto_s - at_s) / width_s)
         at_s = upto_s
-
-
-def _window(
-    bins: list[Bin], started_at: float, window_s: float, prompt: float, response: float, request_s: float, spread: float
-) -> WindowTotals:
-    num = math.fsum(b[2] for b in bins)
-    level = max((b[2] / b[1] * request_s for b in bins), default=0.0)
-    peak = highest(level, spread, max(2.0, window_s / request_s)) if level else 0.0
-    return WindowTotals(
-        started_at=started_at,
-        window_s=window_s,
-        num_requests=num,
-        prompt_tokens=num * prompt,
-        response_tokens=num * response,
-        concurrency_mean=num * request_s / window_s,
-        concurrency_peak=max(peak, 1.0 if num >= 0.5 else 0.0),
-    )
 
 
 def highest(mean: float, cv: float, num: float) -> float:

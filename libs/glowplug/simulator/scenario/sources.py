@@ -97,22 +97,15 @@ class LengthBook:
 
     def bounded(self, pairs: Sequence[tuple[int, int]]) -> Lengths:
         """These pairs inside the bounds of the workload."""
-        words = self._words
-        return Lengths(
-            pairs,
-            max_prompt=words.max_prompt_tokens,
-            min_response=words.min_response_tokens,
-            max_total=words.max_total_tokens,
-        )
+        return Lengths(pairs, *self._words.token_bounds)
 
     def _pairs(self, spec: str | LengthWords, field: str) -> list[tuple[int, int]]:
         if isinstance(spec, LengthWords):
             return drawn_pairs(spec)
         path = find(spec, self._beside, field)
         if path is None:
-            self._notes.append(
-                f"no {spec} in {data_folder()}: lengths are drawn from lognormals with its means and CVs"
-            )
+            stands_in = "lengths are drawn from lognormals with its means and CVs"
+            self._notes.append(f"no {spec} in {data_folder()}: {stands_in}")
             return drawn_pairs(FALLBACK_LENGTHS[spec])
         pairs: list[tuple[int, int]] = read_once(_first_pairs, path)
         require(bool(pairs), path, "holds no request to take lengths from")
@@ -138,13 +131,9 @@ def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
     )
 
 
-def client_lengths(folder_name: Path | None) -> dict[str, list[tuple[float, float, float, float]]]:
+def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
     """ServeGen client -> [prompt median, prompt sigma, response median, response sigma] of each of its 6 h windows:
     lognormals through the published p50 and p90."""
-    return {} if folder_name is None else read_once(_read_lengths, folder_name)
-
-
-def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
     by_client: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in rows(path):
         prompt, response = (row.seconds(name) if row.text(name) else 0.0 for name in ("prompt_p50", "resp_p50"))
@@ -152,9 +141,8 @@ def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float
             continue
         spread = [math.log(max(1.0, row.positive(f"{kind}_p90") / mid)) / 1.2816 for kind, mid in
                   (("prompt", prompt), ("resp", response))]  # fmt: skip
-        by_client.setdefault(f"{row.text('model')}-{row.text('client')}", []).append(
-            (prompt, spread[0], response, spread[1])
-        )
+        name = f"{row.text('model')}-{row.text('client')}"
+        by_client.setdefault(name, []).append((prompt, spread[0], response, spread[1]))
     return by_client
 
 
@@ -224,13 +212,12 @@ class Clients:
         self._words, self._seconds, self._book = words, seconds, book
         span_s = seconds * words.squeeze
         there = [c for c in read_clients(path, words.start_s + span_s, words.start_s) if c.num_requests]
-        if sum(group.num for group in words.clients) != len(keys):
-            raise ScenarioError(
-                "workload.clients", f"{sum(g.num for g in words.clients)} clients for {len(keys)} models"
-            )
+        if (num := sum(group.num for group in words.clients)) != len(keys):
+            raise ScenarioError("workload.clients", f"{num} clients for {len(keys)} models")
         picked = [client for group in words.clients for client in _pick(group, there, seconds)]
         self._by_key = dict(zip(keys, picked, strict=True))
-        measured = client_lengths(find(SERVEGEN_LENGTHS, Path(), "workload.lengths"))
+        of_lengths = find(SERVEGEN_LENGTHS, Path(), "workload.lengths")
+        measured = read_once(_read_lengths, of_lengths) if of_lengths else {}
         self._lengths = {key: self._of(client.name, measured) for key, client in self._by_key.items()}
 
     def _of(self, name: str, measured: dict[str, list[tuple[float, float, float, float]]]) -> Lengths:

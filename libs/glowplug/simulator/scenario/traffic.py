@@ -14,8 +14,7 @@ moment and then scales down, which makes bursts (WarmServe section 7.1).
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -56,19 +55,13 @@ BEGINS: Final = {"azure_2024_conv_10s": 6 * DAY_S, "azure_2024_code_10s": 4 * DA
 
 
 class Generated:
-    """Traffic of one kind at `rate` requests a second in all; `shares` and `lengths` are by model, in order."""
+    """Generated traffic of `rate` requests a second in all; `shares` and `lengths` are by model, in order."""
 
     def __init__(
-        self,
-        words: WorkloadWords,
-        kind: str,
-        rate: float,
-        shares: Mapping[str, float],
-        lengths: Mapping[str, Lengths],
-        seconds: float,
+        self, words: WorkloadWords, seconds: float, rate: float, shares: dict[str, float], lengths: dict[str, Lengths]
     ) -> None:
-        self._words, self._kind, self._rate, self._shares = words, kind, rate, shares
-        self._lengths, self._seconds = lengths, seconds
+        self._kind = words.source if words.source in DRAWN else STANDS_FOR.get(words.source, "generator")
+        self._words, self._seconds, self._rate, self._shares, self._lengths = words, seconds, rate, shares, lengths
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """In order of time, up to the end of the run."""
@@ -82,9 +75,9 @@ class Generated:
         elif self._kind == "generator_functions":
             stream = generator.functions(seed, len(keys), rate, span_s, cv=words.cv or 1.0, names=keys)
         else:
-            make = generator.code if self._kind == "generator_code" else generator.conversation
+            kind, cv = SERVICES[self._kind], words.cv or None
             stream = merge(*(
-                make(seed, rate * share, span_s, start_s=self._start_s(number), model=key, cv=words.cv or None)
+                generator.service(kind, seed, rate * share, span_s, model=key, start_s=self._start_s(number), cv=cv)
                 for number, (key, share) in enumerate(self._shares.items())
                 if share > 0
             ))  # fmt: skip
@@ -96,13 +89,13 @@ class Generated:
         if kind is None:
             return []
         start_s, squeeze = self._start_s(list(self._shares).index(key)), self._words.squeeze
-        middles = [start_s + (n + 0.5) * BIN_S for n in range(max(1, round(self._seconds * squeeze / BIN_S)))]
-        mean = sum(hours(kind.weekday, kind.weekend, at) for at in middles) / len(middles)
+        bins = range(max(1, round(self._seconds * squeeze / BIN_S)))
+        mean = sum(hours(kind, start_s + (n + 0.5) * BIN_S) for n in bins) / len(bins)
         scale = self._rate * self._shares[key] * BIN_S / squeeze / mean
         week_s = 7 * DAY_S
         return [
             (-n * BIN_S / squeeze, BIN_S / squeeze,
-             scale * hours(kind.weekday, kind.weekend, (start_s - (n - 0.5) * BIN_S) % week_s))
+             scale * hours(kind, (start_s - (n - 0.5) * BIN_S) % week_s))
             for n in range(int(seconds * squeeze / BIN_S), 0, -1)
         ]  # fmt: skip
 
@@ -114,13 +107,12 @@ class Generated:
     def _fitted(self, stream: Iterator[Arrival], chance: Random) -> Iterator[Arrival]:
         """With the scenario's lengths where it names some, inside its bounds everywhere."""
         words = self._words
-        bounds: Sequence[int] = (words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens)
         for arrival in stream:
             given = self._lengths.get(arrival.model)
             if given is not None:
                 prompt, response = given.draw(chance)
             else:
-                prompt, response = bounded(arrival.prompt_tokens, arrival.response_tokens, *bounds)
+                prompt, response = bounded(arrival.prompt_tokens, arrival.response_tokens, *words.token_bounds)
             at_s = arrival.at_s / words.squeeze
             if at_s < self._seconds:
                 yield Arrival(at_s, arrival.model, prompt, response)
@@ -147,16 +139,11 @@ class Traffic:
                 f"no {words.source} in {data_folder()}: the traffic is generated (seeded, fitted to traces)"
             )
         self.counted = self.path is not None and is_counted(self.path)
-        self._bins: list[tuple[float, float, int]] = []
-        self.clients: Clients | None = None
-        if self.counted and self.path:
-            self._bins = read_once(_read_bins, self.path)
-        elif self.path and words.clients:
-            self.clients = Clients(words, self.keys, seconds, self.path, self._book)
+        self._bins = read_once(_read_bins, self.path) if self.path and self.counted else []
         self.shares = self._shares()
         self._check_days()
         self._lengths = {key: self._lengths_by(key) for key in self.keys}
-        self.generated = self._generated() if self.path is None and words.source != "gamma" else None
+        self.streams = self._streams()
         self._served_by = {key: key for key in self.keys}
         if self.path is not None and self.path.is_file() and is_path(words.source):
             self._read_by_path(self.path)
@@ -168,7 +155,7 @@ class Traffic:
         here = sum(held.num_within(day_s, span_s) for day_s in self._starts())
         some = f"{here} of {held.num_requests}" if here != held.num_requests else f"{held.num_requests}"
         where = f" (those from {words.start_s:g} s on, for {span_s:g} s)" if here != held.num_requests else ""
-        anew = [f"times are drawn anew by workload.{name}" for name in ("cv",) if getattr(words, name)]
+        anew = ["times are drawn anew by workload.cv"] if words.cv else []
         anew += [f"workload.rps makes {words.rps:g} a second of them"] if words.rps else []
         anew += [f"workload.keep leaves {words.keep:.0%} of them"] if words.keep < 1 else []
         anew += ["lengths are drawn from workload.lengths"] if words.lengths is not None else []
@@ -183,15 +170,11 @@ class Traffic:
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """Every request in order of time, from 0 s up to the end of the run."""
-        found = self._arrivals(seed)
+        found = self.streams.arrivals(seed) if self.streams else self._arrivals(seed)
         return with_errors(found, f"{seed}/expected") if self.words.length_errors else found
 
     def _arrivals(self, seed: int) -> Iterator[Arrival]:
         chance = Random(f"{seed}/traffic")
-        if self.generated is not None:
-            return self.generated.arrivals(seed)
-        if self.clients is not None:
-            return self.clients.arrivals(seed)
         if self.path is None or self.words.cv:
             return self._renewal(seed)
         if self._bins:
@@ -201,12 +184,11 @@ class Traffic:
     def require_requests(self) -> None:
         """Raises TraceError when the trace itself holds no request in the time that is served: chance alone may leave
         a short run without one."""
-        if self.path is None or self.clients is not None:
+        if self.path is None or self.streams is not None:
             return
         words = self.words
         if self.counted:
-            starts = self._starts()
-            found = any(num and self._inside(from_s - start) for from_s, _, num in self._bins for start in starts)
+            found = any(self._num_counted(start_s) for start_s in self._starts())
         else:
             lengths = self._book.of(words.lengths, words.source)
             found = next(self._cut(read_trace(self.path, Reading(lengths=lengths))), None) is not None
@@ -218,14 +200,12 @@ class Traffic:
         return [self._day_s(number) for number in range(len(self.keys))] if self.words.days else [self.words.start_s]
 
     def lengths_of(self, key: str) -> Lengths:
-        return self._lengths[key] if self.clients is None else self.clients.lengths_of(key)
+        return self.streams.lengths_of(key) if isinstance(self.streams, Clients) else self._lengths[key]
 
     def past(self, key: str, seconds: float) -> list[Bin]:
         """What the trace holds for a model in the `seconds` before the run, oldest first; empty when it has no past."""
-        if self.generated is not None:
-            return self.generated.past(key, seconds)
-        if self.clients is not None:
-            return self.clients.past(key, seconds)
+        if self.streams is not None:
+            return self.streams.past(key, seconds)
         number = self.keys.index(key)
         start_s, share = (self._day_s(number), 1.0) if self.words.days else (self.words.start_s, self.shares[number])
         ratio = self._ratio(start_s, self.shares[number] if self.words.days else 1.0) * share
@@ -256,12 +236,17 @@ class Traffic:
             return dealt_functions(len(self.keys))
         return power_law_shares(len(self.keys), self.words.alpha)
 
-    def _generated(self) -> Generated:
+    def _streams(self) -> Generated | Clients | None:
+        """What draws requests by itself: the generator, or the clients of a trace."""
         words = self.words
-        kind = words.source if words.source in DRAWN else STANDS_FOR.get(words.source, "generator")
+        if self.path is not None:
+            own_clients = words.clients and not self.counted
+            return Clients(words, self.keys, self.seconds, self.path, self._book) if own_clients else None
+        if words.source == "gamma":
+            return None
         own = {key: self._lengths[key] for key in self.keys if key in self._own_lengths or words.lengths is not None}
         rate = sum(group.rps for group in words.clients) or self._rate()
-        return Generated(words, kind, rate, dict(zip(self.keys, self.shares, strict=True)), own, self.seconds)
+        return Generated(words, self.seconds, rate, dict(zip(self.keys, self.shares, strict=True)), own)
 
     def _check_days(self) -> None:
         if not self.words.days or self.path is None:
@@ -284,7 +269,7 @@ class Traffic:
         if self.words.rps:
             return self.words.rps
         if self._bins:
-            total = sum(num for from_s, _, num in self._bins if self._inside(from_s - self.words.start_s))
+            total = self._num_counted(self.words.start_s)
             require(total > 0, self.path or Path(), f"holds no request from {self.words.start_s:g} s on")
             return total * self.words.keep / self.seconds
         known = TRACES.get(self.words.source)
@@ -303,42 +288,42 @@ class Traffic:
         """Requests served per request of the counted trace, from `start_s` of it on."""
         if not self.words.rps:
             return self.words.keep
-        there = sum(num for from_s, _, num in self._bins if self._inside(from_s - start_s))
+        there = self._num_counted(start_s)
         require(there > 0, self.path or Path(), f"no request from {start_s:.0f} s on")
         return self.words.rps * share * self.seconds / there
+
+    def _num_counted(self, start_s: float) -> int:
+        """Requests of the counted trace that a run holds which begins at `start_s` of it."""
+        return sum(num for from_s, _, num in self._bins if self._inside(from_s - start_s))
 
     # ways to draw
 
     def _renewal(self, seed: int) -> Iterator[Arrival]:
         rate, cv = self._rate(), self.words.cv or 1.0
-        chance = Random(f"{seed}/traffic")
         if self.words.cv_of == "fleet":
-            times = gamma_times(rate, cv, self.seconds, chance)
-            return self._split(times, chance)
-        streams = [
-            self._one_renewal(key, rate * share, cv, Random(f"{seed}/{key}"))
-            for key, share in zip(self.keys, self.shares, strict=True)
-        ]
-        return merge(*streams)
+            chance = Random(f"{seed}/traffic")
+            return self._split(gamma_times(rate, cv, self.seconds, chance), chance)
+        return self._merged(seed, lambda number, share, chance: self._long_renewal(rate * share, cv, chance))
 
-    def _one_renewal(self, key: str, rate: float, cv: float, chance: Random) -> Iterator[Arrival]:
-        """One model's stream, as if it had gone on for long: the first gap is cut at a random place."""
-        lengths = self._lengths[key]
+    def _long_renewal(self, rate: float, cv: float, chance: Random) -> Iterator[float]:
+        """A stream as if it had gone on for long: the first gap is cut at a random place."""
         early_s = 20 / rate * (1 + chance.random()) if rate > 0 else 0.0
         for at_s in gamma_times(rate, cv, self.seconds + early_s, chance) if rate > 0 else ():
             if at_s >= early_s:
-                yield Arrival(at_s - early_s, key, *lengths.draw(chance))
+                yield at_s - early_s
 
     def _by_day(self, seed: int) -> Iterator[Arrival]:
-        return merge(*(
-            self._one_day(key, self._day_s(number), share, Random(f"{seed}/{key}"))
-            for number, (key, share) in enumerate(zip(self.keys, self.shares, strict=True))
-        ))  # fmt: skip
+        return self._merged(seed, lambda number, share, chance: self._from_bins(self._day_s(number), share, chance))
 
-    def _one_day(self, key: str, start_s: float, share: float, chance: Random) -> Iterator[Arrival]:
-        lengths = self._lengths[key]
-        for at_s in self._from_bins(start_s, share, chance):
-            yield Arrival(at_s, key, *lengths.draw(chance))
+    def _merged(self, seed: int, times: Callable[[int, float, Random], Iterator[float]]) -> Iterator[Arrival]:
+        """A stream for each model, of the times that its number, its share and its own chance give."""
+
+        def one(number: int, key: str, share: float, chance: Random) -> Iterator[Arrival]:
+            for at_s in times(number, share, chance):
+                yield Arrival(at_s, key, *self._lengths[key].draw(chance))
+
+        models = enumerate(zip(self.keys, self.shares, strict=True))
+        return merge(*(one(number, key, share, Random(f"{seed}/{key}")) for number, (key, share) in models))
 
     def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[float]:
         """Times in the run, from the counts after `start_s`: uniform inside each bin."""
@@ -367,7 +352,6 @@ class Traffic:
             ratio = words.rps * self.seconds / there
         repeats = max(1, math.ceil(ratio))
         pick, by_name = self._picker(chance), dict(self._served_by)
-        bounds = words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens
         for at_s, arrival in self._cut(read_trace(self.path, reading)):
             for _ in range(binomial(repeats, ratio / repeats, chance)):
                 key = by_name.get(arrival.model) or (
@@ -376,7 +360,7 @@ class Traffic:
                     else pick()
                 )
                 if own and key not in self._own_lengths:
-                    tokens = bounded(arrival.prompt_tokens, arrival.response_tokens, *bounds)
+                    tokens = bounded(arrival.prompt_tokens, arrival.response_tokens, *words.token_bounds)
                 else:
                     tokens = self._lengths[key].draw(chance)
                 yield Arrival(at_s, key, *tokens)
@@ -397,7 +381,7 @@ class Traffic:
 
     def _picker(self, chance: Random) -> Callable[[], str]:
         upto = list(accumulate(self.shares))
-        return lambda: self.keys[min(bisect_right(upto, chance.random() * upto[-1]), len(self.keys) - 1)]
+        return lambda: chance.choices(self.keys, cum_weights=upto)[0]
 
 
 def _read_bins(path: Path) -> list[tuple[float, float, int]]:

@@ -22,12 +22,12 @@ REST = "rest"  # the word of kv_bytes that is no size
 
 def read_tree(path: Path) -> Tree:
     """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. One that names no
-    policies runs what a fleet told nothing runs. Raises ScenarioError."""
+    policies runs what a fleet without settings runs. Raises ScenarioError."""
     return with_default_system(_read(path, ()))
 
 
 def with_default_system(tree: Tree) -> Tree:
-    """The tree with the policies of a fleet told nothing, where it names none."""
+    """The tree with the policies of a fleet without settings, where it names none."""
     return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
 
 
@@ -45,7 +45,6 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
     if not isinstance(tree, dict):
         raise ScenarioError("", f"{path}: is no mapping of fields to values")
     tree = with_system(expand(tree))
-    _check_system(tree)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -92,14 +91,7 @@ def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) ->
         except yaml.YAMLError as error:
             raise ScenarioError(path, f"{text!r} is no YAML value") from error
         tree = with_system(_set(tree, path.strip().split("."), value, path), over=True)
-        _check_system(tree)
     return tree
-
-
-def _check_system(tree: Tree) -> None:
-    named = tree.get("policies")
-    if isinstance(named, str):
-        raise ScenarioError("policies", f"there is no system {named!r} {known(named, SYSTEMS)}")
 
 
 def _set(tree: Any, parts: list[str], value: Any, path: str) -> Any:
@@ -161,22 +153,21 @@ def _bytes(text: str) -> int:
 
 def data_folder() -> Path:
     """Where the traces are: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
-    told = os.environ.get("GLOWPLUG_DATA", "")
-    if told:
-        return Path(told)
+    if named := os.environ.get("GLOWPLUG_DATA", ""):
+        return Path(named)
     places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
     return next((place for place in places if place.is_dir()), places[0])
 
 
 def with_system(tree: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
     """The tree with a system named in `policies` written out. Its settings go under those the tree has, or `over` them.
-
-    A name that does not exist stays as it is.
-    """
+    Raises ScenarioError for a name that does not exist."""
     named = tree.get("policies")
-    system = SYSTEMS.get(named) if isinstance(named, str) else None
-    if system is None:
+    if not isinstance(named, str):
         return dict(tree)
+    if named not in SYSTEMS:
+        raise ScenarioError("policies", f"there is no system {named!r} {known(named, SYSTEMS)}")
+    system = SYSTEMS[named]
     params = dict(tree.get("params") or {})
     for part, settings in system.params.items():
         own = dict(params.get(part) or {})

@@ -55,6 +55,11 @@ class WorkloadWords(Words):
     min_response_tokens: int = Field(1, ge=1)
     max_total_tokens: int = Field(0, ge=0)
 
+    @property
+    def token_bounds(self) -> tuple[int, int, int]:
+        """Most prompt, least response, most of both: as `sampling.bounded` takes them."""
+        return self.max_prompt_tokens, self.min_response_tokens, self.max_total_tokens
+
     @model_validator(mode="after")
     def _sound(self) -> "WorkloadWords":
         if self.source.startswith(("gamma", "generator")) and not self.rps:

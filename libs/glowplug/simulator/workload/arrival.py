@@ -36,8 +36,8 @@ class TraceError(ValueError):
     def __init__(self, source: str, line: int, field: str, problem: str) -> None:
         where = f"{source}, line {line}" if line else source
         super().__init__(f"{where}: {field}: {problem}" if field else f"{where}: {problem}")
-        self._told = (source, line, field, problem)
+        self._arguments = (source, line, field, problem)
 
     def __reduce__(self) -> tuple[type["TraceError"], tuple[str, int, str, str]]:
-        """Between processes it travels as what it was told."""
-        return type(self), self._told
+        """Between processes it travels as its arguments."""
+        return type(self), self._arguments

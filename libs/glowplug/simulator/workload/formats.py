@@ -1,4 +1,4 @@
-"""The public formats, each told by its header. A trace without token counts has its lengths drawn.
+"""The public formats, each known by its header. A trace without token counts has its lengths drawn.
 
 | format | columns |
 |---|---|
@@ -19,7 +19,7 @@ from random import Random
 from typing import Final
 
 from glowplug.simulator.workload.arrival import Arrival, Count, TraceError, merge
-from glowplug.simulator.workload.sampling import Lengths, binomial, renewal_times, spread, thin
+from glowplug.simulator.workload.sampling import Lengths, binomial, renewal_times, spread
 from glowplug.simulator.workload.tables import Row, header, rows
 
 SERVEGEN_WINDOW_S: Final = 600.0
@@ -39,19 +39,15 @@ class Reading:
     def draw(self, source: str) -> Lengths:
         """Lengths to draw from. Raises TraceError when the trace has none and none were given."""
         if self.lengths is None:
-            raise TraceError(
-                source,
-                0,
-                "lengths",
-                "the trace has no token counts, and no lengths were given to draw from (workload.lengths names some)",
-            )
+            problem = "the trace has no token counts, and no lengths were given to draw from"
+            raise TraceError(source, 0, "lengths", f"{problem} (workload.lengths names some)")
         return self.lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Format:
     """One public format: the columns that tell it (all of them are there), how an error names what is read, and who
-    reads it. `has_lengths`: it tells how long requests are."""
+    reads it. `has_lengths`: it says how long requests are."""
 
     columns: tuple[str, ...]
     says: str
@@ -94,7 +90,7 @@ def is_counted(path: Path) -> bool:
 
 
 def has_lengths(path: Path) -> bool:
-    """Whether a trace tells how long its requests are. Raises TraceError when its columns are of no known format."""
+    """Whether a trace says how long its requests are. Raises TraceError when its columns are of no known format."""
     return path.is_dir() or _format(path).has_lengths  # a folder is ServeGen's own
 
 
@@ -119,12 +115,21 @@ def _tokens(row: Row, prompt: str, response: str) -> tuple[int, int]:
 
 
 def _requests(
-    time: str, prompt: str, response: str, at_s: Callable[[Row, str], float] = Row.seconds, model: str = ""
+    time: str,
+    prompt: str,
+    response: str,
+    at_s: Callable[[Row, str], float] = Row.seconds,
+    *,
+    model: str = "",
+    answered: bool = False,
 ) -> Callable[[Path, Reading], Iterator[Arrival]]:
-    """A reader of rows that are a request each: its columns, the time as `at_s` reads it."""
+    """A reader of rows that are a request each: its columns, the time as `at_s` reads it; those alone that were
+    `answered`, where others are in the trace too."""
 
     def each(path: Path, how: Reading) -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
+            if answered and not row.count(response):
+                continue
             name = row.text(model) if model and model in row.values else how.model
             yield row.line, Arrival(at_s(row, time), name, *_tokens(row, prompt, response))
 
@@ -133,16 +138,6 @@ def _requests(
 
 def _ms(row: Row, field: str) -> float:
     return row.seconds(field) / 1e3
-
-
-def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[tuple[int, Arrival]]:
-        for row in rows(path):
-            if row.count("Response tokens"):
-                tokens = _tokens(row, "Request tokens", "Response tokens")
-                yield row.line, Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
-
-    return _kept(path, each(), how, "Timestamp")
 
 
 def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
@@ -172,8 +167,8 @@ def _counted(path: Path, how: Reading) -> Iterator[Arrival]:
 
 def _spread(group: Iterable[Count], lengths: Lengths, how: Reading) -> Iterator[Arrival]:
     """The Counts of one time, thinned, as arrivals in order."""
-    streams = [spread([count], lengths, how.chance) for count in thin(group, how.keep, how.chance)]
-    return merge(*streams)
+    kept = [one._replace(num_requests=binomial(one.num_requests, how.keep, how.chance)) for one in group]
+    return merge(*(spread(count, lengths, how.chance) for count in kept))
 
 
 def _servegen(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -218,31 +213,22 @@ OWN: Final = ("t_s", "prompt_tokens", "response_tokens")
 AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURST: Final = ("Timestamp", "Model", "Request tokens", "Response tokens")
 SERVEGEN: Final = ("model", "client", "t_s", "requests", "dist", "shape")
+FLAT: Final = ("t_ms", *OWN[1:])
 SEVERAL: Final = "and, where there are several, model"
 FORMATS: Final = (
-    Format(columns=OWN, says=f"{', '.join(OWN)} {SEVERAL}", read=_requests(*OWN, model="model"), has_lengths=True),
-    Format(
-        columns=AZURE, says=f"{', '.join(AZURE)} (Azure LLM)", read=_requests(*AZURE, Row.moment), has_lengths=True
-    ),
-    Format(columns=BURST, says=f"{', '.join(BURST)} (BurstGPT)", read=_burstgpt, has_lengths=True),
-    Format(
-        columns=("t_ms", *OWN[1:]), says="t_ms, prompt_tokens, response_tokens", read=_requests("t_ms", *OWN[1:], _ms),
-        has_lengths=True,
-    ),
-    Format(columns=SERVEGEN, says=f"{', '.join(SERVEGEN)} (ServeGen)", read=_servegen),
-    Format(columns=("t_s", "requests"), says=f"t_s, requests {SEVERAL}", read=_counted),
-    Format(
-        columns=("HashFunction", "Trigger", "1", "1440"),
-        says="HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)", read=_functions_2019,
-    ),
-    Format(
-        columns=("app", "func", "end_timestamp", "duration"),
-        says="app, func, end_timestamp, duration (Azure Functions 2021)", read=_functions_2021,
-    ),
-    Format(
-        columns=("{",), says="JSON lines with timestamp (ms), input_length, output_length (Mooncake)",
-        read=_requests("timestamp", "input_length", "output_length", _ms), has_lengths=True,
-    ),
+    Format(OWN, f"{', '.join(OWN)} {SEVERAL}", _requests(*OWN, model="model"), has_lengths=True),
+    Format(AZURE, f"{', '.join(AZURE)} (Azure LLM)", _requests(*AZURE, Row.moment), has_lengths=True),
+    Format(BURST, f"{', '.join(BURST)} (BurstGPT)",
+           _requests(BURST[0], *BURST[2:], model=BURST[1], answered=True), has_lengths=True),
+    Format(FLAT, ", ".join(FLAT), _requests(*FLAT, _ms), has_lengths=True),
+    Format(SERVEGEN, f"{', '.join(SERVEGEN)} (ServeGen)", _servegen),
+    Format(("t_s", "requests"), f"t_s, requests {SEVERAL}", _counted),
+    Format(("HashFunction", "Trigger", "1", "1440"), "HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)",
+           _functions_2019),
+    Format(("app", "func", "end_timestamp", "duration"), "app, func, end_timestamp, duration (Azure Functions 2021)",
+           _functions_2021),
+    Format(("{",), "JSON lines with timestamp (ms), input_length, output_length (Mooncake)",
+           _requests("timestamp", "input_length", "output_length", _ms), has_lengths=True),
 )  # fmt: skip
 
 

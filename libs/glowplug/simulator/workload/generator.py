@@ -1,6 +1,6 @@
 """Traffic for those who have no trace: generated, seeded, fitted to public ones (generator_fitted.py says to which).
 
-One service (`conversation`, `code`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
+One service (`service`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
 mixture. Many tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its
 own. Functions (`functions`): popularity as of a serverless provider. Rates change, and arrivals follow them: a renewal
 process in operational time, where a second lasts as long as the rate says. Gaps are Gamma with a coefficient of
@@ -12,6 +12,7 @@ given.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 from typing import Final, NamedTuple
@@ -19,11 +20,12 @@ from typing import Final, NamedTuple
 from glowplug.domain.units import DAY_S
 from glowplug.simulator.workload import generator_fitted as fitted
 from glowplug.simulator.workload.arrival import Arrival, merge
-from glowplug.simulator.workload.generator_shapes import Cycle
+from glowplug.simulator.workload.generator_fitted import Cycle
 
 LABEL: Final = "generated"
 BIN_S: Final = 10.0
 WINDOW_S: Final = 600.0
+NOON_S: Final = 43_200.0  # of a Monday
 _NORMAL: Final = NormalDist()
 WEEK_S: Final = 7 * DAY_S
 
@@ -53,13 +55,13 @@ def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]
         wait -= left
 
 
-def hours(weekday: tuple[float, ...], weekend: tuple[float, ...], at_s: float) -> float:
+def hours(kind: Cycle, at_s: float) -> float:
     """The share of the mean weekday rate at `at_s` seconds after a Monday's 00:00, between the middles of the hours."""
     middle, within = divmod((at_s - 1800.0) % WEEK_S, 3600.0)
 
     def at(hour: int) -> float:
         day, of_day = divmod(hour, 24)
-        return (weekend if day % 7 >= 5 else weekday)[of_day]
+        return (kind.weekend if day % 7 >= 5 else kind.weekday)[of_day]
 
     share = within / 3600.0
     return at(int(middle)) * (1 - share) + at(int(middle) + 1) * share
@@ -74,7 +76,7 @@ def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
         value = keep * value + step * chance.gauss(0.0, 1.0)
 
 
-def between(quantiles: tuple[float, ...], share: float) -> float:
+def between(quantiles: Sequence[float], share: float) -> float:
     """A value of the distribution whose 0 ... 100 % points these are, at `share` in [0, 1)."""
     at = share * (len(quantiles) - 1)
     low = min(int(at), len(quantiles) - 2)
@@ -86,52 +88,23 @@ Draw = Callable[[Random], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """`seconds` from `start_s` on, which counts from a Monday's 00:00 UTC; 43,200 is Monday noon."""
+    """`seconds` from `start_s` on, which counts from a Monday's 00:00 UTC."""
 
     seconds: float
-    start_s: float = 43_200.0
+    start_s: float = NOON_S
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf or not 0 <= self.start_s < math.inf:
             raise ValueError(f"seconds: {self.seconds} s of traffic from {self.start_s} s on")
 
 
-def conversation(
-    seed: int, rps: float, seconds: float, *, start_s: float = 43_200.0, model: str = "", cv: float | None = None
+def service(
+    kind: Cycle, seed: int, rps: float, seconds: float, *, model: str, start_s: float = NOON_S, cv: float | None = None
 ) -> Iterator[Arrival]:
-    """A chat service with `rps` requests a second on average over those seconds, times from 0. `cv` of the gaps is
-    that of the trace unless it is given. Raises ValueError for a rate or a time that is not above 0."""
+    """One service with `rps` requests a second on average over those seconds, times from 0: a chat (`CONVERSATION`), or
+    code completion (`CODE`: long prompts, short responses, a quiet weekend). `cv` of the gaps is that of the trace
+    unless it is given. Raises ValueError for a rate or a time that is not above 0."""
     when = When(seconds=seconds, start_s=start_s)
-    return _service(fitted.CONVERSATION, seed, rps, when, model or f"{LABEL}-conversation", cv)
-
-
-def code(
-    seed: int, rps: float, seconds: float, *, start_s: float = 43_200.0, model: str = "", cv: float | None = None
-) -> Iterator[Arrival]:
-    """A code completion service: long prompts, short responses, a quiet weekend. As `conversation`."""
-    return _service(fitted.CODE, seed, rps, When(seconds=seconds, start_s=start_s), model or f"{LABEL}-code", cv)
-
-
-def lengths(kind: Cycle) -> Draw:
-    """Draws (prompt_tokens, response_tokens) of one request of that service."""
-    upto: list[float] = []
-    for part in kind.parts:
-        upto.append((upto[-1] if upto else 0.0) + part[0])
-
-    def draw(chance: Random) -> tuple[int, int]:
-        at = chance.random() * upto[-1]
-        _, prompt, prompt_sigma, response, response_sigma = kind.parts[next(i for i, u in enumerate(upto) if at < u)]
-        prompt_tokens = round(math.exp(chance.gauss(prompt, prompt_sigma)))
-        response_tokens = round(math.exp(chance.gauss(response, response_sigma)))
-        return (
-            min(kind.max_prompt, max(1, prompt_tokens)),
-            min(kind.max_response, max(kind.min_response, response_tokens)),
-        )
-
-    return draw
-
-
-def _service(kind: Cycle, seed: int, rps: float, when: When, model: str, cv: float | None) -> Iterator[Arrival]:
     if not 0 < rps < math.inf:
         raise ValueError(f"rps: {rps} requests a second")
     rates, gaps, tokens = (Random(f"{seed}/{model}/{part}") for part in ("rates", "gaps", "tokens"))
@@ -140,11 +113,24 @@ def _service(kind: Cycle, seed: int, rps: float, when: When, model: str, cv: flo
     return (Arrival(at_s, model, *draw(tokens)) for at_s in times)
 
 
+def lengths(kind: Cycle) -> Draw:
+    """Draws (prompt_tokens, response_tokens) of one request of that service."""
+    upto = list(accumulate(part[0] for part in kind.parts))
+
+    def draw(chance: Random) -> tuple[int, int]:
+        ((_, prompt, prompt_sigma, response, response_sigma),) = chance.choices(kind.parts, cum_weights=upto)
+        prompt_tokens = max(1, round(math.exp(chance.gauss(prompt, prompt_sigma))))
+        response_tokens = max(kind.min_response, round(math.exp(chance.gauss(response, response_sigma))))
+        return min(kind.max_prompt, prompt_tokens), min(kind.max_response, response_tokens)
+
+    return draw
+
+
 def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
     """The rate in bins of 10 s: the cycle, scaled to `rps` over the time asked for, and what strays from it."""
     num = math.ceil(when.seconds / BIN_S)
     sampled = range(0, num, max(1, num // 10_000))
-    shape = [hours(kind.weekday, kind.weekend, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
+    shape = [hours(kind, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
     scale = rps / (math.fsum(shape) / len(shape))
     windows = stray(kind.stray_sigma, kind.stray_keep, chance)
     jitter = stray(kind.jitter_sigma, 0.0, chance)
@@ -153,7 +139,7 @@ def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span
         from_s = at * BIN_S
         if at % round(WINDOW_S / BIN_S) == 0:
             factor = next(windows)
-        share = hours(kind.weekday, kind.weekend, when.start_s + from_s + BIN_S / 2)
+        share = hours(kind, when.start_s + from_s + BIN_S / 2)
         yield Span(from_s, min(BIN_S, when.seconds - from_s), scale * share * factor * next(jitter))
 
 
@@ -180,17 +166,19 @@ def tenants(seed: int, num_models: int, rps: float, names: Sequence[str] = ()) -
     `names` are too few."""
     if num_models < 1 or not 0 < rps < math.inf:
         raise ValueError(f"num_models: {num_models} models with {rps} requests a second in all")
-    if names and len(names) < num_models:
-        raise ValueError(f"names: {len(names)} names for {num_models} models")
+    names = _named(LABEL, num_models, names)
     chance = Random(f"{seed}/tenants")
     scores = [_NORMAL.inv_cdf(1 - (rank + 0.5) / num_models) for rank in range(num_models)]
     weights = [10 ** (fitted.TENANTS.rate_sigma_log10 * z) for z in scores]
     scale = rps / math.fsum(weights)
-    digits = len(str(num_models - 1))
-    return [
-        _tenant(names[rank] if names else f"{LABEL}-{rank:0{digits}d}", z, weight * scale, chance)
-        for rank, (z, weight) in enumerate(zip(scores, weights, strict=True))
-    ]
+    return [_tenant(name, z, weight * scale, chance) for name, z, weight in zip(names, scores, weights, strict=False)]
+
+
+def _named(prefix: str, num: int, names: Sequence[str]) -> Sequence[str]:
+    """The names given, or as many that say that they are generated. Raises ValueError when those given are too few."""
+    if names and len(names) < num:
+        raise ValueError(f"names: {len(names)} names for {num} of {prefix}")
+    return names or [f"{prefix}-{rank:0{len(str(num - 1))}d}" for rank in range(num)]
 
 
 def _tenant(name: str, z: float, rate: float, chance: Random) -> Tenant:
@@ -219,7 +207,7 @@ def fleet(
     rps: float,
     seconds: float,
     *,
-    start_s: float = 43_200.0,
+    start_s: float = NOON_S,
     names: Sequence[str] = (),
     max_prompt: int = 8192,
     max_response: int = 2048,
@@ -245,12 +233,11 @@ def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
     begins = min(1.0, ends * tenant.active / max(1e-9, 1 - tenant.active))
     active = chance.random() < tenant.active
     factors = stray(tenant.stray_sigma, fitted.TENANTS.stray_keep, chance)
-    cycle = fitted.CONVERSATION
     from_s = 0.0
     while from_s < when.seconds:
         factor = next(factors)
         if tenant.daily:
-            factor *= hours(cycle.weekday, cycle.weekend, when.start_s + from_s + WINDOW_S / 2)
+            factor *= hours(fitted.CONVERSATION, when.start_s + from_s + WINDOW_S / 2)
         rate = tenant.rate / tenant.active * factor if active else 0.0
         yield Span(from_s, min(WINDOW_S, when.seconds - from_s), rate)
         active = chance.random() >= ends if active else chance.random() < begins
@@ -295,25 +282,19 @@ def functions(
 
     Popularity is lognormal through the two points published of Azure Functions (Shahrad et al., ATC 2020, section 3.3):
     45 % are invoked once an hour or less on average, 81 % once a minute or less. `drop_above` leaves out those more
-    popular than that share of all (mCache section 6.1 drops above 0.9). Lengths as of `conversation` unless given.
+    popular than that share of all (mCache section 6.1 drops above 0.9). Lengths as of a chat unless given.
     Raises ValueError for no function, no rate or a share outside (0, 1].
     """
     if num_functions < 1 or not 0 < rps < math.inf or not 0 < drop_above <= 1:
         raise ValueError(f"num_functions: {num_functions} at {rps} a second, those up to the share {drop_above}")
-    if names and len(names) < num_functions:
-        raise ValueError(f"names: {len(names)} names for {num_functions} functions")
+    names = _named(f"{LABEL}-function", num_functions, names)
     when = When(seconds=seconds)
     weights = _popularity(num_functions, drop_above)
     scale = rps / math.fsum(weights)
     tokens = draw or lengths(fitted.CONVERSATION)
-    digits = len(str(num_functions - 1))
 
     def one(name: str, rate: float) -> Iterator[Arrival]:
         chance = Random(f"{seed}/{name}")
         return (Arrival(at, name, *tokens(chance)) for at in renewal([Span(0.0, when.seconds, rate)], cv, chance))
 
-    streams = [
-        one(names[rank] if names else f"{LABEL}-function-{rank:0{digits}d}", weight * scale)
-        for rank, weight in enumerate(weights)
-    ]
-    return merge(*streams)
+    return merge(*(one(name, weight * scale) for name, weight in zip(names, weights, strict=False)))

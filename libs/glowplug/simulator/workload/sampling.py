@@ -6,9 +6,9 @@ variation: HydraServe section 8.1. Thinning of counted traces: each request is k
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
+from typing import Final
 
 from glowplug.simulator.workload.arrival import Arrival, Count
 
@@ -57,14 +57,6 @@ def renewal_times(num: int, width_s: float, dist: str, shape: float, chance: Ran
     return (min(at * width_s / total, math.nextafter(width_s, 0)) for at in accumulate(gaps[:-1]))
 
 
-def thin(counts: Iterable[Count], keep: float, chance: Random) -> Iterator[Count]:
-    """Each counted request is kept with probability `keep` (binomial). Raises ValueError outside (0, 1]."""
-    if not 0 < keep <= 1:
-        raise ValueError(f"thinning to {keep}, not in (0, 1]")
-    for count in counts:
-        yield count._replace(num_requests=binomial(count.num_requests, keep, chance))
-
-
 def binomial(num: int, keep: float, chance: Random) -> int:
     """Successes of `num` trials with chance `keep`: by geometric gaps, so its cost is the number of successes."""
     if keep >= 1:
@@ -77,25 +69,17 @@ def binomial(num: int, keep: float, chance: Random) -> int:
         hits += 1
 
 
-def spread(counts: Iterable[Count], lengths: "Lengths", chance: Random) -> Iterator[Arrival]:
-    """Counted requests at uniform times inside their bin, with drawn lengths; bins in order, so are arrivals."""
-    for count in counts:
-        times = sorted(chance.random() * count.width_s for _ in range(count.num_requests))
-        for offset_s in times:
-            prompt, response = lengths.draw(chance)
-            yield Arrival(count.from_s + offset_s, count.model, prompt, response)
+def spread(count: Count, lengths: "Lengths", chance: Random) -> Iterator[Arrival]:
+    """Counted requests in order of time: uniform inside their bin, with drawn lengths."""
+    for offset_s in sorted(chance.random() * count.width_s for _ in range(count.num_requests)):
+        yield Arrival(count.from_s + offset_s, count.model, *lengths.draw(chance))
 
 
 class Lengths:
     """Pairs of prompt and response tokens, drawn with replacement from `pairs`, each bounded."""
 
     def __init__(
-        self,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        max_prompt: int = 0,
-        min_response: int = 1,
-        max_total: int = 0,
+        self, pairs: Sequence[tuple[int, int]], max_prompt: int = 0, min_response: int = 1, max_total: int = 0
     ) -> None:
         if not pairs:
             raise ValueError("no lengths to draw from")
@@ -128,77 +112,45 @@ def lognormal_pairs(
     return [(draw(prompt_mean, prompt_cv), draw(response_mean, response_cv)) for _ in range(num)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorShape:
-    """How far expected response lengths are off, as a trained predictor's are.
+# How far expected response lengths are off, as a trained predictor's are.
+#
+# Paper: PreServe section 5.2.2, Table 2: mean absolute error 78.25 tokens; 56.77, 68.79 and 77.95 % of the predictions
+# within 25, 50 and 100 tokens, for responses of up to 4096. Section 5.3 runs the scaler on true lengths and on lengths
+# with errors "based on the error proportion distribution" of that table; the shape within its classes is not printed.
+# Here errors are even within each class, and those above 100 tokens fall off exponentially, with the mean that gives
+# the printed one. They go up or down by a coin, except where one way would leave [1, MAX_EXPECTED].
+MAX_EXPECTED: Final = 4096
+CLASSES: Final = ((0, 25, 0.5677), (26, 50, 0.6879), (51, 100, 0.7795))  # errors from, to, share off by no more
+TAIL_TOKENS: Final = 170.61383219954644  # beyond the last class, on average: the mean of all is the printed 78.25
 
-    Paper: PreServe section 5.2.2, Table 2: mean absolute error 78.25 tokens; 56.77, 68.79 and 77.95 % of the
-    predictions within 25, 50 and 100 tokens, for responses of up to 4096. Section 5.3 runs the scaler on true lengths
-    and on lengths with errors "based on the error proportion distribution" of that table; the shape within its classes
-    is not printed. Here errors are even within each class, and those above 100 tokens fall off exponentially, with the
-    mean that gives the printed one. They go up or down by a coin, except where one way would leave [1, max_tokens].
 
-    `within`: (tokens, share of predictions off by no more), both growing; the rest is off by more.
+def expected_tokens(true_tokens: int, seed: int | str, request_id: str | int) -> int:
+    """What such a predictor would expect of a response: 1 to `MAX_EXPECTED`, the same for the same arguments.
+
+    `seed` tells runs apart, `request_id` requests. Raises ValueError for a length outside of that.
     """
-
-    mean_tokens: float = 78.25
-    within: tuple[tuple[int, float], ...] = ((25, 0.5677), (50, 0.6879), (100, 0.7795))
-
-    def __post_init__(self) -> None:
-        shares = [share for _, share in self.within]
-        if not shares or sorted(self.within) != list(self.within) or not 0 < shares[0] <= shares[-1] < 1:
-            raise ValueError(f"within: {self.within} does not grow to less than all")
-        if self.tail_tokens <= 0:
-            raise ValueError(f"mean_tokens: {self.mean_tokens} is less than the classes alone come to")
-
-    @property
-    def tail_tokens(self) -> float:
-        """How far the rest is beyond the last class, on average."""
-        mean, low, share = 0.0, -1, 0.0
-        for high, upto in self.within:
-            mean += (upto - share) * (low + 1 + high) / 2
-            low, share = high, upto
-        return (self.mean_tokens - mean) / (1 - share) - low
-
-
-PRESERVE = ErrorShape()
-
-
-def expected_tokens(
-    true_tokens: int, seed: int | str, request_id: str | int, *, max_tokens: int = 4096, shape: ErrorShape = PRESERVE
-) -> int:
-    """What a predictor so good would expect of that response: 1 to `max_tokens`, the same for the same arguments.
-
-    `seed` tells runs apart, `request_id` requests. Raises ValueError for a length outside [1, max_tokens].
-    """
-    if not 1 <= true_tokens <= max_tokens:
-        raise ValueError(f"true_tokens: {true_tokens} is not in 1 to {max_tokens}")
+    if not 1 <= true_tokens <= MAX_EXPECTED:
+        raise ValueError(f"true_tokens: {true_tokens} is not in 1 to {MAX_EXPECTED}")
     chance = Random(f"{seed}/{request_id}")
-    error = min(_error(chance, shape), max(true_tokens - 1, max_tokens - true_tokens))
-    above, below = true_tokens + error <= max_tokens, true_tokens - error >= 1
+    error = min(_error(chance), max(true_tokens - 1, MAX_EXPECTED - true_tokens))
+    above, below = true_tokens + error <= MAX_EXPECTED, true_tokens - error >= 1
     if above and below:
         return true_tokens + (error if chance.random() < 0.5 else -error)
     return true_tokens + (error if above else -error)
 
 
-def _error(chance: Random, shape: ErrorShape) -> int:
-    at, low = chance.random(), -1
-    for high, upto in shape.within:
-        if at < upto:
-            return chance.randint(low + 1, high)
-        low = high
-    # a whole number of tokens from low + 1 on, whose mean is low + tail_tokens
-    beyond = shape.tail_tokens
-    return low + 1 + (int(chance.expovariate(1.0) / -math.log1p(-1 / beyond)) if beyond > 1 else 0)
+def _error(chance: Random) -> int:
+    at = chance.random()
+    for low, high, share in CLASSES:
+        if at < share:
+            return chance.randint(low, high)
+    # a whole number of tokens beyond the last class, TAIL_TOKENS beyond it on average
+    return CLASSES[-1][1] + 1 + int(chance.expovariate(1.0) / -math.log1p(-1 / TAIL_TOKENS))
 
 
-def with_errors(
-    arrivals: Iterable[Arrival], seed: int | str, *, max_tokens: int = 4096, shape: ErrorShape = PRESERVE
-) -> Iterator[Arrival]:
-    """The same requests, each with what a predictor so good would expect of it. Longer responses than `max_tokens`
-    are taken for as long as that."""
+def with_errors(arrivals: Iterable[Arrival], seed: int | str) -> Iterator[Arrival]:
+    """The same requests, each with what such a predictor would expect of it. Longer responses than `MAX_EXPECTED` are
+    taken for as long as that."""
     for at, arrival in enumerate(arrivals):
-        true_tokens = min(max_tokens, arrival.response_tokens)
-        yield arrival._replace(
-            expected_tokens=expected_tokens(true_tokens, seed, at, max_tokens=max_tokens, shape=shape)
-        )
+        expected = expected_tokens(min(MAX_EXPECTED, arrival.response_tokens), seed, at)
+        yield arrival._replace(expected_tokens=expected)

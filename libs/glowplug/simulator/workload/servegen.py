@@ -31,11 +31,11 @@ class Histogram:
 
     def __init__(self, shares: Mapping[int, float]) -> None:
         self._values = sorted(shares)
-        self._upto = list(accumulate(shares[v] for v in self._values))
+        self._upto = list(accumulate(shares[value] for value in self._values))
 
     def draw(self, chance: Random) -> int:
-        at = bisect.bisect_left(self._upto, chance.random() * self._upto[-1])
-        return max(1, self._values[min(at, len(self._values) - 1)])
+        (value,) = chance.choices(self._values, cum_weights=self._upto)
+        return max(1, value)
 
 
 class Measured:
@@ -100,36 +100,31 @@ def _shares(path: Path, fields: Mapping[str, Any], from_s: str, name: str) -> di
     return found
 
 
-class Client:
-    """One client's windows and lengths. One without a dataset (some were published so) draws from `how.lengths`."""
+def _of_client(name: str, trace: Path, dataset: Path, how: Reading, chance: Random) -> Iterator[Arrival]:
+    """The requests of one client in order. One without a dataset (some were published so) draws from `how.lengths`."""
+    measured = Measured(dataset) if dataset.exists() else None
+    given = None if measured else how.draw(str(dataset))
+    for from_s, rate, dist, shape in _windows(trace):
+        num = binomial(round(rate * SERVEGEN_WINDOW_S), how.keep, chance)
+        for at_s in renewal_times(num, SERVEGEN_WINDOW_S, dist, shape, chance):
+            tokens = measured.draw(from_s, chance) if measured else given.draw(chance)  # type: ignore[union-attr]
+            yield Arrival(from_s + at_s, name, *tokens)
 
-    def __init__(self, name: str, trace: Path, dataset: Path) -> None:
-        self.name, self.trace, self.dataset = name, trace, dataset
-        self.measured = Measured(dataset) if dataset.exists() else None
 
-    def arrivals(self, how: Reading, chance: Random) -> Iterator[Arrival]:
-        """This client's requests in order of time."""
-        given = None if self.measured else how.draw(str(self.dataset))
-        for from_s, rate, dist, shape in self._windows():
-            num = binomial(round(rate * SERVEGEN_WINDOW_S), how.keep, chance)
-            for at_s in renewal_times(num, SERVEGEN_WINDOW_S, dist, shape, chance):
-                tokens = self.measured.draw(from_s, chance) if self.measured else given.draw(chance)  # type: ignore[union-attr]
-                yield Arrival(from_s + at_s, self.name, *tokens)
-
-    def _windows(self) -> list[tuple[float, float, str, float]]:
-        """(start, requests a second, distribution, shape) of the busy ones; all at once, for a published folder holds
-        more clients than a process may have files open."""
-        found: list[tuple[float, float, str, float]] = []
-        last_s = -1.0
-        for row in rows(self.trace, COLUMNS):
-            from_s, rate = row.seconds("start"), row.number("rate")
-            if from_s < last_s:
-                raise TraceError(row.source, row.line, "start", f"{from_s:.6g} s after {last_s:.6g} s")
-            last_s = from_s
-            if rate:
-                dist = row.one_of("distribution", ("Gamma", "Weibull"))
-                found.append((from_s, rate, _DISTRIBUTIONS[dist], row.positive("shape")))
-        return found
+def _windows(trace: Path) -> list[tuple[float, float, str, float]]:
+    """(start, requests a second, distribution, shape) of the busy ones; all at once, for a published folder holds more
+    clients than a process may have files open."""
+    found: list[tuple[float, float, str, float]] = []
+    last_s = -1.0
+    for row in rows(trace, COLUMNS):
+        from_s, rate = row.seconds("start"), row.number("rate")
+        if from_s < last_s:
+            raise TraceError(row.source, row.line, "start", f"{from_s:.6g} s after {last_s:.6g} s")
+        last_s = from_s
+        if rate:
+            dist = row.one_of("distribution", ("Gamma", "Weibull"))
+            found.append((from_s, rate, _DISTRIBUTIONS[dist], row.positive("shape")))
+    return found
 
 
 def read_trace(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
@@ -155,6 +150,6 @@ def read_folder(folder: Path, how: Reading | None = None) -> Iterator[Arrival]:
     streams = []
     for trace in traces:
         number = trace.name.split("-")[1]
-        client = Client(f"{folder.name}-{number}", trace, folder / f"chunk-{number}-dataset.json")
-        streams.append(client.arrivals(how, Random(how.chance.getrandbits(64))))
+        dataset, chance = folder / f"chunk-{number}-dataset.json", Random(how.chance.getrandbits(64))
+        streams.append(_of_client(f"{folder.name}-{number}", trace, dataset, how, chance))
     return merge(*streams)

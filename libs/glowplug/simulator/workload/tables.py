@@ -6,6 +6,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,13 +18,13 @@ T = TypeVar("T")
 GZIP: Final = b"\x1f\x8b"
 
 
+@dataclass(slots=True)
 class Row:
     """One line of a table."""
 
-    __slots__ = ("line", "source", "values")
-
-    def __init__(self, values: Mapping[str, str], source: str, line: int) -> None:
-        self.values, self.source, self.line = values, source, line
+    values: Mapping[str, str]
+    source: str
+    line: int
 
     def text(self, field: str) -> str:
         """The field as it is written. Raises TraceError when the row is too short."""
@@ -59,11 +60,10 @@ class Row:
         """A calendar time, in epoch seconds (a time without a zone is read as UTC)."""
 
         def read(text: str) -> float:
-            whole, dot, rest = text.partition(".")
+            whole, _, rest = text.partition(".")
             digits = rest.rstrip("Z").partition("+")[0]  # traces carry seven digits, Python reads six
-            return datetime.fromisoformat(whole.rstrip("Z").partition("+")[0] + "+00:00").timestamp() + (
-                float(f"0.{digits}") if dot and digits else 0.0
-            )
+            second = datetime.fromisoformat(whole.rstrip("Z").partition("+")[0] + "+00:00").timestamp()
+            return second + float(f"0.{digits or 0}")
 
         return self._read(field, read, "a time such as 2023-11-16 18:17:03.97", lambda _: True)
 
@@ -112,8 +112,7 @@ def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
 def header(path: Path) -> tuple[str, ...]:
     """The names of a CSV's columns, or `("{",)` for JSON lines. Raises TraceError for an empty file."""
     with open_text(path) as file:
-        first = _lines(file, str(path), 1)
-        line = next(first, "").strip()
+        line = next(_lines(file, str(path)), "").strip()
     if not line:
         raise TraceError(str(path), 0, "", "is empty")
     if line.startswith("{"):
@@ -130,7 +129,7 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
         if names == ("{",):
             yield from _json_rows(file, source)
             return
-        reader = csv.reader(_lines(file, source, 1))
+        reader = csv.reader(_lines(file, source))
         for number, cells in enumerate(_cells(reader, source)):
             if not cells or (number == 0 and not columns):
                 continue
@@ -147,7 +146,7 @@ def _cells(reader: Any, source: str) -> Iterator[list[str]]:
 
 
 def _json_rows(file: io.TextIOBase, source: str) -> Iterator[Row]:
-    for number, line in enumerate(_lines(file, source, 1), start=1):
+    for number, line in enumerate(_lines(file, source), start=1):
         if not line.strip():
             continue
         try:
@@ -159,8 +158,8 @@ def _json_rows(file: io.TextIOBase, source: str) -> Iterator[Row]:
         yield Row({str(k): v if isinstance(v, str) else json.dumps(v) for k, v in fields.items()}, source, number)
 
 
-def _lines(file: io.TextIOBase, source: str, first: int) -> Iterator[str]:
-    number = first
+def _lines(file: io.TextIOBase, source: str) -> Iterator[str]:
+    number = 1
     try:
         for line in file:
             yield line
@@ -172,7 +171,7 @@ def _lines(file: io.TextIOBase, source: str, first: int) -> Iterator[str]:
 
 
 def _undecodable(path: Path) -> int:
-    """The first line that is no text: a reader is told of it while it is at an earlier one."""
+    """The first line that is no text: a reader hits it while it is at an earlier one."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -26,7 +26,7 @@ _PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
 
 class HttpSource:
     """One file at `http(s)://...`. Redirects are followed at every call, so that signed targets may expire, and only to
-    where redirects.py allows."""
+    where `next_url` allows."""
 
     scheme = "http"
 
@@ -61,7 +61,7 @@ class HttpSource:
         headers: dict[str, str] = {}
         if first_byte or last_byte:
             headers = _range(first_byte, last_byte)
-            if _is_strong(file.validator):
+            if file.validator and not file.validator.startswith("W/"):
                 headers["If-Range"] = file.validator
         async with _translated(self._shown), self._get(headers) as response:
             if headers:
@@ -105,20 +105,15 @@ class HttpSource:
         await self._client.aclose()
 
 
-class _translated:
+@asynccontextmanager
+async def _translated(shown: str) -> AsyncIterator[None]:
     """Turns httpx's errors into ours; `shown` is the address without secrets."""
-
-    def __init__(self, shown: str) -> None:
-        self._shown = shown
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-            raise WeightsUnavailable(f"{self._shown}: {error}") from error
-        if isinstance(error, httpx.HTTPError):
-            raise SourceInterrupted(f"{self._shown}: {type(error).__name__} {error}".rstrip()) from error
+    try:
+        yield
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise WeightsUnavailable(f"{shown}: {error}") from error
+    except httpx.HTTPError as error:
+        raise SourceInterrupted(f"{shown}: {type(error).__name__} {error}".rstrip()) from error
 
 
 def _range(first_byte: int, last_byte: int) -> dict[str, str]:
@@ -128,7 +123,3 @@ def _range(first_byte: int, last_byte: int) -> dict[str, str]:
 def _validator(headers: Mapping[str, str]) -> str:
     etag = headers.get("etag", "")
     return etag if etag and not etag.startswith("W/") else headers.get("last-modified", "") or etag
-
-
-def _is_strong(validator: str) -> bool:
-    return bool(validator) and not validator.startswith("W/")

@@ -10,7 +10,7 @@ from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import CachedWeights, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
-from tests.agent_steps import NODE, PARAMS, code, make, of, resume, start, stop, told, workers
+from tests.agent_steps import NODE, PARAMS, code, facts, make, of, resume, start, stop, workers
 from tests.fleet_builder import MIB, a_model
 
 PAIR = a_model(weights_bytes=101 * MIB, kv_bytes=100 * MIB, num_gpus=2)
@@ -25,7 +25,7 @@ def test_start_grants_first_then_launches_while_weights_come() -> None:
     (launch,) = of(msg.LaunchEngine, effects)
     assert launch.gpu_kind == "host" and launch.gpu_index == 0 and launch.traceparent == "tp"
     assert of(msg.AwaitWeights, effects)[0].deadline_at == 70.0
-    assert told(effects) == ["instance.starting"] and agent.instance().emulated
+    assert facts(effects) == ["instance.starting"] and agent.instance().emulated
     assert [e.table for e in of(Save, effects)] == ["instances", "nodes"]
 
 
@@ -37,7 +37,7 @@ def test_loads_when_engine_and_weights_are_there(launched_first: bool) -> None:
     first, second = halves if launched_first else halves[::-1]
     assert not of(msg.LoadEngine, agent.handle(first, 11.0))
     effects = agent.handle(second, 12.0)
-    assert of(msg.LoadEngine, effects) == [msg.LoadEngine("i-1", "/w")] and told(effects) == ["instance.loading"]
+    assert of(msg.LoadEngine, effects) == [msg.LoadEngine("i-1", "/w")] and facts(effects) == ["instance.loading"]
     assert not of(msg.LoadEngine, agent.handle(second, 12.5))
 
 
@@ -49,7 +49,7 @@ def test_ready_tells_url_phases_and_trace() -> None:
     phases = (Phase(name=PhaseName.LOAD, started_at=12.0, ended_at=13.0),)
     effects = agent.handle(msg.EngineReady("i-1", "http://e:1", phases), 13.0)
     now = agent.instance()
-    assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and now.ready_at == 13.0
+    assert facts(effects) == ["instance.ready"] and now.url == "http://e:1" and now.ready_at == 13.0
     assert [(p.name, p.actual_s) for p in now.phases] == [("decide", 1.0), ("fetch", 2.0), ("load", 1.0)]
     assert of(msg.ReportStart, effects) == [msg.ReportStart(now, "tp")]
     (fact,) = [e for e in of(Publish, effects) if e.payload.TYPE == "instance.ready"]
@@ -108,7 +108,7 @@ def test_no_room_fails_that_start_alone() -> None:
     effects = agent.handle(start("i-2", mib=201), 20.0)
     assert code(effects) == "out_of_memory" and not of(msg.LaunchEngine, effects) and not of(msg.StopEngine, effects)
     assert agent.instance().state is InstanceState.READY and agent.used() == 100
-    assert told(agent.handle(start("i-3", mib=200), 21.0)) == ["instance.starting"]
+    assert facts(agent.handle(start("i-3", mib=200), 21.0)) == ["instance.starting"]
 
 
 def test_unknown_gpu_and_engine_fail_with_a_reason() -> None:
@@ -124,7 +124,7 @@ def test_duplicate_start_changes_nothing() -> None:
     before = agent.instance()
     effects = agent.handle(start(epoch=1), 13.1)
     assert (
-        agent.instance() == before and not told(effects) and not of(msg.LaunchEngine, effects) and agent.used() == 100
+        agent.instance() == before and not facts(effects) and not of(msg.LaunchEngine, effects) and agent.used() == 100
     )
 
 
@@ -136,12 +136,12 @@ def test_start_of_an_ended_instance_is_ignored() -> None:
 
 def test_start_that_its_stop_has_overtaken_ends_stopped() -> None:
     agent = make()
-    assert not told(agent.handle(stop(), 1.0))
+    assert not facts(agent.handle(stop(), 1.0))
     effects = agent.handle(start(), 2.0)
-    assert told(effects) == ["instance.stopped"] and not of(msg.LaunchEngine, effects) and agent.used() == 0
+    assert facts(effects) == ["instance.stopped"] and not of(msg.LaunchEngine, effects) and agent.used() == 0
     agent.handle(stop("i-9"), 3.0)
     agent.handle(Tick(), 3.0 + PARAMS.keep_gone_s)
-    assert told(agent.handle(start("i-9"), 200.0)) == ["instance.starting"]
+    assert facts(agent.handle(start("i-9"), 200.0)) == ["instance.starting"]
 
 
 def test_stale_epoch_is_refused_and_remembered_over_a_restart() -> None:
@@ -157,12 +157,12 @@ def test_stale_epoch_is_refused_and_remembered_over_a_restart() -> None:
 
 def test_commands_to_another_node_are_not_ours() -> None:
     agent = make()
-    assert not told(agent.handle(start(target="node-2"), 1.0)) and not agent.holdings
+    assert not facts(agent.handle(start(target="node-2"), 1.0)) and not agent.holdings
 
 
 def test_drain_waits_for_quiet_and_for_zero() -> None:
     agent = make().ready()
-    assert told(agent.handle(stop(), 20.0)) == ["instance.draining"]
+    assert facts(agent.handle(stop(), 20.0)) == ["instance.draining"]
     assert not of(msg.CountInFlight, agent.handle(Tick(), 20.1))
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.2))
     assert of(msg.CountInFlight, agent.handle(Tick(), 20.3)) == [msg.CountInFlight("i-1")]
@@ -172,7 +172,7 @@ def test_drain_waits_for_quiet_and_for_zero() -> None:
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.6))
     assert agent.used() == 100
     effects = agent.handle(msg.EngineGone("i-1"), 21.0)
-    assert told(effects) == ["instance.stopped"] and agent.used() == 0
+    assert facts(effects) == ["instance.stopped"] and agent.used() == 0
 
 
 def test_grace_bounds_a_drain() -> None:
@@ -193,17 +193,17 @@ def test_second_stop_may_only_hurry() -> None:
 @pytest.mark.parametrize("asked", [stop(grace_s=0), msg.StopAsked("i-1", "operator", 0.0)], ids=["command", "operator"])
 def test_no_grace_stops_at_once(asked: Any) -> None:
     effects = make().ready().handle(asked, 20.0)
-    assert told(effects) == ["instance.draining"] and of(msg.StopEngine, effects)
+    assert facts(effects) == ["instance.draining"] and of(msg.StopEngine, effects)
 
 
 def test_resume_ends_a_drain_until_the_engine_is_being_stopped() -> None:
     agent = make().ready()
     agent.handle(stop(), 20.0)
-    assert told(agent.handle(resume(), 20.1)) == ["instance.ready"]
+    assert facts(agent.handle(resume(), 20.1)) == ["instance.ready"]
     assert not of(msg.CountInFlight, agent.handle(Tick(), 30.0))
     agent.handle(stop(), 31.0)
     agent.handle(msg.InFlight("i-1", 0), 32.0)
-    assert not told(agent.handle(resume(), 32.1))
+    assert not facts(agent.handle(resume(), 32.1))
     assert agent.instance().state is InstanceState.DRAINING
 
 
@@ -211,10 +211,10 @@ def test_stop_gives_up_a_start_under_way() -> None:
     agent = make()
     agent.handle(start(), 10.0)
     effects = agent.handle(stop(), 11.0)
-    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.draining"]
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and facts(effects) == ["instance.draining"]
     late = [msg.EngineLaunched("i-1"), msg.WeightsComplete("i-1", "/w"), msg.EngineReady("i-1", "u"), resume()]
-    assert not any(told(agent.handle(s, 12.0)) for s in late)
-    assert told(agent.handle(msg.EngineGone("i-1"), 13.0)) == ["instance.stopped"] and agent.used() == 0
+    assert not any(facts(agent.handle(s, 12.0)) for s in late)
+    assert facts(agent.handle(msg.EngineGone("i-1"), 13.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_failed_start_frees_only_when_the_process_is_gone(stimulus: Any, expecte
     assert code(effects) == expected and agent.used() == 100
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)]
     assert of(msg.ReportStart, effects) == [msg.ReportStart(agent.instance(), "tp")]
-    assert not told(agent.handle(msg.EngineGone("i-1"), 12.0)) and agent.used() == 0
+    assert not facts(agent.handle(msg.EngineGone("i-1"), 12.0)) and agent.used() == 0
     assert agent.instance().state is InstanceState.FAILED
 
 
@@ -259,7 +259,7 @@ def test_hung_engine_fails_after_its_misses_in_a_row() -> None:
     agent.handle(miss, 21.0)
     agent.handle(msg.HealthSeen("i-1", ok=True), 22.0)
     agent.handle(miss, 23.0)
-    assert not told(agent.handle(miss, 24.0))
+    assert not facts(agent.handle(miss, 24.0))
     assert code(agent.handle(miss, 25.0)) == "engine_failed" and "3 health checks failed" in agent.instance().reason
 
 
@@ -272,7 +272,7 @@ def test_health_is_asked_at_its_pace() -> None:
 def test_process_that_outlives_its_stop_keeps_its_bytes_and_is_stopped_again() -> None:
     agent = make().ready()
     agent.handle(stop(grace_s=0), 20.0)
-    assert not told(agent.handle(msg.EngineGone("i-1", clean=False), 26.0)) and agent.used() == 100
+    assert not facts(agent.handle(msg.EngineGone("i-1", clean=False), 26.0)) and agent.used() == 100
     assert not of(msg.StopEngine, agent.handle(Tick(), 27.0))
     assert of(msg.StopEngine, agent.handle(Tick(), 31.0)) == [msg.StopEngine("i-1", 0.0)]
     agent.handle(msg.EngineGone("i-1"), 32.0)
@@ -316,7 +316,7 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
     agent = make().ready()
     agent.handle(start("i-2"), 19.0)
     effects = agent.handle(msg.NodeStopping("bye", 5.0), 20.0)
-    assert told(effects) == ["instance.draining"] * 2 and of(msg.StopEngine, effects) == [msg.StopEngine("i-2", 0.0)]
+    assert facts(effects) == ["instance.draining"] * 2 and of(msg.StopEngine, effects) == [msg.StopEngine("i-2", 0.0)]
     assert code(agent.handle(start("i-3"), 20.1)) == "node_stopping"
     assert agent.node(20.2).draining and agent.num_living == 2
     agent.handle(msg.EngineGone("i-2"), 20.3)
@@ -389,7 +389,7 @@ def test_rows_of_a_memory_without_shares_are_granted_by_their_workers() -> None:
     old = replace(memory, holdings=tuple(replace(h, shares={}) for h in memory.holdings))
     agent = make(old)
     assert agent.owned() == {("i-1", GrantOwner.WEIGHTS): 100}
-    assert told(agent.handle(msg.Recalled(frozenset()), 20.0)) == ["instance.starting"]
+    assert facts(agent.handle(msg.Recalled(frozenset()), 20.0)) == ["instance.starting"]
 
 
 def test_workers_of_other_nodes_are_not_granted_here() -> None:

@@ -17,13 +17,13 @@ from tests.agent_steps import (
     PARAMS,
     WIDE,
     code,
+    facts,
     make,
     of,
     resume,
     start,
     start_of,
     stop,
-    told,
     workers,
 )
 from tests.fleet_builder import MIB, a_model
@@ -35,12 +35,12 @@ def test_section_4_a_replica_holds_weights_alone_and_makes_its_gpu_universal() -
     effects = agent.handle(start_of("r-1", replica=True), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
     assert launch.replica and agent.owned() == {("r-1", "prewarm"): 60}
-    assert told(agent.halves("r-1", 11.0)) == ["instance.loading"]
+    assert facts(agent.halves("r-1", 11.0)) == ["instance.loading"]
     effects = agent.handle(msg.EnginePrewarmed("r-1"), 12.0)
     row = agent.instance("r-1")
-    assert told(effects) == ["instance.prewarmed"] and row.replica and not row.serves and row.url == ""
+    assert facts(effects) == ["instance.prewarmed"] and row.replica and not row.serves and row.url == ""
     assert agent.ledger.gpus[0].role is GpuRole.UNIVERSAL
-    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1))
+    assert not facts(agent.handle(msg.EnginePrewarmed("r-1"), 12.1))
 
 
 def test_several_replicas_share_a_gpu() -> None:
@@ -58,13 +58,13 @@ def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_
     assert not of(msg.LaunchEngine, effects) and not of(msg.AwaitWeights, effects)
     assert of(msg.StopEngine, effects) == [msg.StopEngine("r-2", 0.0)]
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
-    assert told(effects) == ["instance.stopped", "instance.loading", "instance.stopped"]
+    assert facts(effects) == ["instance.stopped", "instance.loading", "instance.stopped"]
     assert agent.instance("r-1").reason == "it goes on as i-1" and agent.instance().source == "r-1"
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.5),)
     effects = agent.handle(msg.EngineReady("i-1", "http://e", load), 20.5)
-    assert told(effects) == ["instance.ready"] and len(of(msg.ReportStart, effects)) == 1
+    assert facts(effects) == ["instance.ready"] and len(of(msg.ReportStart, effects)) == 1
     assert [(p.name.value, p.actual_s) for p in agent.instance().phases] == [("load", 0.5)]
-    assert not told(agent.handle(msg.EngineGone("r-2"), 21.0)) and agent.used() == 240
+    assert not facts(agent.handle(msg.EngineGone("r-2"), 21.0)) and agent.used() == 240
 
 
 def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None:
@@ -81,7 +81,7 @@ def test_all_or_nothing_when_it_does_not_fit() -> None:
     agent = make(abilities=ALL).replica("r-1").replica("r-2", model=a_model("other", weights_bytes=200 * MIB))
     before = agent.ledger.gpus
     effects = agent.handle(start_of("i-1", source="r-1"), 20.0)
-    assert code(effects) == "out_of_memory" and told(effects) == ["instance.failed"]
+    assert code(effects) == "out_of_memory" and facts(effects) == ["instance.failed"]
     assert agent.ledger.gpus == before and agent.state("r-1") == agent.state("r-2") == "prewarmed"
 
 
@@ -90,8 +90,8 @@ def test_section_4_1_a_source_that_is_still_loading_streams_on() -> None:
     agent = make(abilities=ALL).loading("r-1", replica=True)
     effects = agent.handle(start_of("i-1", source="r-1"), 12.0)
     assert of(msg.ActivateEngine, effects) and agent.state("i-1") == "loading"
-    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and agent.state("r-1") == "stopped"
-    assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
+    assert not facts(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and agent.state("r-1") == "stopped"
+    assert facts(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
 @pytest.mark.parametrize("launched_first", [True, False])
@@ -107,8 +107,8 @@ def test_a_source_that_has_not_begun_to_load_hands_over_its_start(launched_first
     effects = agent.handle(second, 12.0)
     load, activate = [e for e in effects if isinstance(e, msg.LoadEngine | msg.ActivateEngine)]
     assert load == msg.LoadEngine("r-1", "/w") and isinstance(activate, msg.ActivateEngine)
-    assert told(effects) == ["instance.loading"]
-    assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
+    assert facts(effects) == ["instance.loading"]
+    assert facts(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
 def test_a_start_taken_over_is_stopped_by_the_id_its_engine_has() -> None:
@@ -116,7 +116,7 @@ def test_a_start_taken_over_is_stopped_by_the_id_its_engine_has() -> None:
     agent.handle(start_of("r-1", replica=True), 10.0)
     agent.handle(start_of("i-1", source="r-1"), 11.0)
     assert of(msg.StopEngine, agent.handle(stop(grace_s=0), 12.0)) == [msg.StopEngine("r-1", 0.0)]
-    assert told(agent.handle(msg.EngineGone("r-1"), 13.0)) == ["instance.stopped"] and agent.used() == 0
+    assert facts(agent.handle(msg.EngineGone("r-1"), 13.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 @pytest.mark.parametrize("why", ["unknown", "dropped", "other weights", "another gpu"])
@@ -129,10 +129,10 @@ def test_a_start_whose_source_is_gone_begins_from_scratch(why: str) -> None:
         agent.handle(stop("r-1", grace_s=0), 12.0)
     gpu = int(why == "another gpu")
     effects = agent.handle(start_of("i-1", source="r-1", workers=workers("i-1", gpu)), 20.0)
-    assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects) and told(effects) == ["instance.starting"]
+    assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects) and facts(effects) == ["instance.starting"]
     assert agent.instance().source == "" and not of(msg.ActivateEngine, effects)
     if why == "unknown":  # its start comes late: it was given away already
-        assert told(agent.handle(start_of("r-1", replica=True), 21.0)) == ["instance.stopped"]
+        assert facts(agent.handle(start_of("r-1", replica=True), 21.0)) == ["instance.stopped"]
     elif why != "dropped":
         assert agent.state("r-1") == "prewarmed"
 
@@ -141,22 +141,24 @@ def test_two_starts_want_one_source_and_only_one_gets_it() -> None:
     agent = make(abilities=ALL).replica("r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     assert code(agent.handle(start_of("i-2", source="r-1"), 20.1)) == "out_of_memory"
-    assert not told(agent.handle(start_of("i-1", source="r-1"), 20.2)) and agent.used() == 240
+    assert not facts(agent.handle(start_of("i-1", source="r-1"), 20.2)) and agent.used() == 240
 
 
 def test_only_replicas_give_way() -> None:
     agent = make(abilities=ALL, mib=500).serving()
     effects = agent.handle(start_of("i-2", drops=("i-1", "nobody")), 20.0)
-    assert told(effects) == ["instance.starting"] and agent.state("i-1") == "ready" and agent.used() == 480
+    assert facts(effects) == ["instance.starting"] and agent.state("i-1") == "ready" and agent.used() == 480
 
 
 def test_a_replica_is_dropped_at_once_and_its_process_follows() -> None:
     """WarmServe section 4.2: its pages are free as they are unmapped."""
     agent = make(abilities=ALL).replica("r-1")
     effects = agent.handle(stop("r-1", grace_s=0), 20.0)
-    assert told(effects) == ["instance.stopped"] and of(msg.StopEngine, effects) and agent.used() == 0
+    assert facts(effects) == ["instance.stopped"] and of(msg.StopEngine, effects) and agent.used() == 0
     assert agent.num_living == 1
-    assert not told(agent.handle(stop("r-1", grace_s=0), 20.1)) and not told(agent.handle(msg.EngineGone("r-1"), 20.2))
+    assert not facts(agent.handle(stop("r-1", grace_s=0), 20.1)) and not facts(
+        agent.handle(msg.EngineGone("r-1"), 20.2)
+    )
     assert agent.num_living == 0
 
 
@@ -166,15 +168,15 @@ def test_a_replica_on_its_way_is_dropped_at_once_too(phase: str) -> None:
     agent.handle(start_of("r-1", replica=True), 10.0)
     if phase == "loading":
         agent.halves("r-1", 11.0)
-    assert told(agent.handle(stop("r-1", grace_s=30), 12.0)) == ["instance.stopped"] and agent.used() == 0
+    assert facts(agent.handle(stop("r-1", grace_s=30), 12.0)) == ["instance.stopped"] and agent.used() == 0
     late = (msg.EnginePrewarmed("r-1"), msg.EngineGone("r-1"))
-    assert not any(told(agent.handle(stimulus, 13.0)) for stimulus in late)
+    assert not any(facts(agent.handle(stimulus, 13.0)) for stimulus in late)
 
 
 def test_a_replica_whose_engine_dies_is_failed() -> None:
     agent = make(abilities=ALL).replica("r-1")
     assert code(agent.handle(msg.EngineExited("r-1", "killed"), 20.0)) == "engine_failed"
-    assert of(msg.StopEngine, agent.handle(Tick(), 40.0)) and told(agent.handle(msg.EngineGone("r-1"), 41.0)) == []
+    assert of(msg.StopEngine, agent.handle(Tick(), 40.0)) and facts(agent.handle(msg.EngineGone("r-1"), 41.0)) == []
     assert agent.used() == 0
 
 
@@ -193,7 +195,7 @@ def test_engine_of_a_forgotten_source_is_not_forgotten_before_the_one_that_grew_
 def test_ready_of_another_engine_is_as_it_was() -> None:
     """A replica's load never makes it serve."""
     agent = make(abilities=ALL).loading("r-1", replica=True)
-    assert not told(agent.handle(msg.EngineReady("r-1", "u"), 12.0))
+    assert not facts(agent.handle(msg.EngineReady("r-1", "u"), 12.0))
     assert make().ready().instance().state is InstanceState.READY
 
 
@@ -207,7 +209,7 @@ def test_a_start_from_a_source_begins_from_scratch_after_a_restart() -> None:
     effects = reborn.handle(msg.EngineGone("i-1"), 51.0)
     assert of(msg.LaunchEngine, effects) and reborn.used() == 240 and reborn.instance().source == ""
     reborn.halves("i-1", 52.0)
-    assert told(reborn.handle(msg.EngineReady("i-1", "u"), 53.0)) == ["instance.ready"]
+    assert facts(reborn.handle(msg.EngineReady("i-1", "u"), 53.0)) == ["instance.ready"]
 
 
 # what a drained engine becomes
@@ -220,7 +222,7 @@ def test_section_4_1_a_drained_engine_keeps_its_weights_as_a_replica() -> None:
     assert agent.used() == 240 and agent.state("i-1") == "draining"
     effects = agent.handle(msg.EngineAsleep("i-1"), 22.0)
     row = agent.instance()
-    assert told(effects) == ["instance.prewarmed"] and agent.owned() == {("i-1", "prewarm"): 60}
+    assert facts(effects) == ["instance.prewarmed"] and agent.owned() == {("i-1", "prewarm"): 60}
     assert row.replica and not row.serves and row.url == "" and row.workers[0].num_bytes == 60 * MIB
     assert of(msg.ActivateEngine, agent.handle(start_of("i-2", source="i-1"), 30.0)) and agent.used() == 240
 
@@ -229,11 +231,11 @@ def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
     """SwapServeLLM section 3.5: a snapshot holds nothing of the GPU."""
     agent = make(abilities=ALL, gpus=2).serving()
     assert of(msg.SleepEngine, agent.drained("swapped_out")) == [msg.SleepEngine("i-1", "swapped_out")]
-    assert told(agent.handle(msg.EngineAsleep("i-1"), 22.0)) == ["instance.swapped_out"]
+    assert facts(agent.handle(msg.EngineAsleep("i-1"), 22.0)) == ["instance.swapped_out"]
     assert agent.used() == 0 and not agent.instance().serves
     effects = agent.handle(start_of("i-2", source="i-1", workers=workers("i-1", 1)), 30.0)
     assert of(msg.ActivateEngine, effects) and agent.used(1) == 240 and agent.state("i-1") == "stopped"
-    assert told(agent.handle(msg.EngineReady("i-2", "u"), 31.0)) == ["instance.ready"]
+    assert facts(agent.handle(msg.EngineReady("i-2", "u"), 31.0)) == ["instance.ready"]
 
 
 @pytest.mark.parametrize(("becomes", "abilities"), [("prewarmed", ("swap",)), ("swapped_out", ("prewarm",))])
@@ -241,7 +243,7 @@ def test_without_the_ability_a_drain_ends_in_a_stop(becomes: str, abilities: tup
     agent = make(abilities=abilities).serving()
     effects = agent.drained(becomes)
     assert of(msg.StopEngine, effects) and not of(msg.SleepEngine, effects)
-    assert told(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"]
+    assert facts(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"]
 
 
 def test_over_the_budget_of_host_memory_an_engine_simply_stops() -> None:
@@ -271,14 +273,14 @@ def test_a_sleep_that_never_ends_is_a_stop() -> None:
     agent.drained("swapped_out")
     assert not of(msg.StopEngine, agent.handle(Tick(), 22.0)) and not of(msg.CountInFlight, agent.handle(Tick(), 23.0))
     assert of(msg.StopEngine, agent.handle(Tick(), 81.0))
-    assert not told(agent.handle(msg.EngineAsleep("i-1"), 82.0))
-    assert told(agent.handle(msg.EngineGone("i-1"), 83.0)) == ["instance.stopped"] and agent.used() == 0
+    assert not facts(agent.handle(msg.EngineAsleep("i-1"), 82.0))
+    assert facts(agent.handle(msg.EngineGone("i-1"), 83.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 def test_an_engine_that_could_not_sleep_is_stopped() -> None:
     agent = make(abilities=ALL).serving()
     agent.drained("prewarmed")
-    assert told(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"] and agent.used() == 0
+    assert facts(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 def test_a_stop_is_stronger_than_a_sleep() -> None:
@@ -288,23 +290,25 @@ def test_a_stop_is_stronger_than_a_sleep() -> None:
     assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 21.0))
     other = make(abilities=ALL).serving()
     other.drained("prewarmed")
-    assert of(msg.StopEngine, other.handle(stop(), 21.5)) and not told(other.handle(msg.EngineAsleep("i-1"), 21.6))
+    assert of(msg.StopEngine, other.handle(stop(), 21.5)) and not facts(other.handle(msg.EngineAsleep("i-1"), 21.6))
 
 
 def test_commands_that_come_twice_do_not_wake_or_drop_what_sleeps() -> None:
     agent = make(abilities=ALL).serving()
     agent.drained("prewarmed")
     assert not of(msg.StopEngine, agent.handle(stop(grace_s=0, becomes="prewarmed"), 21.5))
-    assert not told(agent.handle(resume(), 21.6))
+    assert not facts(agent.handle(resume(), 21.6))
     agent.handle(msg.EngineAsleep("i-1"), 22.0)
-    assert not told(agent.handle(stop(grace_s=0, becomes="prewarmed"), 22.1)) and not told(agent.handle(resume(), 22.2))
-    assert not told(agent.handle(msg.EngineAsleep("i-1"), 22.3)) and agent.state("i-1") == "prewarmed"
+    assert not facts(agent.handle(stop(grace_s=0, becomes="prewarmed"), 22.1)) and not facts(
+        agent.handle(resume(), 22.2)
+    )
+    assert not facts(agent.handle(msg.EngineAsleep("i-1"), 22.3)) and agent.state("i-1") == "prewarmed"
 
 
 def test_resume_takes_the_sleep_back() -> None:
     agent = make(abilities=ALL).serving()
     agent.handle(stop(becomes="swapped_out"), 20.0)
-    assert told(agent.handle(resume(), 20.5)) == ["instance.ready"]
+    assert facts(agent.handle(resume(), 20.5)) == ["instance.ready"]
     agent.handle(stop(), 30.0)
     assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 31.0))
 
@@ -338,11 +342,11 @@ def test_a_stopping_node_ends_what_sleeps() -> None:
 def test_what_sleeps_is_taken_back_after_a_restart_and_ends_where_it_is_gone() -> None:
     agent = make(abilities=ALL).replica().serving().asleep("swapped_out")
     reborn, effects = agent.restarted({"r-1", "i-1"}, abilities=ALL)
-    assert sorted(told(effects)) == ["instance.prewarmed", "instance.swapped_out"] and not of(msg.StopEngine, effects)
+    assert sorted(facts(effects)) == ["instance.prewarmed", "instance.swapped_out"] and not of(msg.StopEngine, effects)
     assert reborn.owned() == {("r-1", "prewarm"): 60}
     assert of(msg.ActivateEngine, reborn.handle(start_of("i-2", source="i-1"), 51.0))
     reborn, effects = agent.restarted(set(), abilities=ALL)
-    assert told(effects) == ["instance.stopped"] * 2 and reborn.used() == 0
+    assert facts(effects) == ["instance.stopped"] * 2 and reborn.used() == 0
     assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
     for instance_id in ("i-1", "r-1"):
         reborn.handle(msg.EngineGone(instance_id), 51.0)
@@ -353,7 +357,7 @@ def test_a_sleep_under_way_is_asked_for_again_after_a_restart() -> None:
     agent = make(abilities=ALL).serving()
     agent.drained("prewarmed")
     reborn, effects = agent.restarted({"i-1"}, abilities=ALL)
-    assert told(effects) == ["instance.draining"]
+    assert facts(effects) == ["instance.draining"]
     assert of(msg.SleepEngine, reborn.handle(msg.InFlight("i-1", 0), 51.0))
 
 
@@ -387,9 +391,9 @@ def test_section_4_1_a_cache_that_became_too_small_evicts_the_recently_loaded_we
         agent.replica(f"r-{n}", 22.0 + n, model=a_model(f"m{n}", weights_bytes=70 * MIB))
     assert agent.used() == 215
     effects = agent.handle(msg.InFlight("i-1", 2, 14 * MIB), 25.0)  # 5 MiB are free, and 19 wanted
-    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 19 * MIB)] and not told(effects)
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 19 * MIB)] and not facts(effects)
     effects = agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 26.0)
-    assert told(effects) == ["instance.stopped"]
+    assert facts(effects) == ["instance.stopped"]
     assert agent.state("r-1") == "stopped" and agent.state("r-0") != "stopped"
     assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 23 * MIB)] and agent.owned()[("i-1", "kv")] == 23
 
@@ -440,13 +444,13 @@ def test_resume_takes_the_kv_cache_back_or_the_drain_goes_on() -> None:
     agent = make(abilities=ALL, params=EQ1, mib=220).draining()
     agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
     effects = agent.handle(resume(), 21.5)
-    assert told(effects) == ["instance.ready"] and of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 160 * MIB)]
+    assert facts(effects) == ["instance.ready"] and of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 160 * MIB)]
     assert agent.used() == 220
     agent.handle(stop(), 22.0)
     agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 23.0)
     agent.replica("r-1", 24.0, model=a_model("other", weights_bytes=90 * MIB))
-    assert told(agent.handle(resume(), 25.5)) == ["instance.draining"] and "given away" in agent.instance().reason
-    assert not told(agent.handle(resume(), 25.6))
+    assert facts(agent.handle(resume(), 25.5)) == ["instance.draining"] and "given away" in agent.instance().reason
+    assert not facts(agent.handle(resume(), 25.6))
 
 
 def test_an_unknown_way_to_reserve_is_refused() -> None:

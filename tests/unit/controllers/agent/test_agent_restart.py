@@ -7,7 +7,7 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Remove, Save, Tick
 from glowplug.domain.instance import InstanceState
-from tests.agent_steps import NODE, PARAMS, code, make, of, start, stop, told
+from tests.agent_steps import NODE, PARAMS, code, facts, make, of, start, stop
 from tests.fleet_builder import an_instance
 
 
@@ -15,7 +15,7 @@ def test_living_engine_is_taken_back_as_it_was() -> None:
     before = make().ready()
     agent, effects = before.restarted({"i-1"})
     now = agent.instance()
-    assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and agent.used() == 100
+    assert facts(effects) == ["instance.ready"] and now.url == "http://e:1" and agent.used() == 100
     assert now.revision == before.instance().revision + 1 and not of(msg.StopEngine, effects)
     assert now.start_kind == "cold"
 
@@ -32,7 +32,7 @@ def test_start_under_way_begins_again() -> None:
     before.handle(start(), 10.0)
     before.handle(msg.EngineLaunched("i-1"), 11.0)
     agent, effects = before.restarted({"i-1"})
-    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.starting"]
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and facts(effects) == ["instance.starting"]
     effects = agent.handle(msg.EngineGone("i-1"), 51.0)
     assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects)[0].deadline_at == 110.0
     assert agent.used() == 100
@@ -45,9 +45,9 @@ def test_drain_goes_on_over_a_restart() -> None:
     before = make().ready()
     before.handle(stop(), 20.0)
     agent, effects = before.restarted({"i-1"}, 21.0)
-    assert told(effects) == ["instance.draining"]
+    assert facts(effects) == ["instance.draining"]
     agent.handle(msg.InFlight("i-1", 0), 22.0)
-    assert told(agent.handle(msg.EngineGone("i-1"), 23.0)) == ["instance.stopped"]
+    assert facts(agent.handle(msg.EngineGone("i-1"), 23.0)) == ["instance.stopped"]
 
 
 def test_stop_under_way_is_asked_again_after_a_restart() -> None:
@@ -55,7 +55,7 @@ def test_stop_under_way_is_asked_again_after_a_restart() -> None:
     before.handle(stop(grace_s=0), 20.0)
     agent, effects = before.restarted({"i-1"})
     assert of(msg.StopEngine, effects) and agent.used() == 100
-    assert told(agent.handle(msg.EngineGone("i-1"), 51.0)) == ["instance.stopped"] and agent.used() == 0
+    assert facts(agent.handle(msg.EngineGone("i-1"), 51.0)) == ["instance.stopped"] and agent.used() == 0
 
 
 def test_gpu_that_became_too_small_fails_what_does_not_fit() -> None:
@@ -77,16 +77,16 @@ def test_store_is_healed_where_it_is_behind() -> None:
 def test_store_that_is_ahead_is_overtaken() -> None:
     agent = make().ready()
     effects = agent.restore("instances", {"i-1": replace(agent.instance(), revision=40)}, 20.0)
-    assert agent.instance().revision == 41 and told(effects) == ["instance.ready"] and of(msg.Remember, effects)
+    assert agent.instance().revision == 41 and facts(effects) == ["instance.ready"] and of(msg.Remember, effects)
 
 
 def test_node_given_up_too_early_is_taken_back() -> None:
-    """A placer that missed the beats of a restarting agent has failed its instances, at the revision just told."""
+    """A placer that missed the beats of a restarting agent has failed its instances, at the revision just published."""
     agent, _ = make().ready().restarted({"i-1"})
     failed = replace(agent.instance(), state=InstanceState.FAILED, reason="its node has left")
     effects = agent.restore("instances", {"i-1": failed}, 51.0)
     (saved,) = of(Save, effects)
-    assert told(effects) == ["instance.ready"] and saved.value.revision == failed.revision + 1
+    assert facts(effects) == ["instance.ready"] and saved.value.revision == failed.revision + 1
 
 
 def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
@@ -96,7 +96,7 @@ def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
     effects = agent.restore("instances", {"i-7": row, "i-8": other}, 20.0)
     (saved,) = of(Save, effects)
     assert (saved.value.state, saved.value.revision) == (InstanceState.FAILED, 4)
-    assert told(effects) == ["instance.failed"]
+    assert facts(effects) == ["instance.failed"]
     assert not agent.restore("instances", {"i-7": saved.value}, 30.0)
     assert agent.restore("instances", {"i-7": saved.value}, 200.0) == [Remove("instances", "i-7")]
 
@@ -127,8 +127,8 @@ def test_instance_given_to_another_node_later_is_theirs() -> None:
     agent = make().ready()
     theirs = an_instance("i-1", gpu_id="node-2/0", created_at=15.0, revision=1)
     effects = agent.restore("instances", {"i-1": theirs}, 20.0)
-    assert of(msg.StopEngine, effects) and not told(effects) and not of(Save, effects)
-    assert not told(agent.handle(msg.EngineGone("i-1"), 21.0)) and agent.used() == 0
+    assert of(msg.StopEngine, effects) and not facts(effects) and not of(Save, effects)
+    assert not facts(agent.handle(msg.EngineGone("i-1"), 21.0)) and agent.used() == 0
     assert not agent.restore("instances", {"i-1": theirs}, 22.0)
     effects = agent.handle(Tick(), 500.0)
     assert of(msg.ForgetEngine, effects) and not of(Remove, effects)
@@ -139,4 +139,4 @@ def test_instance_given_to_this_node_later_is_ours() -> None:
     theirs = an_instance("i-1", gpu_id="node-2/0", created_at=5.0, revision=9)
     effects = agent.restore("instances", {"i-1": theirs}, 20.0)
     (saved,) = of(Save, effects)
-    assert saved.value.node_id == NODE and saved.value.revision == 10 and told(effects) == ["instance.ready"]
+    assert saved.value.node_id == NODE and saved.value.revision == 10 and facts(effects) == ["instance.ready"]

@@ -10,7 +10,7 @@ from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.events.envelope import Event
-from tests.agent_steps import NODE, PARAMS, CheckedAgent, code, make, of, resume, start, stop, told, workers
+from tests.agent_steps import NODE, PARAMS, CheckedAgent, code, facts, make, of, resume, start, stop, workers
 from tests.fleet_builder import MIB, a_model, an_event
 
 MODEL = a_model(weights_bytes=120 * MIB, kv_bytes=80 * MIB, max_concurrency=8)  # 200 whole, 100 for each of 2 stages
@@ -115,12 +115,12 @@ def test_section_4_the_first_stage_serves_once_it_is_joined() -> None:
     agent = first(make(abilities=STAGES))
     assert agent.instance().state is InstanceState.LOADING and "others are not" in agent.instance().reason
     effects = agent.handle(join(), 12.5)
-    assert of(msg.ServeStages, effects) == [msg.ServeStages("i-1")] and not told(effects)
+    assert of(msg.ServeStages, effects) == [msg.ServeStages("i-1")] and not facts(effects)
     assert not of(msg.ServeStages, agent.handle(join(), 12.6))  # repeated until it is READY
     warmup = (Phase(name=PhaseName.WARMUP, started_at=12.5, ended_at=13.0),)
     effects = agent.handle(msg.EngineReady("i-1", "", warmup, 900), 13.0)
     row = agent.instance()
-    assert told(effects) == ["instance.ready"] and row.url == "http://e" and row.serves and row.kv_tokens == 900
+    assert facts(effects) == ["instance.ready"] and row.url == "http://e" and row.serves and row.kv_tokens == 900
     assert row.num_stages == 2 and row.max_concurrency == 16 and len(row.workers) == 2
     assert [p.name.value for p in row.phases] == ["fetch", "load", "warmup"] and len(of(msg.ReportStart, effects)) == 1
     assert not of(msg.ServeStages, agent.handle(join(), 13.1))
@@ -143,7 +143,7 @@ def test_a_pipeline_that_is_never_joined_ends_at_its_deadline() -> None:
 
 def test_a_join_of_what_is_no_pipeline_changes_nothing() -> None:
     agent = later(make(abilities=STAGES))
-    assert not of(msg.ServeStages, agent.handle(join("i-9.1"), 13.0)) and not told(agent.handle(join("i-404"), 13.1))
+    assert not of(msg.ServeStages, agent.handle(join("i-9.1"), 13.0)) and not facts(agent.handle(join("i-404"), 13.1))
 
 
 @pytest.mark.parametrize("given_bytes", [100, 200])
@@ -154,13 +154,13 @@ def test_section_6_scale_down_makes_the_first_stage_whole(given_bytes: int) -> N
     agent.handle(msg.EngineReady("i-1", "http://e"), 13.0)
     effects = agent.handle(consolidate(), 20.0)
     assert of(msg.ConsolidateEngine, effects) == [msg.ConsolidateEngine("i-1", MODEL)]
-    assert told(effects) == ["instance.ready"]
+    assert facts(effects) == ["instance.ready"]
     assert agent.owned() == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
     assert agent.instance().num_stages == 2  # still a pipeline to its routers
     assert not of(msg.ConsolidateEngine, agent.handle(consolidate(), 20.1))
     effects = agent.handle(msg.EngineConsolidated("i-1", 1200), 25.0)
     row = agent.instance()
-    assert told(effects) == ["instance.ready"] and row.is_whole and row.serves and row.max_concurrency == 8
+    assert facts(effects) == ["instance.ready"] and row.is_whole and row.serves and row.max_concurrency == 8
     assert [(w.node_id, w.num_bytes) for w in row.workers] == [(NODE, 200 * MIB)] and row.kv_tokens == 1200
     assert not of(msg.ConsolidateEngine, agent.handle(consolidate(), 26.0))
 
@@ -182,7 +182,7 @@ def test_without_memory_a_stage_stays_and_says_why() -> None:
     effects = agent.handle(consolidate(), 20.0)
     assert not of(msg.ConsolidateEngine, effects) and agent.ledger.gpus == before
     assert "stays stage 0 of 2" in agent.instance().reason and agent.instance().state is InstanceState.READY
-    assert not told(agent.handle(consolidate(), 21.0))
+    assert not facts(agent.handle(consolidate(), 21.0))
     agent.stopped("i-2", 22.0)
     assert of(msg.ConsolidateEngine, agent.handle(consolidate(), 24.0)) and agent.used() == 200
 
@@ -195,7 +195,7 @@ def test_a_pipeline_is_not_consolidated_before_it_is_ready() -> None:
 def test_an_engine_that_dies_while_it_consolidates_is_failed_once() -> None:
     agent = consolidating()
     assert code(agent.handle(msg.EngineExited("i-1", "killed"), 21.0)) == "engine_failed"
-    assert not told(agent.handle(msg.EngineConsolidated("i-1"), 21.5))
+    assert not facts(agent.handle(msg.EngineConsolidated("i-1"), 21.5))
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert agent.used() == 0 and agent.instance().state is InstanceState.FAILED
 
@@ -204,7 +204,7 @@ def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_
     agent = consolidating()
     effects = agent.handle(msg.ConsolidationFailed("i-1", "the rest is corrupt"), 25.0)
     row = agent.instance()
-    assert told(effects) == ["instance.ready"] and (row.num_stages, row.consolidating) == (2, False)
+    assert facts(effects) == ["instance.ready"] and (row.num_stages, row.consolidating) == (2, False)
     assert "failed to consolidate, again in 10 s" in row.reason and "the rest is corrupt" in row.reason
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 40}, "the rest of the GPU is free again"
     assert not of(msg.ConsolidateEngine, agent.handle(consolidate(), 34.9))
@@ -213,7 +213,7 @@ def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_
     assert not of(msg.ConsolidateEngine, agent.handle(consolidate(), 59.9)), "twice as long"
     assert of(msg.ConsolidateEngine, agent.handle(consolidate(), 60.0))
     agent.handle(msg.EngineConsolidated("i-1"), 65.0)
-    assert agent.instance().is_whole and not told(agent.handle(msg.ConsolidationFailed("i-1", "late"), 66.0))
+    assert agent.instance().is_whole and not facts(agent.handle(msg.ConsolidationFailed("i-1", "late"), 66.0))
 
 
 def test_the_pause_after_a_failed_consolidation_is_bounded_and_outlives_a_restart() -> None:
@@ -235,11 +235,11 @@ def test_a_consolidation_that_says_nothing_is_given_up_after_its_time_and_the_pi
     effects = agent.handle(Tick(), due_s)
     row = agent.instance()
     assert of(msg.AbandonConsolidation, effects) == [msg.AbandonConsolidation("i-1")]
-    assert told(effects) == ["instance.ready"]
+    assert facts(effects) == ["instance.ready"]
     assert (row.state, row.num_stages, row.consolidating) == (InstanceState.READY, 2, False)
     assert "failed to consolidate, again in 10 s" in row.reason and "not whole after 600 s" in row.reason
     assert agent.used() == 200, "what its engine may hold stays its own"
-    assert not told(agent.handle(msg.ConsolidationFailed("i-1", "given up"), due_s + 0.1)), "that has been said"
+    assert not facts(agent.handle(msg.ConsolidationFailed("i-1", "given up"), due_s + 0.1)), "that has been said"
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 40} and agent.instance().reason == row.reason
     assert not of(msg.ConsolidateEngine, agent.handle(consolidate(), due_s + 9.9))
     assert of(msg.ConsolidateEngine, agent.handle(consolidate(), due_s + 10.0)) and agent.used() == 200
@@ -262,13 +262,13 @@ def test_one_that_became_whole_while_it_was_given_up_is_whole() -> None:
     agent, now_s = given_up()
     agent.handle(msg.EngineConsolidated("i-1", 1200), now_s + 0.1)
     assert agent.instance().is_whole and agent.owned() == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
-    assert not told(agent.handle(msg.ConsolidationFailed("i-1", "late"), now_s + 0.2)) and agent.instance().is_whole
+    assert not facts(agent.handle(msg.ConsolidationFailed("i-1", "late"), now_s + 0.2)) and agent.instance().is_whole
 
 
 def test_what_is_given_up_outlives_a_restart_and_a_drain_taken_back() -> None:
     agent, now_s = given_up()
     agent.handle(stop(), now_s + 1)
-    assert told(agent.handle(resume(), now_s + 2)) == ["instance.ready"] and agent.used() == 200
+    assert facts(agent.handle(resume(), now_s + 2)) == ["instance.ready"] and agent.used() == 200
     again, effects = agent.restarted({"i-1"}, now_s + 3, abilities=STAGES)
     assert of(msg.AbandonConsolidation, effects) and again.used() == 200
     again.handle(msg.ConsolidationFailed("i-1", "given up"), now_s + 4)
@@ -288,7 +288,7 @@ def test_a_jump_of_the_clock_is_no_time_to_become_whole_in() -> None:
 def test_a_drain_goes_on_whatever_the_consolidation_under_it_comes_to(outcome: msg.Outcome, mib: int) -> None:
     agent = consolidating()
     agent.handle(stop(), 21.0)
-    assert told(agent.handle(outcome, 22.0)) == ["instance.draining"]
+    assert facts(agent.handle(outcome, 22.0)) == ["instance.draining"]
     assert agent.used() == mib and agent.instance().is_whole is (mib == 200)
     assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 23.0))
 
@@ -302,7 +302,7 @@ def test_a_stage_never_sleeps() -> None:
 def test_stages_are_taken_back_after_a_restart() -> None:
     agent = later(serving(make(abilities=STAGES)))
     again, effects = agent.restarted({"i-1", "i-9.1"}, abilities=STAGES)
-    assert told(effects) == ["instance.ready"] * 2 and again.owned() == agent.owned()
+    assert facts(effects) == ["instance.ready"] * 2 and again.owned() == agent.owned()
 
 
 def test_a_first_stage_on_its_way_starts_again_with_its_join() -> None:
@@ -326,6 +326,6 @@ def test_a_consolidation_under_way_is_asked_for_again_after_a_restart() -> None:
 def test_a_drain_that_is_taken_back_while_it_consolidates_keeps_its_memory() -> None:
     agent = consolidating()
     agent.handle(stop(), 21.0)
-    assert told(agent.handle(resume(), 22.0)) == ["instance.ready"] and agent.used() == 200
+    assert facts(agent.handle(resume(), 22.0)) == ["instance.ready"] and agent.used() == 200
     agent.handle(msg.EngineConsolidated("i-1"), 23.0)
     assert agent.instance().is_whole and agent.owned() == {("i-1", "weights"): 120, ("i-1", "kv"): 80}

@@ -15,7 +15,7 @@ from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import ConsolidateInstance, StopInstance
 from glowplug.memory.ledger import ByteLedger
-from tests.agent_steps import ALL, NODE, PARAMS, CheckedAgent, code, make, of, start, told
+from tests.agent_steps import ALL, NODE, PARAMS, CheckedAgent, code, facts, make, of, start
 
 S = State
 START, DRAIN, STOP = Start(deadline_at=1.0), Drain(deadline_at=1.0, quiet_until=0.0), Stop(1.0)
@@ -66,7 +66,7 @@ def expect_broken(agent: CheckedAgent, what: str) -> None:
 
 def test_bytes_that_no_record_names_are_found() -> None:
     agent = make().ready()
-    agent.ledger.grant(f"{NODE}/0", "nobody", {GrantOwner.KV: 7})
+    agent.ledger.exchange((), "nobody", {f"{NODE}/0": {GrantOwner.KV: 7}})
     expect_broken(agent, "nobody has 7 bytes of node-1/0 for kv, its record 0")
 
 
@@ -153,11 +153,11 @@ def test_a_remembered_record_that_contradicts_itself_is_failed_and_its_process_s
     assert code(effects) == "engine_failed"
     assert "contradicts itself: i-1 is swapped_out and has shares" in agent.instance().reason
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 0
-    assert not told(agent.handle(msg.EngineGone("i-1"), 51.0)) and agent.num_living == 0
+    assert not facts(agent.handle(msg.EngineGone("i-1"), 51.0)) and agent.num_living == 0
 
 
 def test_a_start_that_was_taken_over_belongs_to_its_taker_alone_after_a_restart() -> None:
-    """The shell knows the process by the id of the one that began: both were told that it lives."""
+    """The shell knows the process by the id of the one that began: to both it is said to live."""
     agent = make(abilities=ALL)
     agent.handle(start("r-1", replica=True), 10.0)
     agent.handle(msg.EngineLaunched("r-1"), 11.0)

@@ -12,7 +12,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import ConsolidateInstance, StopInstance
 from glowplug.events.facts import InstanceReady
 from glowplug.policies.scaling import hydraserve
-from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationParams, consolidate
+from glowplug.policies.scaling.hydraserve import Consolidation, consolidate
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 
@@ -117,20 +117,11 @@ def test_a_draining_pipeline_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("required", "whole", "share", "expected"),
-    [
-        (1, 0, 1.0, "DD"),
-        (4, 0, 1.0, "UD"),
-        (5, 0, 1.0, "UD"),
-        (8, 0, 1.0, "UU"),
-        (8, 4, 1.0, "UD"),
-        (8, 5, 1.0, "DD"),
-        (3, 0, 0.5, "UD"),
-        (2, 1, 0.1, "DD"),
-    ],
+    ("required", "whole", "expected"),
+    [(1, 0, "DD"), (3, 0, "DD"), (4, 0, "UD"), (5, 0, "UD"), (8, 0, "UU"), (8, 4, "UD"), (8, 5, "DD")],
 )
-def test_groups_are_decided_on_together_oldest_first(required, whole, share, expected):
+def test_groups_are_decided_on_together_oldest_first(required, whole, expected):
     groups = [a_pipeline("x")[0], a_pipeline("y")[0]]
-    made = consolidate(groups, whole, required, ConsolidationParams(up_share=share))
+    made = consolidate(groups, whole, required)
     wanted = [Consolidation.UP if letter == "U" else Consolidation.DOWN for letter in expected]
     assert [d.becomes for d in made] == wanted and [d.instance_id for d in made] == ["x", "y"]

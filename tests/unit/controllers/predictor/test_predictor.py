@@ -14,7 +14,7 @@ from glowplug.events.facts import ForecastMade, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
-from glowplug.policies.scaling.preserve_scaler import Capacity
+from glowplug.policies.scaling.preserve import Capacity
 from tests.fleet_builder import a_model, an_event, load_report
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
@@ -104,7 +104,7 @@ def test_a_router_that_is_silent_is_counted_no_more():
     assert controller.windows("m")[-1].concurrency_peak == 1
 
 
-def test_windows_in_which_nothing_happened_take_no_room_and_are_told_all_the_same():
+def test_windows_in_which_nothing_happened_take_no_memory_and_are_listed_all_the_same():
     controller = PredictorController(PredictorParams(window_s=60, num_windows=1440))
     for key in ("a", "b"):
         controller.handle(finished(model_key=key), 0.0)
@@ -112,18 +112,18 @@ def test_windows_in_which_nothing_happened_take_no_room_and_are_told_all_the_sam
         controller.handle(load_report(a=ModelLoad(), b=ModelLoad()), minute * 60.0)
         controller.handle(Tick(), minute * 60.0 + 30)
     assert [len(series.windows) for series in controller._series.values()] == [0, 0]
-    told = controller.windows("a")
-    assert len(told) == 1440 and [w.started_at for w in told[-2:]] == [1998 * 60.0, 1999 * 60.0]
-    assert not any(w.num_requests for w in told)
+    windows = controller.windows("a")
+    assert len(windows) == 1440 and [w.started_at for w in windows[-2:]] == [1998 * 60.0, 1999 * 60.0]
+    assert not any(w.num_requests for w in windows)
 
 
 def test_load_that_lasts_over_a_silence_of_ours_fills_the_windows_that_are_kept():
     controller = PredictorController(PredictorParams(window_s=60, num_windows=10))
     controller.handle(load_report(m=ModelLoad(num_in_flight=2)), 30.0)
     controller._series["m"].advance(6030.0)
-    told = controller.windows("m")
-    assert len(told) == 10 and {w.concurrency_peak for w in told} == {2}
-    assert [w.concurrency_seconds for w in told] == [pytest.approx(120.0)] * 9 + [pytest.approx(60.0)]
+    windows = controller.windows("m")
+    assert len(windows) == 10 and {w.concurrency_peak for w in windows} == {2}
+    assert [w.concurrency_seconds for w in windows] == [pytest.approx(120.0)] * 9 + [pytest.approx(60.0)]
 
 
 def test_a_successor_has_the_past_of_the_one_before():
@@ -140,8 +140,8 @@ def test_a_forecast_is_published_when_a_window_closes_and_only_then():
     controller = predictor()
     controller.handle(busy(4), 0.0)
     assert made(controller.handle(Tick(), 30.0)) == []
-    (told,) = made(controller.handle(Tick(), 60.5))
-    first, second = told.forecasts
+    (fact,) = made(controller.handle(Tick(), 60.5))
+    first, second = fact.forecasts
     assert (first.starts_at, second.starts_at, first.made_at, first.source) == (60.0, 120.0, 60.5, "last_window")
     assert first.concurrency_mean == pytest.approx(4.0)
     assert made(controller.handle(Tick(), 61.0)) == []
@@ -154,18 +154,18 @@ def test_without_a_forecaster_nothing_is_expected_of_anybody():
     assert controller.handle(Tick(), 130.0) == [] and controller.forecasts == {} and controller._expected == {}
 
 
-def test_every_window_is_told_of_empty_ones_too_and_none_twice():
-    told = []
+def test_every_window_is_learned_empty_ones_too_and_none_twice():
+    seen = []
 
     class Listener(LastWindow):
         def closed(self, window):
-            told.append((window.started_at, window.num_requests))
+            seen.append((window.started_at, window.num_requests))
 
     controller = predictor(Listener)
     controller.handle(finished(), 10.0)
     controller.handle(Tick(), 200.0)
     controller.handle(Tick(), 250.0)
-    assert told == [(0.0, 1), (60.0, 0), (120.0, 0), (180.0, 0)]
+    assert seen == [(0.0, 1), (60.0, 0), (120.0, 0), (180.0, 0)]
 
 
 def test_what_was_expected_is_kept_beside_what_came_with_its_error():
@@ -173,9 +173,9 @@ def test_what_was_expected_is_kept_beside_what_came_with_its_error():
     controller.handle(busy(4), 0.0)
     controller.handle(Tick(), 60.0)
     controller.handle(busy(2), 60.0)
-    (told,) = made(controller.handle(Tick(), 120.0))
+    (fact,) = made(controller.handle(Tick(), 120.0))
     assert [f.concurrency_mean for f in controller.past_forecasts("m")] == [pytest.approx(4.0)]
-    assert told.forecasts[0].error_ratio == pytest.approx((4.0 - 2.0) / 2.0)
+    assert fact.forecasts[0].error_ratio == pytest.approx((4.0 - 2.0) / 2.0)
 
 
 def test_a_history_is_learned_before_the_first_request():
@@ -183,20 +183,20 @@ def test_a_history_is_learned_before_the_first_request():
         WindowTotals(started_at=60.0 * n, window_s=60.0, concurrency_mean=float(n % 1440 == 3)) for n in range(-1440, 0)
     ]
     controller = predictor(WarmserveCsp, history={"m": day})
-    (told,) = made(controller.handle(Tick(), 0.0))
-    assert told.forecasts[0].starts_at == 0.0
+    (fact,) = made(controller.handle(Tick(), 0.0))
+    assert fact.forecasts[0].starts_at == 0.0
     for at in (60.0, 120.0, 180.0):
-        (told,) = made(controller.handle(Tick(), at))
-    assert told.forecasts[0].starts_at == 180.0
-    assert told.forecasts[0].concurrency_mean == pytest.approx(1.0), "as yesterday at that time"
+        (fact,) = made(controller.handle(Tick(), at))
+    assert fact.forecasts[0].starts_at == 180.0
+    assert fact.forecasts[0].concurrency_mean == pytest.approx(1.0), "as yesterday at that time"
 
 
 def one_window(controller, *requests, num=4, ids=("i-1",), load=None):
     controller.handle(load_report(m=load) if load else busy(num, *ids), 0.0)
     for request in requests:
         controller.handle(request, 30.0)
-    (told,) = made(controller.handle(Tick(), 60.0))
-    return told.forecasts[0]
+    (fact,) = made(controller.handle(Tick(), 60.0))
+    return fact.forecasts[0]
 
 
 def test_mu_is_what_one_instance_took_in_a_window_in_which_every_request_met_its_objectives():
@@ -262,6 +262,6 @@ def test_who_leads_next_forecasts_on():
     first.handle(Tick(), 60.0)
     first.handle(busy(4), 60.0)
     second.inherit(first, 61.0)
-    (told,) = made(second.handle(Tick(), 120.0))
-    assert told.forecasts[0].concurrency_mean == pytest.approx(4.0)
+    (fact,) = made(second.handle(Tick(), 120.0))
+    assert fact.forecasts[0].concurrency_mean == pytest.approx(4.0)
     assert len(second.past_forecasts("m")) == 1

@@ -5,27 +5,10 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.effects import Publish, Record, Tick
+from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.cache import FetchSeconds
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.holds import Holds
-from glowplug.controllers.prefetcher.messages import (
-    CANCELLED,
-    DropAsked,
-    DropRegion,
-    FetchEnded,
-    FetchProgressed,
-    FetchSized,
-    GrantRoom,
-    MarkFailed,
-    NameRegion,
-    RaiseUrgency,
-    RegionChanged,
-    RegionLost,
-    RegionsFound,
-    StartFetch,
-    StopFetch,
-    UseRegion,
-)
 from glowplug.controllers.prefetcher.params import PrefetcherParams, SecondsParams
 from glowplug.domain.errors import BadRequest, Conflict, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights
@@ -67,12 +50,12 @@ def drop(ref: WeightsRef, reason: str = "r") -> Event:
 def sized(prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, *user: str) -> list[Any]:
     """A fetch is asked for, and knows its size."""
     prefetcher.handle(fetch(ref, *user), now_s)
-    return prefetcher.handle(FetchSized(region_digest(ref), num_bytes), now_s)
+    return prefetcher.handle(msg.FetchSized(region_digest(ref), num_bytes), now_s)
 
 
 def ended(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, num_bytes: int = 0, **how: Any) -> list[Any]:
     """A fetch ends: whole, or with a code."""
-    return prefetcher.handle(FetchEnded(digest=region_digest(ref), num_bytes=num_bytes, **how), now_s)
+    return prefetcher.handle(msg.FetchEnded(digest=region_digest(ref), num_bytes=num_bytes, **how), now_s)
 
 
 def bring(
@@ -87,10 +70,10 @@ def bring(
 def test_a_cold_fetch_from_command_to_fact() -> None:
     prefetcher, digest = controller(), region_digest(A)
     command = fetch(A, "i-1")
-    start = only(prefetcher.handle(command, 1.0), StartFetch)
+    start = only(prefetcher.handle(command, 1.0), msg.StartFetch)
     assert (start.digest, start.weights, start.cause) == (digest, A, command)
-    assert prefetcher.handle(FetchSized(digest, 60), 1.1) == [GrantRoom(digest, 60)]
-    assert kinds(prefetcher.handle(FetchProgressed(digest, 30, 60), 1.2)) == ["weights.progressed"]
+    assert prefetcher.handle(msg.FetchSized(digest, 60), 1.1) == [msg.GrantRoom(digest, 60)]
+    assert kinds(prefetcher.handle(msg.FetchProgressed(digest, 30, 60), 1.2)) == ["weights.progressed"]
     effects = ended(prefetcher, A, 1.5, 60, whole=True, seconds=0.4, source="file")
     assert kinds(effects) == ["NameRegion", "weights.fetched"]
     fact = only(effects, Publish)
@@ -110,20 +93,20 @@ def test_a_hit_fetches_nothing() -> None:
 def test_a_lost_region_is_fetched_again() -> None:
     prefetcher = controller()
     bring(prefetcher, A, 60, 1.0)
-    use = only(prefetcher.handle(fetch(A), 2.0), UseRegion)
-    assert kinds(prefetcher.handle(RegionLost(use.digest, use.want), 2.1)) == ["StartFetch"]
+    use = only(prefetcher.handle(fetch(A), 2.0), msg.UseRegion)
+    assert kinds(prefetcher.handle(msg.RegionLost(use.digest, use.want), 2.1)) == ["StartFetch"]
 
 
 def test_joiners_share_one_fetch_and_all_hear_of_it() -> None:
     prefetcher, digest = controller(), region_digest(A)
     prefetcher.handle(fetch(A, "", "one"), 1.0)
-    raised = only(prefetcher.handle(fetch(A, "i-2", "two"), 1.0), RaiseUrgency)
+    raised = only(prefetcher.handle(fetch(A, "i-2", "two"), 1.0), msg.RaiseUrgency)
     assert raised.urgency > 0
     assert prefetcher.handle(fetch(A, "i-3", "two"), 1.0) == []
-    prefetcher.handle(FetchSized(digest, 10), 1.0)
+    prefetcher.handle(msg.FetchSized(digest, 10), 1.0)
     end = ended(prefetcher, A, 2.0, 10, whole=True)
     assert {e.payload.model_key for e in end if isinstance(e, Publish)} == {"one", "two"}
-    assert {e.model_key for e in end if isinstance(e, NameRegion)} == {"one", "two"}
+    assert {e.model_key for e in end if isinstance(e, msg.NameRegion)} == {"one", "two"}
 
 
 def test_one_command_delivered_twice_is_one_command() -> None:
@@ -156,15 +139,15 @@ def test_the_urgent_pass_by_and_the_number_at_once_is_bounded() -> None:
     assert prefetcher.handle(fetch(B, priority=9), 1.0) == []
     assert prefetcher.handle(fetch(C, "i-1"), 1.0) == []
     digest = region_digest(A)
-    prefetcher.handle(FetchSized(digest, 10), 1.0)
+    prefetcher.handle(msg.FetchSized(digest, 10), 1.0)
     end = ended(prefetcher, A, 2.0, 10, whole=True)
-    assert only(end, StartFetch).weights == C
+    assert only(end, msg.StartFetch).weights == C
 
 
 def test_a_full_queue_refuses() -> None:
     prefetcher = controller(max_fetches=1, max_queue=1)
     prefetcher.handle(fetch(A), 1.0)
-    assert only(prefetcher.handle(fetch(B, "i-2"), 1.0), MarkFailed).instance_ids == ("i-2",)
+    assert only(prefetcher.handle(fetch(B, "i-2"), 1.0), msg.MarkFailed).instance_ids == ("i-2",)
 
 
 def test_room_is_made_by_the_least_recently_used() -> None:
@@ -174,7 +157,7 @@ def test_room_is_made_by_the_least_recently_used() -> None:
     prefetcher.handle(fetch(A), 3.0)
     effects = sized(prefetcher, C, 30, 4.0)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "GrantRoom"]
-    assert only(effects, DropRegion).digest == region_digest(B)
+    assert only(effects, msg.DropRegion).digest == region_digest(B)
     record = only(effects, Record).decision
     assert (record.kind, record.policy, record.model_key) == ("evict", "lru", "m")
     assert {r.name: r.why for r in record.rivals} == {
@@ -199,9 +182,9 @@ def test_weights_in_use_stay_and_the_wait_for_room_is_bounded(learned_by: str) -
     assert prefetcher.handle(Tick(), 11.9) == []
     effects = prefetcher.handle(Tick(), 12.0)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
-    failed = only(effects, MarkFailed)
+    failed = only(effects, msg.MarkFailed)
     assert failed.code == "no_space" and "i-1 uses it" in failed.message and failed.instance_ids == ("i-2",)
-    assert ended(prefetcher, B, 12.1, code=CANCELLED) == []
+    assert ended(prefetcher, B, 12.1, code=msg.CANCELLED) == []
     assert prefetcher.jobs == {}
 
 
@@ -218,14 +201,14 @@ def test_room_that_opens_in_time_is_taken() -> None:
 def test_weights_larger_than_the_cache_fail_at_once() -> None:
     prefetcher = controller()
     effects = sized(prefetcher, A, 101, 1.0, "i-1")
-    assert only(effects, MarkFailed).code == "no_space"
-    assert "the weights take 101 B" in only(effects, MarkFailed).message
+    assert only(effects, msg.MarkFailed).code == "no_space"
+    assert "the weights take 101 B" in only(effects, msg.MarkFailed).message
 
 
 def test_unknown_size_gets_what_is_free() -> None:
     prefetcher = controller()
     bring(prefetcher, A, 60, 1.0)
-    assert sized(prefetcher, B, 0, 2.0) == [GrantRoom(region_digest(B), 40)]
+    assert sized(prefetcher, B, 0, 2.0) == [msg.GrantRoom(region_digest(B), 40)]
     assert prefetcher.cache.used_bytes == 100
 
 
@@ -233,7 +216,7 @@ def test_a_failure_reaches_everybody_who_waits_and_the_next_command_tries_again(
     prefetcher = controller()
     prefetcher.handle(fetch(A, "i-1"), 1.0)
     sized(prefetcher, A, 10, 1.0, "i-2")
-    failed = only(ended(prefetcher, A, 2.0, code="weights_corrupt", message="sha256 differs"), MarkFailed)
+    failed = only(ended(prefetcher, A, 2.0, code="weights_corrupt", message="sha256 differs"), msg.MarkFailed)
     assert (failed.instance_ids, failed.keep, failed.message) == (("i-1", "i-2"), False, "sha256 differs")
     assert prefetcher.cache.used_bytes == 0
     assert kinds(prefetcher.handle(fetch(A, "i-3"), 3.0)) == ["StartFetch"]
@@ -242,20 +225,20 @@ def test_a_failure_reaches_everybody_who_waits_and_the_next_command_tries_again(
 def test_what_landed_before_a_failure_is_kept_and_counted() -> None:
     prefetcher, digest = controller(), region_digest(A)
     sized(prefetcher, A, 60, 1.0)
-    assert only(ended(prefetcher, A, 2.0, 60, code="weights_unavailable", message="cut"), MarkFailed).keep
+    assert only(ended(prefetcher, A, 2.0, 60, code="weights_unavailable", message="cut"), msg.MarkFailed).keep
     assert prefetcher.cache.used_bytes == 60
-    assert sized(prefetcher, A, 60, 3.0) == [GrantRoom(digest, 60)]
+    assert sized(prefetcher, A, 60, 3.0) == [msg.GrantRoom(digest, 60)]
 
 
 def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
     prefetcher, digest = controller(), region_digest(A)
-    start = only(prefetcher.handle(fetch(A, first_byte=10, last_byte=20), 1.0), StartFetch)
+    start = only(prefetcher.handle(fetch(A, first_byte=10, last_byte=20), 1.0), msg.StartFetch)
     assert (start.first_byte, start.last_byte) == (10, 20)
     prefetcher.handle(fetch(A, model_key="whole"), 1.0)
-    prefetcher.handle(FetchSized(digest, 60), 1.0)
-    again = only(ended(prefetcher, A, 2.0, 60), StartFetch)
+    prefetcher.handle(msg.FetchSized(digest, 60), 1.0)
+    again = only(ended(prefetcher, A, 2.0, 60), msg.StartFetch)
     assert (again.first_byte, again.last_byte, again.model_key) == (0, 0, "whole")
-    prefetcher.handle(FetchSized(digest, 60), 2.0)
+    prefetcher.handle(msg.FetchSized(digest, 60), 2.0)
     end = ended(prefetcher, A, 3.0, 60, whole=True)
     assert only(end, Publish).payload.model_key == "whole"
 
@@ -265,7 +248,7 @@ def test_a_drop_cancels_a_running_fetch() -> None:
     sized(prefetcher, A, 60, 1.0, "i-1")
     effects = prefetcher.handle(drop(A), 1.5)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
-    ended(prefetcher, A, 1.6, 60, code=CANCELLED)
+    ended(prefetcher, A, 1.6, 60, code=msg.CANCELLED)
     assert prefetcher.cache.used_bytes == 0 and prefetcher.jobs == {}
 
 
@@ -274,7 +257,7 @@ def test_a_fetch_asked_for_while_it_is_being_dropped_runs_afterwards() -> None:
     prefetcher.handle(fetch(A), 1.0)
     prefetcher.handle(drop(A), 1.1)
     prefetcher.handle(fetch(A, "i-2"), 1.2)
-    end = ended(prefetcher, A, 1.3, code=CANCELLED)
+    end = ended(prefetcher, A, 1.3, code=msg.CANCELLED)
     assert kinds(end) == ["StartFetch"]
 
 
@@ -283,9 +266,9 @@ def test_a_drop_spares_what_is_in_use() -> None:
     bring(prefetcher, A, 60, 1.0, "i-1")
     assert prefetcher.handle(drop(A), 2.0) == []
     with pytest.raises(Conflict, match="i-1 uses it"):
-        prefetcher.handle(DropAsked(digest, "r"), 2.0)
+        prefetcher.handle(msg.DropAsked(digest, "r"), 2.0)
     with pytest.raises(NotFound):
-        prefetcher.handle(DropAsked("0" * 64, "r"), 2.0)
+        prefetcher.handle(msg.DropAsked("0" * 64, "r"), 2.0)
 
 
 def test_a_hold_for_an_instance_nobody_sees_ends() -> None:
@@ -303,10 +286,10 @@ def test_a_starting_instance_whose_fetch_was_lost_is_helped_once() -> None:
     prefetcher.restore("models", {"m": model}, 10.0)
     prefetcher.restore("instances", {"i-1": starting}, 10.0)
     assert prefetcher.handle(Tick(), 12.0) == []
-    start = only(prefetcher.handle(Tick(), 12.1), StartFetch)
+    start = only(prefetcher.handle(Tick(), 12.1), msg.StartFetch)
     assert (start.weights, start.cause) == (A, None)
     assert prefetcher.handle(Tick(), 12.2) == []
-    assert only(ended(prefetcher, A, 12.3, code="weights_unavailable", message="404"), MarkFailed).instance_ids == (
+    assert only(ended(prefetcher, A, 12.3, code="weights_unavailable", message="404"), msg.MarkFailed).instance_ids == (
         "i-1",
     )
     assert prefetcher.handle(Tick(), 20.0) == []
@@ -314,7 +297,7 @@ def test_a_starting_instance_whose_fetch_was_lost_is_helped_once() -> None:
 
 def test_regions_of_an_earlier_process_are_adopted_and_a_lowered_capacity_enforced() -> None:
     prefetcher = controller(capacity_bytes=70)
-    found = RegionsFound(
+    found = msg.RegionsFound(
         (
             CachedWeights(digest=region_digest(A), num_bytes=60, model_keys=("m",), last_used_at=1.0),
             CachedWeights(digest=region_digest(B), num_bytes=50, last_used_at=2.0),
@@ -324,7 +307,7 @@ def test_regions_of_an_earlier_process_are_adopted_and_a_lowered_capacity_enforc
     assert prefetcher.handle(found, 5.0) == []
     prefetcher.restore("models", {"m": a_model("m", weights=A)}, 5.0)
     prefetcher.restore("instances", {"i-1": an_instance("i-1")}, 5.0)
-    assert only(prefetcher.handle(Tick(), 5.5), DropRegion).digest == region_digest(B)
+    assert only(prefetcher.handle(Tick(), 5.5), msg.DropRegion).digest == region_digest(B)
     assert prefetcher.cache.used_bytes == 70
 
 
@@ -334,15 +317,15 @@ def test_a_bad_checksum_in_a_command_is_answered_not_raised() -> None:
 
 
 def test_a_fetch_nobody_knows_is_stopped() -> None:
-    assert controller().handle(FetchSized("d", 1), 1.0) == [StopFetch("d")]
+    assert controller().handle(msg.FetchSized("d", 1), 1.0) == [msg.StopFetch("d")]
 
 
 def test_weights_whose_source_changed_leave_as_soon_as_nobody_uses_them() -> None:
     prefetcher = controller()
     bring(prefetcher, A, 60, 1.0, "i-1")
     bring(prefetcher, B, 30, 1.0)
-    assert kinds(prefetcher.handle(RegionChanged(region_digest(B)), 2.0)) == ["DropRegion", "weights.evicted"]
-    assert prefetcher.handle(RegionChanged(region_digest(A)), 2.0) == []
+    assert kinds(prefetcher.handle(msg.RegionChanged(region_digest(B)), 2.0)) == ["DropRegion", "weights.evicted"]
+    assert prefetcher.handle(msg.RegionChanged(region_digest(A)), 2.0) == []
     gone = an_instance("i-1", state=InstanceState.FAILED, revision=2)
     effects = prefetcher.handle(an_event(InstanceStopped(instance=gone)), 3.0)
     assert only(effects, Publish).payload.reason == "its source has changed"
@@ -354,11 +337,11 @@ def test_memory_fuller_than_it_seems_makes_idle_weights_leave_once() -> None:
     bring(prefetcher, B, 30, 1.0)
     bring(prefetcher, C, 20, 1.0, "i-c")
     sized(prefetcher, A, 40, 2.0, "i-1")
-    full = FetchEnded(digest=digest, num_bytes=0, code="no_space", message="host memory is full")
+    full = msg.FetchEnded(digest=digest, num_bytes=0, code="no_space", message="host memory is full")
     effects = prefetcher.handle(full, 2.1)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "StartFetch"]
-    assert only(effects, DropRegion).digest == region_digest(B)
-    prefetcher.handle(FetchSized(digest, 40), 2.2)
+    assert only(effects, msg.DropRegion).digest == region_digest(B)
+    prefetcher.handle(msg.FetchSized(digest, 40), 2.2)
     assert kinds(prefetcher.handle(full, 2.3)) == ["MarkFailed", "weights.fetch_failed"]
 
 
@@ -375,7 +358,7 @@ def test_mcache_keeps_what_was_slow_to_come() -> None:
         bring(prefetcher, A, 50, 1.0, seconds=9.0)
         bring(prefetcher, B, 50, 1.0 + 1e-9, seconds=1.0)
         effects = bring(prefetcher, C, 50, 2.0, seconds=1.0)
-        assert only(effects, DropRegion).digest == region_digest(loser)
+        assert only(effects, msg.DropRegion).digest == region_digest(loser)
         record = only(effects, Record).decision
         assert (record.policy, len(record.rivals)) == (caching, 2)
 
@@ -386,14 +369,14 @@ def test_often_asked_for_stays_under_lfu_and_is_told_of_every_use() -> None:
     prefetcher.handle(fetch(A), 2.0)
     bring(prefetcher, B, 50, 3.0)
     effects = bring(prefetcher, C, 50, 4.0)
-    assert only(effects, DropRegion).digest == region_digest(B)
+    assert only(effects, msg.DropRegion).digest == region_digest(B)
 
 
 def test_what_an_earlier_process_left_is_in_the_order() -> None:
     prefetcher = controller(caching="srrip")
     found = (CachedWeights(digest="new", num_bytes=50, last_used_at=9.0), CachedWeights(digest="old", num_bytes=50))
-    prefetcher.handle(RegionsFound(found), 10.0)
-    assert only(bring(prefetcher, C, 50, 11.0), DropRegion).digest == "old"
+    prefetcher.handle(msg.RegionsFound(found), 10.0)
+    assert only(bring(prefetcher, C, 50, 11.0), msg.DropRegion).digest == "old"
 
 
 # whose weights stay, and what a miss costs: mCache Eq. 1's P on a node

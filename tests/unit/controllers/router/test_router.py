@@ -3,16 +3,7 @@
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router.messages import (
-    BusRefuses,
-    ClientLeft,
-    Dispatch,
-    DispatchFailed,
-    DrainStarted,
-    Hold,
-    Reject,
-    RequestEnded,
-)
+from glowplug.controllers.router import messages as msg
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold, Temperature, WeightsRef
 from glowplug.events import facts
@@ -24,7 +15,7 @@ from tests.router_steps import NOW, Run, dispatched, instance, model, published,
 def test_a_ready_instance_with_room_takes_the_request_at_once() -> None:
     run = warm()
     [effect] = run.arrive()
-    assert isinstance(effect, Dispatch) and (effect.held_s, effect.cold) == (0.0, False)
+    assert isinstance(effect, msg.Dispatch) and (effect.held_s, effect.cold) == (0.0, False)
 
 
 def test_an_unknown_model_is_404() -> None:
@@ -34,7 +25,7 @@ def test_an_unknown_model_is_404() -> None:
 def test_a_cold_request_is_held_and_the_fleet_is_told_once_per_period() -> None:
     run = Run()
     first, second = run.arrive(), run.arrive()
-    assert isinstance(first[0], Hold) and len(published(first, facts.RequestWaiting)) == 1
+    assert isinstance(first[0], msg.Hold) and len(published(first, facts.RequestWaiting)) == 1
     assert not published(second, facts.RequestWaiting)
     assert not published(run.handle(Tick(), 0.2), facts.RequestWaiting)
     [waiting] = published(run.handle(Tick(), 0.4), facts.RequestWaiting)
@@ -47,7 +38,7 @@ def test_ready_releases_in_order_up_to_max_concurrency() -> None:
     for _ in range(3):
         run.arrive()
     assert dispatched(run.instance(after_s=2.0)) == [(1, "i-1"), (2, "i-1")]
-    assert dispatched(run.handle(RequestEnded(1, 1.0))) == [(3, "i-1")]
+    assert dispatched(run.handle(msg.RequestEnded(1, 1.0))) == [(3, "i-1")]
 
 
 def test_a_released_request_says_that_it_was_cold_and_how_long_it_waited() -> None:
@@ -60,7 +51,7 @@ def test_a_released_request_says_that_it_was_cold_and_how_long_it_waited() -> No
 def test_a_request_whose_engine_died_and_that_waited_for_the_next_was_cold_too() -> None:
     run = warm()
     run.arrive()
-    run.handle(DispatchFailed(1, False, "refused"))
+    run.handle(msg.DispatchFailed(1, False, "refused"))
     run.instance(state=InstanceState.FAILED, revision=2, code="engine_failed")
     [effect] = run.instance("i-2", ready_at=NOW + 3.0, after_s=3.0)
     assert (effect.instance.instance_id, effect.cold) == ("i-2", True)
@@ -71,7 +62,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
     run.arrive()
     run.arrive()
     assert not dispatched(run.arrive())
-    assert dispatched(run.handle(ClientLeft(1))) == [(2, "i-1")]
+    assert dispatched(run.handle(msg.ClientLeft(1))) == [(2, "i-1")]
 
 
 def test_a_full_queue_is_429_with_retry_after() -> None:
@@ -100,7 +91,7 @@ def test_on_cold_refuse_is_503_and_publishes_no_waiting() -> None:
 def test_on_cold_refuse_still_queues_when_the_model_runs() -> None:
     run = warm(model(on_cold=OnCold.REFUSE), max_concurrency=1)
     run.arrive()
-    assert isinstance(run.arrive()[0], Hold)
+    assert isinstance(run.arrive()[0], msg.Hold)
 
 
 @pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.LOADING, InstanceState.SWAPPED_OUT])
@@ -126,7 +117,7 @@ def test_bad_weights_answer_all_who_wait_and_who_come_soon_after(code: str) -> N
     assert rejected(effects) == [(1, 503, code)] and "sha256" in effects[0].message
     assert rejected(run.arrive()) == [(2, 503, code)]
     run.now_s += 6.0
-    assert isinstance(run.arrive()[0], Hold)
+    assert isinstance(run.arrive()[0], msg.Hold)
 
 
 def test_bad_weights_on_one_node_do_not_matter_while_another_instance_comes() -> None:
@@ -148,8 +139,8 @@ def test_an_engine_lost_before_its_first_byte_is_tried_once_elsewhere() -> None:
     run.instance("i-1")
     run.instance("i-2")
     assert dispatched(run.arrive()) == [(1, "i-1")]
-    assert dispatched(run.handle(DispatchFailed(1, True, "died"))) == [(1, "i-2")]
-    assert rejected(run.handle(DispatchFailed(1, True, "died"))) == [(1, 502, "engine_failed")]
+    assert dispatched(run.handle(msg.DispatchFailed(1, True, "died"))) == [(1, "i-2")]
+    assert rejected(run.handle(msg.DispatchFailed(1, True, "died"))) == [(1, 502, "engine_failed")]
     assert run.controller.in_flight == {}
 
 
@@ -157,7 +148,7 @@ def test_an_engine_that_cannot_be_reached_is_left_alone_for_a_while() -> None:
     run = Run(quarantine_s=1.0)
     run.instance()
     run.arrive()
-    assert isinstance(run.handle(DispatchFailed(1, False, "refused"))[0], Hold)
+    assert isinstance(run.handle(msg.DispatchFailed(1, False, "refused"))[0], msg.Hold)
     assert not dispatched(run.handle(Tick(), 0.5))
     assert dispatched(run.handle(Tick(), 0.6)) == [(1, "i-1")]
 
@@ -167,8 +158,8 @@ def test_a_request_that_comes_back_waits_before_those_who_came_later() -> None:
     run.arrive()
     run.arrive()
     run.arrive()
-    run.handle(DispatchFailed(2, False, "refused"))
-    run.handle(DispatchFailed(1, False, "refused"))
+    run.handle(msg.DispatchFailed(2, False, "refused"))
+    run.handle(msg.DispatchFailed(1, False, "refused"))
     assert dispatched(run.instance("i-2", max_concurrency=3)) == [(1, "i-2"), (2, "i-2"), (3, "i-2")]
 
 
@@ -189,7 +180,7 @@ def test_a_retry_after_is_what_the_placer_predicts() -> None:
     wake took on whatever node, as the placer's table has it."""
     declared = model(engine="emulated", weights=WeightsRef(uri=""), weights_bytes=20 * 10**9, on_cold=OnCold.REFUSE)
     run = Run(declared, default_start_s=70.0)
-    refused = next(e for e in run.arrive() if isinstance(e, Reject))
+    refused = next(e for e in run.arrive() if isinstance(e, msg.Reject))
     assert refused.retry_after_s == 5.0, "2 s of launch, 20 GB at 10 GB/s, 0.5 s of warm-up, and polls"
     run.instance("i-1", InstanceState.STARTING, created_at=run.now_s, predicted_s=11.5)
     assert run.controller.eta_s("m", run.now_s + 0.5) == 11.0
@@ -204,17 +195,17 @@ def test_retry_after_counts_the_queue_before_it() -> None:
     run = warm(model(max_queue=4, max_concurrency=2), max_concurrency=2)
     for _ in range(2):
         run.arrive()
-    run.handle(RequestEnded(1, 8.0))
+    run.handle(msg.RequestEnded(1, 8.0))
     for _ in range(5):
         run.arrive()
-    [effect] = [e for e in run.arrive() if isinstance(e, Reject)]
+    [effect] = [e for e in run.arrive() if isinstance(e, msg.Reject)]
     assert effect.retry_after_s == 16.0  # four ahead, two at a time, 8 s each
 
 
 def test_an_alias_reaches_its_model_and_a_name_wins_over_an_alias() -> None:
     run = warm(model("m", aliases=("x", "other")), model("other"))
     assert dispatched(run.arrive("x")) == [(1, "i-1")]
-    assert isinstance(run.arrive("other")[0], Hold)
+    assert isinstance(run.arrive("other")[0], msg.Hold)
 
 
 def test_an_undeployed_model_answers_those_who_wait() -> None:
@@ -230,7 +221,7 @@ def test_a_row_missing_from_the_store_is_dropped_only_after_the_grace() -> None:
     run.controller.restore("instances", {}, run.now_s)
     assert dispatched(run.arrive())
     run.controller.restore("instances", {}, run.now_s + 16)
-    assert isinstance(run.arrive()[0], Hold)
+    assert isinstance(run.arrive()[0], msg.Hold)
     run.controller.restore("instances", {"i-1": instance()}, run.now_s + 17)
     assert run.controller.fleet.temperature("m") is Temperature.HOT
 
@@ -247,7 +238,7 @@ def test_an_emptied_store_takes_no_model_away_but_a_missing_row_does() -> None:
 
 def test_a_router_that_stops_takes_nothing_new() -> None:
     run = warm()
-    run.handle(DrainStarted())
+    run.handle(msg.DrainStarted())
     assert rejected(run.arrive()) == [(1, 503, "no_capacity")]
 
 
@@ -263,19 +254,19 @@ def test_loads_count_waiting_and_running() -> None:
 def test_ends_that_are_told_twice_count_once() -> None:
     run = warm()
     run.arrive()
-    run.handle(RequestEnded(1))
-    assert run.handle(RequestEnded(1)) == [] and run.handle(ClientLeft(1)) == []
-    assert run.handle(DispatchFailed(1, True, "late")) == []
+    run.handle(msg.RequestEnded(1))
+    assert run.handle(msg.RequestEnded(1)) == [] and run.handle(msg.ClientLeft(1)) == []
+    assert run.handle(msg.DispatchFailed(1, True, "late")) == []
     assert run.controller.loads()["m"].num_in_flight == 0
 
 
 def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
     run = warm(model(), model("n"))
     run.arrive()
-    run.handle(RequestEnded(1, 2.0))
+    run.handle(msg.RequestEnded(1, 2.0))
     run.arrive()
     run.instance(state=InstanceState.FAILED, revision=2, code="engine_failed")
-    run.handle(DispatchFailed(2, True, "gone"))
+    run.handle(msg.DispatchFailed(2, True, "gone"))
     run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.handle(Tick(), 5.0)
     controller = run.controller
@@ -290,7 +281,7 @@ def test_a_request_that_runs_on_after_its_model_left_is_still_counted() -> None:
     run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.handle(Tick(), 5.0)
     assert run.controller.load("m").num_in_flight == 1
-    run.handle(RequestEnded(1, 2.0))
+    run.handle(msg.RequestEnded(1, 2.0))
     run.handle(Tick(), 1.0)
     assert run.controller.loads() == {}
 
@@ -311,21 +302,21 @@ FULL = "the bus answers and stores no events (a full disk does this)"
 
 def test_while_the_bus_stores_nothing_cold_requests_are_refused_at_once_with_the_reason() -> None:
     run = Run()
-    run.handle(BusRefuses(FULL))
+    run.handle(msg.BusRefuses(FULL))
     effects = run.arrive()
     assert rejected(effects) == [(1, 503, "control_plane_unavailable")]
-    [reject] = [e for e in effects if isinstance(e, Reject)]
+    [reject] = [e for e in effects if isinstance(e, msg.Reject)]
     assert FULL in reject.message and reject.retry_after_s > 0
-    run.handle(BusRefuses(""))
-    assert isinstance(run.arrive()[0], Hold)
+    run.handle(msg.BusRefuses(""))
+    assert isinstance(run.arrive()[0], msg.Hold)
 
 
 def test_while_the_bus_stores_nothing_warm_requests_and_those_of_a_start_under_way_go_on() -> None:
     run = warm(model(), model("other"))
     run.instance("i-2", InstanceState.STARTING, model_key="other")
-    run.handle(BusRefuses(FULL))
-    assert isinstance(run.arrive()[0], Dispatch)
-    assert isinstance(run.arrive("other")[0], Hold)
+    run.handle(msg.BusRefuses(FULL))
+    assert isinstance(run.arrive()[0], msg.Dispatch)
+    assert isinstance(run.arrive("other")[0], msg.Hold)
     assert not rejected(run.handle(Tick(), 8.0)), "the instance may come yet"
     assert dispatched(run.instance("i-2", model_key="other", revision=2)) == [(2, "i-2")]
 
@@ -333,7 +324,7 @@ def test_while_the_bus_stores_nothing_warm_requests_and_those_of_a_start_under_w
 def test_who_was_held_already_waits_a_little_for_the_bus_and_is_told_then() -> None:
     run = Run(bus_grace_s=5.0)
     run.arrive()
-    run.handle(BusRefuses(FULL), 1.0)
+    run.handle(msg.BusRefuses(FULL), 1.0)
     assert not rejected(run.handle(Tick(), 4.9))
     assert rejected(run.handle(Tick(), 0.2)) == [(1, 503, "control_plane_unavailable")]
 
@@ -341,7 +332,7 @@ def test_who_was_held_already_waits_a_little_for_the_bus_and_is_told_then() -> N
 def test_a_bus_that_stores_again_in_time_costs_nobody_an_answer() -> None:
     run = Run(bus_grace_s=5.0)
     run.arrive()
-    run.handle(BusRefuses(FULL), 1.0)
-    run.handle(BusRefuses(""), 4.0)
+    run.handle(msg.BusRefuses(FULL), 1.0)
+    run.handle(msg.BusRefuses(""), 4.0)
     effects = run.handle(Tick(), 2.0)
     assert not rejected(effects) and published(effects, facts.RequestWaiting)

@@ -7,18 +7,9 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.balance import Peers
 from glowplug.controllers.router.controller import RouterController
-from glowplug.controllers.router.messages import (
-    Dispatch,
-    DispatchFailed,
-    FirstToken,
-    Hold,
-    Recall,
-    Reject,
-    RequestArrived,
-    RequestEnded,
-)
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Temperature
@@ -58,7 +49,7 @@ def test_replicas_and_later_stages_are_no_targets(over: dict[str, Any]) -> None:
     """WarmServe section 5, HydraServe section 4: neither is an engine a client reaches."""
     run = Ahead()
     run.instance(**over)
-    assert isinstance(run.ask()[0], Hold)
+    assert isinstance(run.ask()[0], msg.Hold)
     assert run.controller.fleet.temperature("m") is Temperature.COLD
 
 
@@ -74,8 +65,8 @@ def test_a_replica_that_fails_turns_nobody_away() -> None:
     run = Ahead()
     run.ask()
     effects = run.instance(state=InstanceState.FAILED, replica=True, code="no_space")
-    assert not [e for e in effects if isinstance(e, Reject)]
-    assert isinstance(run.ask()[0], Hold)
+    assert not [e for e in effects if isinstance(e, msg.Reject)]
+    assert isinstance(run.ask()[0], msg.Hold)
 
 
 def test_what_a_pipeline_runs_is_called_back_when_a_node_of_it_leaves() -> None:
@@ -84,7 +75,7 @@ def test_what_a_pipeline_runs_is_called_back_when_a_node_of_it_leaves() -> None:
     run.instance("i-1.1", part_of="i-1")
     run.ask()
     effects = run.instance("i-1.1", InstanceState.FAILED, part_of="i-1", code="node_left")
-    assert effects == [Recall(1, "a stage of the instance failed")]
+    assert effects == [msg.Recall(1, "a stage of the instance failed")]
 
 
 def test_a_consolidated_instance_needs_no_other_node() -> None:
@@ -102,9 +93,9 @@ def test_a_consolidated_instance_takes_no_more_than_it_says() -> None:
     for _ in range(3):
         assert went(run.ask())
     run.instance("i-1", num_stages=1, max_concurrency=2)
-    assert isinstance(run.ask()[0], Hold)
-    assert not went(run.handle(RequestEnded(1, 1.0)))
-    assert went(run.handle(RequestEnded(2, 1.0))) == ["i-1"]
+    assert isinstance(run.ask()[0], msg.Hold)
+    assert not went(run.handle(msg.RequestEnded(1, 1.0)))
+    assert went(run.handle(msg.RequestEnded(2, 1.0))) == ["i-1"]
 
 
 def test_a_load_report_says_what_is_ahead() -> None:
@@ -113,7 +104,7 @@ def test_a_load_report_says_what_is_ahead() -> None:
     run.instance("i-1")
     run.instance("i-2")
     run.ask(800, 150)
-    run.handle(FirstToken(1))
+    run.handle(msg.FirstToken(1))
     load = run.controller.loads()["m"]
     busy, calm = load.outlook_by_instance["i-1"], load.outlook_by_instance["i-2"]
     assert (busy.queued_tokens, busy.current_tokens) == (0, 150) and busy.peak_ratio == pytest.approx(0.899)
@@ -135,12 +126,12 @@ def test_the_overloaded_hold_and_go_on_in_order() -> None:
     run = Ahead(max_queue=2)
     run.instance()
     assert went(run.ask(900, 300))
-    [held] = [e for e in run.ask() if isinstance(e, Hold)]
+    [held] = [e for e in run.ask() if isinstance(e, msg.Hold)]
     assert held.eta_s > 0, "free slots are no room"
-    assert isinstance(run.ask()[0], Hold)
-    [refused] = [e for e in run.ask() if isinstance(e, Reject)]
+    assert isinstance(run.ask()[0], msg.Hold)
+    [refused] = [e for e in run.ask() if isinstance(e, msg.Reject)]
     assert (refused.status, refused.code) == (429, "queue_full")
-    assert went(run.handle(RequestEnded(1, 5.0, 50))) == ["i-1", "i-1"]
+    assert went(run.handle(msg.RequestEnded(1, 5.0, 50))) == ["i-1", "i-1"]
 
 
 def test_a_true_length_wins_over_what_earlier_answers_tell() -> None:
@@ -148,8 +139,8 @@ def test_a_true_length_wins_over_what_earlier_answers_tell() -> None:
     run.instance(kv_tokens=100_000)
     for _ in range(20):
         run.ask(10, 0)
-        run.handle(FirstToken(run.ticket))
-        run.handle(RequestEnded(run.ticket, 1.0, 40))
+        run.handle(msg.FirstToken(run.ticket))
+        run.handle(msg.RequestEnded(run.ticket, 1.0, 40))
     run.ask(10, 0)
     assert run.controller.requests[run.ticket].expected_tokens == 40
     run.ask(10, 0, most=16)
@@ -164,7 +155,7 @@ def test_answers_that_broke_off_teach_nothing() -> None:
     default = run.controller.balances.expect("m", 10, 0)
     for _ in range(20):
         run.ask(10, 0)
-        run.handle(RequestEnded(run.ticket, 0.0, 3))
+        run.handle(msg.RequestEnded(run.ticket, 0.0, 3))
     assert run.controller.balances.expect("m", 10, 0) == default
 
 
@@ -173,7 +164,7 @@ def test_one_that_cannot_be_reached_is_no_target_until_its_time_is_over() -> Non
     run.instance("i-1")
     run.instance("i-2")
     assert went(run.ask()) == ["i-1"]
-    assert went(run.handle(DispatchFailed(1, False, "refused"))) == ["i-2"]
+    assert went(run.handle(msg.DispatchFailed(1, False, "refused"))) == ["i-2"]
     for _ in range(3):
         assert went(run.ask()) == ["i-2"]
     run.now_s += 1.1
@@ -184,7 +175,7 @@ def test_nothing_is_kept_of_a_model_that_is_no_more() -> None:
     run = Ahead()
     run.instance()
     run.ask(10, 0)
-    run.handle(RequestEnded(1, 1.0, 5))
+    run.handle(msg.RequestEnded(1, 1.0, 5))
     assert run.controller.balances.of("m") is not None
     run.handle(an_event(facts.ModelUndeployed(model_key="m")))
     run.instance(state=InstanceState.STOPPED)
@@ -219,11 +210,11 @@ def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> Non
 def test_what_an_engine_has_that_is_put_to_sleep_is_called_back_and_goes_elsewhere(state: InstanceState) -> None:
     run = Ahead()
     run.instance("i-1")
-    assert isinstance(run.ask()[0], Dispatch)
+    assert isinstance(run.ask()[0], msg.Dispatch)
     run.instance("i-1", InstanceState.DRAINING)
     run.instance("i-2")
-    assert run.instance("i-1", state, reason="asleep in host memory") == [Recall(1, "asleep in host memory", True)]
-    assert went(run.handle(DispatchFailed(1, False, "asleep in host memory"))) == ["i-2"]
+    assert run.instance("i-1", state, reason="asleep in host memory") == [msg.Recall(1, "asleep in host memory", True)]
+    assert went(run.handle(msg.DispatchFailed(1, False, "asleep in host memory"))) == ["i-2"]
 
 
 def test_an_engine_that_drains_keeps_what_it_has() -> None:
@@ -255,19 +246,19 @@ class Pair:
 
     def do(self, k: int, stimulus: object) -> None:
         for effect in self.routers[k].handle(stimulus, self.now):
-            if isinstance(effect, Dispatch):
+            if isinstance(effect, msg.Dispatch):
                 self.running.append((self.now + SERVICE_S, k, effect.ticket))
 
     def arrive(self, k: int) -> None:
         self.tickets += 1
-        self.do(k, RequestArrived(self.tickets, "m", f"r-{self.tickets}"))
+        self.do(k, msg.RequestArrived(self.tickets, "m", f"r-{self.tickets}"))
 
     def step(self) -> None:
         self.now = round(self.now + STEP_S, 6)
         while self.running and self.running[0][0] <= self.now:
             _, k, ticket = self.running.popleft()
             self.served[k] += 1
-            self.do(k, RequestEnded(ticket, SERVICE_S))
+            self.do(k, msg.RequestEnded(ticket, SERVICE_S))
         if round(self.now / STEP_S) % round(REPORT_S / STEP_S) == 0:
             reports = [facts.RouterLoadReported(router_id=r.params.router_id, loads=r.loads()) for r in self.routers]
             for k in range(len(self.routers)):

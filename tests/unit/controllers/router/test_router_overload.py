@@ -1,7 +1,7 @@
 """A request whose wait cannot end in time is refused at once, and told truly when to ask again."""
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router.messages import HeadDue, Hold, Reject, RequestEnded
+from glowplug.controllers.router import messages as msg
 from glowplug.domain.instance import InstanceState
 from tests.router_steps import Run, dispatched, model, rejected
 
@@ -14,7 +14,7 @@ def measured(*models, took_s=4.0, **params) -> Run:
     run.instance()
     for _ in range(5):
         run.arrive()
-        run.handle(RequestEnded(run.ticket, took_s))
+        run.handle(msg.RequestEnded(run.ticket, took_s))
     return run
 
 
@@ -26,8 +26,8 @@ def test_who_could_not_be_sent_on_within_the_longest_wait_is_refused_at_arrival(
     """Two at once, 4 s each: five wait for 10 s, which is as long as they may; the sixth would wait longer."""
     run = measured()
     effects = fill(run, 2 + 6)
-    assert rejected(effects) == [] and len([e for e in effects if isinstance(e, Hold)]) == 6
-    [refused] = [e for e in run.arrive() if isinstance(e, Reject)]
+    assert rejected(effects) == [] and len([e for e in effects if isinstance(e, msg.Hold)]) == 6
+    [refused] = [e for e in run.arrive() if isinstance(e, msg.Reject)]
     assert (refused.status, refused.code, refused.error_type) == (*LATE, "rate_limit_error")
     assert "10 s" in refused.message and refused.ticket not in run.controller.requests
 
@@ -35,11 +35,11 @@ def test_who_could_not_be_sent_on_within_the_longest_wait_is_refused_at_arrival(
 def test_each_refused_request_is_told_to_come_after_those_that_were_refused_before_it():
     run = measured()
     fill(run, 2 + 6)
-    told = [e.retry_after_s for e in fill(run, 4) if isinstance(e, Reject)]
+    told = [e.retry_after_s for e in fill(run, 4) if isinstance(e, msg.Reject)]
     assert told == [12.0, 16.0, 16.0, 20.0], "six wait, then one and two ... that were refused before"
     for _ in range(6):
         oldest = next(t for t, r in run.controller.requests.items() if r.instance_id)
-        run.handle(RequestEnded(oldest, 4.0), 2.0)
+        run.handle(msg.RequestEnded(oldest, 4.0), 2.0)
     assert rejected(run.arrive()) == [], "who comes when it was told to is taken"
 
 
@@ -47,7 +47,7 @@ def test_on_a_guess_nobody_is_refused():
     run = Run(model(max_queue=1000), late_ratio=1.0)
     run.instance()
     assert rejected(fill(run, 200)) == []
-    assert rejected(run.handle(HeadDue(150), 2.0)) == [], "there is memory: it may grow, and nothing was measured"
+    assert rejected(run.handle(msg.HeadDue(150), 2.0)) == [], "there is memory: it may grow, and nothing was measured"
     off = measured()
     off.controller.overload.ratio = 0.0
     assert rejected(fill(off, 200)) == []
@@ -62,7 +62,7 @@ def test_those_who_wait_are_looked_at_again_and_the_last_go_first():
     run = measured(model(max_queue=1000, max_wait_s=60.0), took_s=1.0)
     fill(run, 2 + 40)
     for ticket in (6, 7):
-        assert rejected(run.handle(RequestEnded(ticket, 100.0))) == []  # answers take longer from now on
+        assert rejected(run.handle(msg.RequestEnded(ticket, 100.0))) == []  # answers take longer from now on
     late = rejected(run.handle(Tick(), 0.25))
     assert late and {(status, code) for _, status, code in late} == {LATE}
     tickets = [ticket for ticket, _, _ in late]
@@ -74,13 +74,13 @@ def test_a_stream_is_asked_for_once_more_before_its_head_and_not_after():
     run = measured(took_s=1.0)
     fill(run, 2 + 20)
     last = run.ticket
-    assert run.handle(HeadDue(last - 1)) == []
+    assert run.handle(msg.HeadDue(last - 1)) == []
     for ticket in (6, 7):
-        run.handle(RequestEnded(ticket, 100.0))
-    [refused] = run.handle(HeadDue(last))[:1]
+        run.handle(msg.RequestEnded(ticket, 100.0))
+    [refused] = run.handle(msg.HeadDue(last))[:1]
     assert (refused.ticket, refused.status, refused.code) == (last, *LATE) and refused.retry_after_s > 1
     assert last - 1 not in [ticket for ticket, _, _ in rejected(run.handle(Tick(), 0.25))], "it has a 200 already"
-    assert run.handle(HeadDue(last)) == [] and run.handle(HeadDue(8)) == [], "gone, and dispatched"
+    assert run.handle(msg.HeadDue(last)) == [] and run.handle(msg.HeadDue(8)) == [], "gone, and dispatched"
 
 
 def short_of_memory(num_other=40, **params) -> Run:
@@ -91,7 +91,7 @@ def short_of_memory(num_other=40, **params) -> Run:
         run.instance(f"i-{key}", model_key=key)
         for _ in range(5):
             run.arrive(key)
-            run.handle(RequestEnded(run.ticket, 4.0))
+            run.handle(msg.RequestEnded(run.ticket, 4.0))
     run.instance("i-b", InstanceState.STOPPED, model_key="b", revision=2)
     fill(run, 2 + num_other, "a")
     fill(run, 1, "b")
@@ -115,8 +115,8 @@ def test_a_stream_at_its_last_chance_is_refused_on_a_guess_while_memory_is_short
     effects = fill(run, 40, "b")
     assert rejected(effects) == []
     assert rejected(run.handle(Tick(), 1.0)) == []
-    assert rejected(run.handle(HeadDue(run.ticket), 1.0)) == [(run.ticket, *LATE)]
-    assert rejected(run.handle(HeadDue(13))) == [], "the first of its queue"
+    assert rejected(run.handle(msg.HeadDue(run.ticket), 1.0)) == [(run.ticket, *LATE)]
+    assert rejected(run.handle(msg.HeadDue(13))) == [], "the first of its queue"
 
 
 def test_the_pace_of_all_is_measured_while_memory_is_short_and_kept_for_the_next_time():
@@ -140,8 +140,8 @@ def test_a_queue_that_falls_short_ends_refusing():
     fill(run, 2 + 6)
     assert rejected(run.arrive())
     for ticket in range(6, 12):
-        run.handle(RequestEnded(ticket, 4.0))
-    assert rejected(run.arrive()) == [] and dispatched(run.handle(RequestEnded(12, 4.0)))
+        run.handle(msg.RequestEnded(ticket, 4.0))
+    assert rejected(run.arrive()) == [] and dispatched(run.handle(msg.RequestEnded(12, 4.0)))
 
 
 def test_a_stream_at_its_last_chance_has_to_have_some_reserve_while_memory_is_short():

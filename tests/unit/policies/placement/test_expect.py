@@ -88,8 +88,7 @@ def test_only_an_engine_that_declares_it_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "seconds"),
-    [(InstanceState.SWAPPED_OUT, "wake", 0.85), (InstanceState.PREWARMED, "growth", 0.01)],
+    ("state", "kind", "seconds"), [(InstanceState.SWAPPED_OUT, "wake", 0.85), (InstanceState.PREWARMED, "growth", 0.01)]
 )
 def test_wakes_and_growths_have_a_figure_too(state: InstanceState, kind: str, seconds: float) -> None:
     found = expected(node(), source="r-1", dormant=asleep(state), times=StartTimes())

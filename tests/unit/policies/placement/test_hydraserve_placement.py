@@ -26,25 +26,44 @@ SEVEN_B = a_model(
     kv_bytes=5 * GB,
     slo=Slo(ttft_s=7.5, tpot_s=0.2),
 )
+SEVENTY_B = replace(
+    SEVEN_B,
+    weights=WeightsRef(uri="s3://w", num_bytes=128 * GB),
+    weights_bytes=128 * GB,
+    kv_bytes=64 * GB,
+    num_gpus=4,
+    slo=Slo(ttft_s=40.0, tpot_s=0.2),
+)
+EIGHT_OF_80_GB = (80,) * 8
+GROUPS = AllocationParams(pipeline_over_tensor=True)
+HYDRASERVE_GROUPS = hydraserve.HydraserveParams(allocation=GROUPS)
+UNION_GROUPS = replace(union.PARAMS, allocation=GROUPS)
 
 
-TIMES = StartTimes(priors={}, otherwise=configured(STAGES))
-
-
-def server(node_id, *, abilities=("emulated:stages", "emulated:stream"), gbps=16, **fields):
-    gpus_mib = (24 * GB // MIB,)
+def server(node_id, *, abilities=("emulated:stages", "emulated:stream"), gbps=16, gpus_gb=(24,), **fields):
     link = Link(link_id=f"{node_id}/nic", bytes_per_s=gbps * 1e9 / 8)
+    gpus_mib = tuple(gb * GB // MIB for gb in gpus_gb)
     return a_node(node_id, gpus_mib=gpus_mib, links=(link,), abilities=abilities, **fields)
 
 
-def place(policy, nodes, *, model=SEVEN_B, waited_s=0.0, **fields):
-    request = PlaceRequest(instance_id="i", model=model, waited_s=waited_s)
-    return policy.place(request, PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=TIMES, **fields))
+def servers(num, **fields):
+    return [server(f"node-{n}", **fields) for n in range(num)]
+
+
+def place(policy, nodes, *params, model=SEVEN_B, **fields):
+    """By a policy's function, or by that of its module."""
+    times = StartTimes(priors={}, otherwise=configured(STAGES))
+    view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=times, **fields)
+    return getattr(policy, "place", policy)(PlaceRequest(instance_id="i", model=model), view, *params)
+
+
+def place_large(nodes, params=HYDRASERVE_GROUPS, policy=hydraserve, **fields):
+    return place(policy, nodes, params, model=SEVENTY_B, **fields)
 
 
 def test_two_stages_where_one_server_would_be_late_each_with_its_half():
     """Section 4.1, Algorithm 1: 12 GB at 16 Gbit/s take 6 s, which leaves a 7.5 s objective no prefill."""
-    decision = place(hydraserve, [server(f"node-{n}") for n in range(3)])
+    decision = place(hydraserve, servers(3))
     assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, WEIGHTS // 2), (WEIGHTS // 2, WEIGHTS // 2)]
     assert len({s.node_id for s in decision.stages}) == 2
     assert [s.bytes_per_gpu for s in decision.stages] == [17 * GB, 17 * GB // 2]  # the first may grow whole
@@ -72,7 +91,7 @@ def test_a_link_whose_fetches_would_be_late_is_left_alone():
 
 
 def test_engines_that_serve_no_stages_get_none():
-    assert len(place(hydraserve, [server(f"node-{n}", abilities=()) for n in range(3)]).stages) == 1
+    assert len(place(hydraserve, servers(3, abilities=())).stages) == 1
 
 
 def test_weights_in_host_memory_make_one_worker_of_it():
@@ -113,91 +132,47 @@ def test_union_grows_from_a_copy_else_lays_out_where_least_is_lost():
 def test_an_objective_no_worker_keeps_is_no_reason_against_a_pipeline():
     """Our reading where Algorithm 1 would fall back to one late worker: 300 ms a token on a warm one."""
     slow = replace(STAGES, decode_s=0.3)
-    decision = place(hydraserve, [server(f"node-{n}") for n in range(4)], seconds={"llama": slow})
+    decision = place(hydraserve, servers(4), seconds={"llama": slow})
     assert len(decision.stages) > 1
-
-
-GROUPS = hydraserve.HydraserveParams(allocation=AllocationParams(pipeline_over_tensor=True))
-SEVENTY_B = replace(
-    SEVEN_B,
-    weights=WeightsRef(uri="s3://w", num_bytes=128 * GB),
-    weights_bytes=128 * GB,
-    kv_bytes=64 * GB,
-    num_gpus=4,
-    slo=Slo(ttft_s=40.0, tpot_s=0.2),
-)
-
-
-def large_servers(num, **fields):
-    return [
-        a_node(
-            f"node-{n}",
-            gpus_mib=(80 * GB // MIB,) * 8,
-            links=(Link(link_id=f"node-{n}/nic", bytes_per_s=2e9),),
-            abilities=("emulated:stages", "emulated:stream"),
-            **fields,
-        )
-        for n in range(num)
-    ]
-
-
-def place_large(nodes, params=GROUPS, policy=hydraserve.place, **fields):
-    view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=TIMES, **fields)
-    return policy(PlaceRequest(instance_id="i", model=SEVENTY_B), view, params)
 
 
 def test_section_7_a_model_of_several_gpus_starts_in_stages_where_that_is_asked_for():
     """128 GB at 16 Gbit/s take 64 s, halves 36 s (1/0.9 of the mean): 40 s are met by two groups of four GPUs."""
-    assert [len(s.gpu_ids) for s in place_large(large_servers(2), hydraserve.HydraserveParams()).stages] == [4]
-    decision = place_large(large_servers(2))
+    nodes = servers(2, gpus_gb=EIGHT_OF_80_GB)
+    assert [len(s.gpu_ids) for s in place_large(nodes, hydraserve.HydraserveParams()).stages] == [4]
+    decision = place_large(nodes)
     assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, 64 * GB), (64 * GB, 64 * GB)]
     assert [s.bytes_per_gpu for s in decision.stages] == [48 * GB, 24 * GB]  # the first may grow whole
     for stage in decision.stages:
         assert len(set(stage.gpu_ids)) == 4 and {g.rpartition("/")[0] for g in stage.gpu_ids} == {stage.node_id}
     assert "which meets its objectives" in decision.reason
-    by_union = place_large(large_servers(2), replace(union.PARAMS, allocation=GROUPS.allocation), union.place)
+    by_union = place_large(nodes, UNION_GROUPS, union)
     assert [s.gpu_ids for s in by_union.stages] == [s.gpu_ids for s in decision.stages]
 
 
 def test_section_7_the_option_is_written_behind_the_name():
     policy = choose("placement", "hydraserve:allocation.pipeline_over_tensor=true")
-    view = PlacementView(now_s=0.0, nodes=large_servers(2), start_stages=STAGES, times=TIMES)
-    assert len(policy(PlaceRequest(instance_id="i", model=SEVENTY_B), view).stages) == 2
+    assert len(place(policy, servers(2, gpus_gb=EIGHT_OF_80_GB), model=SEVENTY_B).stages) == 2
 
 
 def test_a_group_starts_whole_where_host_memory_has_its_weights():
     cached = (CachedWeights(digest="d", num_bytes=128 * GB, model_keys=("llama",)),)
-    nodes = [*large_servers(2), replace(large_servers(3)[2], cached=cached)]
+    nodes = [*servers(2, gpus_gb=EIGHT_OF_80_GB), server("node-2", gpus_gb=EIGHT_OF_80_GB, cached=cached)]
     assert [s.node_id for s in place_large(nodes).stages] == ["node-2"]
 
 
 def test_groups_take_the_gpus_where_replicas_are_worth_least_and_drop_them_once():
     """The union's drops: a replica over two GPUs of a group gives way once."""
-    node = a_node(
-        "node-0",
-        gpus_mib=(80 * GB // MIB,) * 6,
-        grants={0: [("r-1", 50_000)], 1: [("r-1", 50_000)], 2: [("r-2", 50_000)], 3: [("r-2", 50_000)]},
-        links=(Link(link_id="node-0/nic", bytes_per_s=1e12),),
-    )
+    grants = {n: [("r-1" if n < 2 else "r-2", 50_000)] for n in range(4)}
+    node = server("node-0", gpus_gb=(80,) * 6, gbps=8000, abilities=(), grants=grants)
     rows = [an_instance(r, "other", InstanceState.PREWARMED, gpu_id="node-0/0", replica=True) for r in ("r-1", "r-2")]
-    params = replace(union.PARAMS, allocation=GROUPS.allocation)
-    decision = hydraserve.lay_out(
-        PlaceRequest(instance_id="i", model=SEVENTY_B),
-        PlacementView(
-            now_s=0.0,
-            nodes=[node],
-            dormant={"node-0": rows},
-            scores={"r-1": 3.0, "r-2": 1.0},
-            start_stages=STAGES,
-            times=TIMES,
-        ),
-        params,
-    )
+    view = {"dormant": {"node-0": rows}, "scores": {"r-1": 3.0, "r-2": 1.0}}
+    decision = place_large([node], UNION_GROUPS, hydraserve.lay_out, **view)
     assert decision.stages[0].gpu_ids == tuple(f"node-0/{n}" for n in (2, 3, 4, 5)) and decision.drops == ("r-2",)
 
 
 def test_w_full_workers_keep_what_shared_ones_miss():
     """Section 4.1, Eq. 2: with w = s each worker has its GPU for itself and a token takes t_d and the hops."""
     tight = replace(SEVEN_B, slo=Slo(ttft_s=7.5, tpot_s=0.05))
-    decision = place(hydraserve, [server(f"node-{n}") for n in range(4)], model=tight)
+    decision = place(hydraserve, servers(4), model=tight)
     assert len(decision.stages) == 2 and all(s.bytes_per_gpu == tight.memory_bytes for s in decision.stages)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.prediction.learned import SeriesParams, WorkloadParams
 from glowplug.policies.prediction.port import WindowTotals, make_with
 from glowplug.policies.prediction.preserve_mlstm import Trainer, draw_weights, gradients, predict
-from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
-from glowplug.policies.prediction.preserve_workload import PreserveWorkload, WorkloadParams
+from glowplug.policies.prediction.preserve_series import TokenSeries
+from glowplug.policies.prediction.preserve_workload import PreserveWorkload
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.registry import choose
 
@@ -37,6 +38,14 @@ def window(at: int, prompt: float, response: float = 0.0) -> WindowTotals:
         concurrency_mean=3.0,
         concurrency_peak=5.0,
     )
+
+
+def fed(num_windows: int, params: WorkloadParams = FAST, seed: int = 1) -> PreserveWorkload:
+    """A predictor after so many windows of such days."""
+    forecaster, chance = PreserveWorkload(600.0, params), Random(seed)
+    for at in range(num_windows):
+        forecaster.closed(window(at, load(at, chance)))
+    return forecaster
 
 
 def test_gradients_are_those_of_the_loss():
@@ -167,16 +176,13 @@ def test_cold_until_there_are_days_then_learned_and_retrained_daily():
 
 def test_training_is_spread_over_windows_and_the_old_weights_serve_meanwhile():
     params = WorkloadParams(season_s=DAY_S, epochs_per_window=10, series=SeriesParams(num_epochs=40))
-    forecaster, chance = PreserveWorkload(600.0, params), Random(1)
-    for at in range(3 * PER_DAY):
-        forecaster.closed(window(at, load(at, chance)))
-        if at + 1 == 2 * PER_DAY - 6:
-            assert forecaster.prompts.is_training and forecaster.prompts.learned is None
-        if at + 1 == 2 * PER_DAY - 2:
-            assert not forecaster.prompts.is_training and forecaster.prompts.learned is not None
-        if at + 1 == 3 * PER_DAY - 5:
-            break
-    assert forecaster.prompts.is_training and forecaster.prompts.learned is not None
+    for num_windows, is_training, is_learned in (
+        (2 * PER_DAY - 6, True, False),
+        (2 * PER_DAY - 2, False, True),
+        (3 * PER_DAY - 5, True, True),
+    ):
+        prompts = fed(num_windows, params).prompts
+        assert (prompts.is_training, prompts.learned is not None) == (is_training, is_learned)
 
 
 def test_a_model_that_sleeps_most_of_the_day_is_not_learned():
@@ -187,13 +193,8 @@ def test_a_model_that_sleeps_most_of_the_day_is_not_learned():
 
 
 def test_the_same_windows_give_the_same_forecasts():
-    def told() -> list[float]:
-        forecaster, chance = PreserveWorkload(600.0, FAST), Random(4)
-        for at in range(2 * PER_DAY + 3):
-            forecaster.closed(window(at, load(at, chance)))
-        return [f.prompt_tokens for f in forecaster.forecast(0.0, 3)]
-
-    assert told() == told()
+    one, other = (fed(2 * PER_DAY + 3, seed=4).forecast(0.0, 3) for _ in range(2))
+    assert one == other
 
 
 def test_by_name_and_refused_by_name_without_numpy(monkeypatch):

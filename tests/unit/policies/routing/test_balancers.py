@@ -4,28 +4,51 @@ import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.registry import KINDS
-from glowplug.policies.routing.llumnix_like import Freest, Use, freeness, route
-from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_balancer import LoadAware
+from glowplug.policies.routing.llumnix_like import Freest, freeness
+from glowplug.policies.routing.port import Balancer, BalancerParams
+from glowplug.policies.routing.preserve_load_aware import LoadAware
 
-ROOMY = 10_000
+LARGE = 10_000
+COUNTED = ("least_loaded", "round_robin", "minimum_use", "first_room")
 
 
 def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
-    """Instances i-0, i-1, ... with caches of so many tokens and room for 100 requests."""
+    """Instances i-0, i-1, ... with caches of so many tokens and slots for 100 requests."""
     balancer = LoadAware(BalancerParams(**({"tpot_s": 1.0} | params)))  # type: ignore[arg-type]
     for n, tokens in enumerate(kv_tokens):
         balancer.put(Target(f"i-{n}", 0, 100, tokens), 0.0)
     return balancer
 
 
-def chosen(balancer: LoadAware | Freest, prompt: int = 10, expected: int = 10, now_s: float = 0.0) -> str:
+def counted(name: str, *targets: Target, last: str = "") -> Balancer:
+    """A policy that counts requests, with these instances known in this order."""
+    balancer: Balancer = KINDS["routing"][name](BalancerParams())
+    for target in targets:
+        balancer.put(target, 0.0)
+    if last:
+        balancer.sent(0, last, 0, 0, 0.0)
+    return balancer
+
+
+def ahead(balancer: Balancer, instance_id: str, now_s: float = 0.0) -> Outlook:
+    found = balancer.outlook(instance_id, now_s)
+    assert found is not None
+    return found
+
+
+def running(balancer: Balancer, ticket: int, instance_id: str, prompt: int, expected: int) -> None:
+    """A request sent there whose prompt has been read."""
+    balancer.sent(ticket, instance_id, prompt, expected, 0.0)
+    balancer.first_token(ticket, 0.0)
+
+
+def chosen(balancer: Balancer, prompt: int = 10, expected: int = 10, now_s: float = 0.0) -> str:
     return balancer.choose(prompt, expected, now_s).instance_id
 
 
 def test_what_is_sent_counts_before_it_is_prefilled() -> None:
     """Erratum E34: a burst that comes before any prefill has ended is spread all the same."""
-    balancer = load_aware(ROOMY, ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE, LARGE)
     went = []
     for ticket in range(6):
         went.append(chosen(balancer, 100, 50))
@@ -35,70 +58,59 @@ def test_what_is_sent_counts_before_it_is_prefilled() -> None:
 
 def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     """Section 4.3.3: L_p + L_d. A prompt that has been read is no load any more, tokens already generated neither."""
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 500, 100, 0.0)
     balancer.sent(2, "i-1", 100, 100, 0.0)
     assert chosen(balancer) == "i-1"
     balancer.first_token(1, 0.0)
     assert chosen(balancer) == "i-0"
     balancer.first_token(2, 0.0)
-    balancer.sent(3, "i-1", 1, 1, 0.0)
-    balancer.first_token(3, 0.0)
-    assert balancer.outlook("i-1", 0.0).current_tokens == 101  # type: ignore[union-attr]
-    assert balancer.outlook("i-1", 60.0).current_tokens == 41  # type: ignore[union-attr]  # a step a second
+    running(balancer, 3, "i-1", 1, 1)
+    assert ahead(balancer, "i-1").current_tokens == 101
+    assert ahead(balancer, "i-1", 60.0).current_tokens == 41, "a step a second"
 
 
 def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
     """Section 4.3.3: the penalty begins at T_mem = 0.8 of each instance's own cache (erratum E35)."""
-    balancer = load_aware(1000, ROOMY)
-    balancer.sent(1, "i-0", 700, 50, 0.0)
-    balancer.first_token(1, 0.0)
-    balancer.sent(2, "i-1", 700, 150, 0.0)
-    balancer.first_token(2, 0.0)
+    balancer = load_aware(1000, LARGE)
+    running(balancer, 1, "i-0", 700, 50)
+    running(balancer, 2, "i-1", 700, 150)
     assert chosen(balancer, 20, 10) == "i-0"
     assert chosen(balancer, 200, 10) == "i-1"
 
 
 def test_an_early_end_takes_the_rest_away_and_a_late_one_is_expected_on() -> None:
     """Section 4.3.1, with steps counted by the clock (erratum E33)."""
-    balancer = load_aware(ROOMY)
-    balancer.sent(1, "i-0", 100, 50, 0.0)
-    balancer.first_token(1, 0.0)
-    before = balancer.outlook("i-0", 20.0)
-    assert before is not None and before.current_tokens == 30
-    late = balancer.outlook("i-0", 50.0)
-    assert late is not None and late.current_tokens == 10, "another fifth"
+    balancer = load_aware(LARGE)
+    running(balancer, 1, "i-0", 100, 50)
+    assert ahead(balancer, "i-0", 20.0).current_tokens == 30
+    assert ahead(balancer, "i-0", 50.0).current_tokens == 10, "another fifth"
     balancer.ended(1, 51, 50.0)
-    after = balancer.outlook("i-0", 50.0)
-    assert after is not None and (after.peak_ratio, after.current_tokens, after.queued_tokens) == (0, 0, 0)
+    assert ahead(balancer, "i-0", 50.0) == Outlook(peak_ratio=0.0, over_share=0.0)
     assert not balancer.requests
 
 
 def test_the_step_is_learned_from_what_answers_took_a_token() -> None:
-    balancer = load_aware(ROOMY, tpot_s=1.0)
+    balancer = load_aware(LARGE, tpot_s=1.0)
     balancer.sent(1, "i-0", 10, 10, 0.0)
     balancer.first_token(1, 2.0)
     balancer.ended(1, 11, 3.0)  # ten tokens after the first in a second
     balancer.sent(2, "i-0", 10, 100, 10.0)
     balancer.first_token(2, 10.0)
-    outlook = balancer.outlook("i-0", 12.0)
-    assert outlook is not None and outlook.current_tokens == 80
+    assert ahead(balancer, "i-0", 12.0).current_tokens == 80
 
 
 def test_no_step_passes_while_nothing_runs() -> None:
-    balancer = load_aware(ROOMY)
+    balancer = load_aware(LARGE)
     balancer.sent(1, "i-0", 10, 10, 1000.0)
-    outlook = balancer.outlook("i-0", 1000.0)
-    assert outlook is not None and outlook.current_tokens == 10
+    assert ahead(balancer, "i-0", 1000.0).current_tokens == 10
 
 
 def test_the_outlook_is_the_scalers_question() -> None:
     """Section 4.3.2: above 95 % in more than a tenth of the coming steps."""
     balancer = load_aware(1000)
-    balancer.sent(1, "i-0", 880, 200, 0.0)
-    balancer.first_token(1, 0.0)
-    outlook = balancer.outlook("i-0", 0.0)
-    assert outlook is not None
+    running(balancer, 1, "i-0", 880, 200)
+    outlook = ahead(balancer, "i-0")
     assert outlook.peak_ratio == pytest.approx(0.979)
     assert outlook.over_share == pytest.approx(0.29)  # steps 71 to 99
     assert balancer.outlook("nobody", 0.0) is None
@@ -116,7 +128,7 @@ def test_the_overloaded_hold_only_where_it_is_asked_for() -> None:
 
 
 def test_the_full_are_passed_over_and_come_back() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.filled("i-0", 100)
     balancer.sent(1, "i-1", 500, 500, 0.0)
     assert chosen(balancer) == "i-1"
@@ -128,52 +140,50 @@ def test_the_full_are_passed_over_and_come_back() -> None:
 
 def test_consolidation_changes_what_an_instance_takes() -> None:
     """HydraServe section 6: a pipeline of s stages runs s times the batch; one worker alone does not."""
-    balancer = load_aware(ROOMY)
+    balancer = load_aware(LARGE)
     balancer.put(Target("i-0", 0, 32, 4000), 0.0)
     balancer.sent(1, "i-0", 900, 10, 0.0)
     balancer.filled("i-0", 1)
     balancer.put(Target("i-0", 1, 1, 1000), 0.0)
     assert chosen(balancer) == ""
-    outlook = balancer.outlook("i-0", 0.0)
-    assert outlook is not None and outlook.peak_ratio > 0.9
-
-
-def test_nothing_is_left_of_an_instance_that_is_gone() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
-    balancer.sent(1, "i-0", 100, 10, 0.0)
-    balancer.gone("i-0")
-    assert chosen(balancer) == "i-1"
-    balancer.first_token(1, 1.0)
-    balancer.ended(1, 10, 2.0)
-    balancer.gone("i-1")
-    assert chosen(balancer) == "" and not balancer.instances and not balancer.requests
+    assert ahead(balancer, "i-0").peak_ratio > 0.9
 
 
 def test_an_instance_that_comes_back_has_what_still_runs_there() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 100, 10, 0.0)
     balancer.gone("i-0")
-    balancer.put(Target("i-0", 1, 100, ROOMY), 0.0)
+    balancer.put(Target("i-0", 1, 100, LARGE), 0.0)
     assert chosen(balancer) == "i-1"
 
 
 def test_a_request_sent_again_is_counted_where_it_went_last() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 100, 10, 0.0)
     balancer.sent(1, "i-1", 100, 10, 1.0)
-    first, second = balancer.outlook("i-0", 1.0), balancer.outlook("i-1", 1.0)
-    assert first is not None and second is not None
-    assert (first.queued_tokens, second.queued_tokens) == (0, 100)
+    assert [ahead(balancer, name, 1.0).queued_tokens for name in ("i-0", "i-1")] == [0, 100]
 
 
 def test_freeness_is_steps_the_batch_could_go_on_for() -> None:
     """Llumnix section 4.4: (M - sum of V) / B."""
-    assert freeness(Use("a", 4, 600, 1000)) == 100
-    assert freeness(Use("a", 0, 0, 1000)) == 1000
-    assert freeness(Use("a", 2, 1200, 1000)) == -100
-    assert route([Use("b", 4, 600, 1000), Use("a", 1, 800, 1000)]).instance_id == "a"
-    assert route([Use("b", 1, 0, 10), Use("a", 1, 0, 10)]).instance_id == "a"
-    assert route([]).instance_id == ""
+    assert freeness(1000, 600, 4) == 100
+    assert freeness(1000, 0, 0) == 1000
+    assert freeness(1000, 1200, 2) == -100
+
+
+@pytest.mark.parametrize(
+    ("targets", "wanted"),
+    [
+        ([Target("b", 4, 9, 400), Target("a", 1, 9, 200)], "a"),
+        ([Target("b", 1, 9, 10), Target("a", 1, 9, 10)], "a"),
+        ([Target("a", 2, 9, 20), Target("b", 1, 9, 10)], "b"),
+        ([Target("a", 9, 9, 10)], ""),
+        ([], ""),
+    ],
+    ids=["200 steps before 100", "ties go to the lower id", "ties go to fewer requests", "full", "none"],
+)
+def test_llumnix_takes_the_freest(targets: list[Target], wanted: str) -> None:
+    assert chosen(counted("llumnix_like", *targets)) == wanted
 
 
 def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
@@ -191,20 +201,49 @@ def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
     assert chosen(balancer, now_s=9.0) == "i-1"
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "round_robin", "minimum_use"])
-def test_baselines_need_no_tokens(name: str) -> None:
-    balancer = KINDS["routing"][name](BalancerParams())
-    assert not balancer.tracks_tokens and balancer.outlook("i-0", 0.0) is None
+@pytest.mark.parametrize(
+    ("name", "targets", "wanted"),
+    [
+        ("least_loaded", [Target("a", 3, 100), Target("b", 2, 4)], "b"),
+        ("minimum_use", [Target("a", 3, 100), Target("b", 2, 4)], "a"),
+        ("first_room", [Target("b", 3, 4), Target("a", 0, 4)], "b"),
+        ("first_room", [Target("b", 4, 4), Target("a", 0, 4)], "a"),
+    ],
+    ids=["LR: requests, not shares", "MU: shares, not requests", "filled before the second", "then the second"],
+)
+def test_what_each_policy_counts(name: str, targets: list[Target], wanted: str) -> None:
+    """PreServe section 3.2.2 (LR, MU); HydraServe's published code (the first with a free slot)."""
+    assert chosen(counted(name, *targets)) == wanted
 
 
-def test_round_robin_goes_on_after_the_one_it_was_sent_to_last() -> None:
+@pytest.mark.parametrize(("last", "wanted"), [("", "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")])
+def test_round_robin_goes_on_after_the_last_and_wraps(last: str, wanted: str) -> None:
     """PreServe section 3.2.2. Asking sends nothing."""
-    balancer = KINDS["routing"]["round_robin"](BalancerParams())
-    for name in ("a", "b"):
-        balancer.put(Target(name, 0, 4), 0.0)
-    assert [balancer.choose(0, 0, 0.0).instance_id for _ in range(2)] == ["a", "a"]
-    balancer.sent(1, "a", 0, 0, 0.0)
-    assert balancer.choose(0, 0, 0.0).instance_id == "b"
+    balancer = counted("round_robin", Target("b", 0, 4), Target("a", 0, 4), Target("c", 0, 4), last=last)
+    assert [chosen(balancer), chosen(balancer)] == [wanted, wanted]
+
+
+def test_round_robin_skips_a_full_instance() -> None:
+    targets = [Target("a", 0, 1), Target("b", 1, 1), Target("c", 0, 1)]
+    assert chosen(counted("round_robin", *targets, last="a")) == "c"
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("targets", [[Target("a", 4, 4), Target("b", 9, 4)], []], ids=["all full", "none there"])
+def test_no_free_slot_means_hold(name: str, targets: list[Target]) -> None:
+    decision = counted(name, *targets).choose(0, 0, 0.0)
+    assert decision.instance_id == "" and "as many requests as it may" in decision.reason
+
+
+@pytest.mark.parametrize("name", ["least_loaded", "round_robin", "minimum_use"])
+def test_ties_break_by_id(name: str) -> None:
+    assert chosen(counted(name, Target("z", 1, 4), Target("b", 1, 4), Target("m", 1, 4))) == "b"
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_baselines_need_no_tokens(name: str) -> None:
+    balancer = counted(name)
+    assert not balancer.tracks_tokens and balancer.outlook("i-0", 0.0) is None
 
 
 def test_what_other_routers_see_ahead_is_load_too() -> None:
@@ -225,7 +264,7 @@ def test_what_other_routers_see_ahead_is_load_too() -> None:
 def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
     """As printed (4.3.3) both have 400 tokens to come; over the next 20 steps they have 20 and 80."""
     for horizon, wanted in ((0, "i-0"), (20, "i-1")):
-        balancer = load_aware(ROOMY, ROOMY, decode_horizon=horizon)
+        balancer = load_aware(LARGE, LARGE, decode_horizon=horizon)
         for ticket in range(4):
             balancer.sent(ticket, "i-0", 0, 95 if not horizon else 100, 0.0)
         balancer.sent(9, "i-1", 0, 400, 0.0)
@@ -234,7 +273,7 @@ def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
 
 def paced(**params: float) -> LoadAware:
     """One instance that has read 100 tokens in a second and told so; an objective of 1 s, half of it for reading."""
-    balancer = load_aware(ROOMY, **({"tpot_slo_s": 1.0, "stall_ratio": 0.5} | params))
+    balancer = load_aware(LARGE, **({"tpot_slo_s": 1.0, "stall_ratio": 0.5} | params))
     balancer.sent(0, "i-0", 100, 10, 0.0)
     balancer.first_token(0, 1.0)
     balancer.ended(0, 10, 2.0)

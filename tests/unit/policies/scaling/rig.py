@@ -59,22 +59,11 @@ class Asked:
         load: ModelLoad,
         instances: list[Instance] | None = None,
         *,
-        pending: int = 0,
-        now: Forecast | None = None,
-        after: Forecast | None = None,
-        wanted_elsewhere: int = 0,
-        **params: Any,
+        params: Any = None,
+        **fields: Any,
     ) -> ScaleDecision:
-        view = ScalingView(
-            now_s=now_s,
-            model=self.model,
-            instances=tuple(instances or ()),
-            load=load,
-            forecast=now,
-            next_forecast=after,
-            num_pending=pending,
-            gpus_wanted_elsewhere=wanted_elsewhere,
-        )
-        decision, self.state = self.policy(view, self.state, **params)
+        """`fields` of the ScalingView beside these."""
+        view = ScalingView(now_s=now_s, model=self.model, instances=tuple(instances or ()), load=load, **fields)
+        decision, self.state = self.policy(view, self.state, **({"params": params} if params else {}))
         assert decision.reason, "every decision says why"
         return decision

@@ -40,7 +40,7 @@ def test_without_a_count_of_arrivals_the_growth_of_demand_stands_for_it():
 def test_requests_that_fit_what_runs_or_comes_need_no_new_worker():
     assert Asked(scale)(100.0, load(waiting=5, i1=3), ready(1)).num_wanted == 1
     assert Asked(scale)(100.0, load(waiting=8, i1=8), [*ready(1), starting(max_concurrency=8)]).num_wanted == 2
-    assert Asked(scale)(100.0, load(waiting=8, i1=8), ready(1), pending=1).num_wanted == 2
+    assert Asked(scale)(100.0, load(waiting=8, i1=8), ready(1), num_pending=1).num_wanted == 2
 
 
 def test_a_pipeline_takes_a_batch_for_each_stage():

@@ -1,8 +1,7 @@
 """PreServe sections 4.1 and 4.3.2 (Algorithm 2) on the fleet, and its baselines "Proactive" and "Hybrid" (5.1)."""
 
 from glowplug.policies.scaling import preserve
-from glowplug.policies.scaling.baselines import ProactiveParams, hybrid, proactive
-from glowplug.policies.scaling.preserve_scaler import ScalerParams
+from glowplug.policies.scaling.preserve import ProactiveParams, ScalerParams, hybrid, proactive
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
 MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
@@ -10,17 +9,17 @@ MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
 
 def test_a_window_is_planned_for_its_tokens_over_what_an_instance_takes():
     """N = ceil(max(P / mu_p, D / mu_d, (P + D) / mu_t)) per second: max(2.5, 1, 2.5) -> 3."""
-    decision = Asked(preserve.scale)(100.5, load(i1=1), ready(1), now=a_forecast(2500, 500, **MU))
+    decision = Asked(preserve.scale)(100.5, load(i1=1), ready(1), forecast=a_forecast(2500, 500, **MU))
     assert decision.num_wanted == 3 and "2500 prompt" in decision.reason
 
 
 def test_instances_for_the_next_window_are_there_when_it_begins_and_those_of_this_one_stay():
     """Two-step look-ahead: N of the window after is pre-initialised; literally it alone is planned for."""
     low, high = a_forecast(900, 100, **MU), a_forecast(4500, 100, starts_at=200.0, **MU)
-    assert Asked(preserve.scale)(100.5, load(i1=1), ready(1), now=low, after=high).num_wanted == 5
-    assert Asked(preserve.scale)(100.5, load(i1=1), ready(5), now=high, after=low).num_wanted == 5
+    assert Asked(preserve.scale)(100.5, load(i1=1), ready(1), forecast=low, next_forecast=high).num_wanted == 5
+    assert Asked(preserve.scale)(100.5, load(i1=1), ready(5), forecast=high, next_forecast=low).num_wanted == 5
     literal = preserve.PreserveParams(literal_next=True)
-    decision = Asked(preserve.scale)(100.5, load(i1=1), ready(5), now=high, after=low, params=literal)
+    decision = Asked(preserve.scale)(100.5, load(i1=1), ready(5), forecast=high, next_forecast=low, params=literal)
     assert len(decision.drain) == 4
 
 
@@ -28,11 +27,13 @@ def test_within_the_window_each_instance_that_will_be_too_full_brings_one_more()
     """4.3.2: above 95 % in more than a tenth of the steps to come."""
     asked, forecast = Asked(preserve.scale), a_forecast(1500, 100, **MU)
     calm = outlooks(load(i1=4, i2=4), i1=(0.5, 0.0), i2=(0.5, 0.0))
-    assert asked(100.5, calm, ready(2), now=forecast).num_wanted == 2
+    assert asked(100.5, calm, ready(2), forecast=forecast).num_wanted == 2
     hot = outlooks(load(i1=8, i2=4), i1=(1.2, 0.3), i2=(0.5, 0.1))
-    decision = asked(110.0, hot, ready(2), now=forecast)
+    decision = asked(110.0, hot, ready(2), forecast=forecast)
     assert decision.num_wanted == 3 and "i-1" in decision.reason
-    assert asked(110.5, hot, ready(2), pending=1, now=forecast).num_wanted == 3, "one for each, not one each time"
+    assert asked(110.5, hot, ready(2), num_pending=1, forecast=forecast).num_wanted == 3, (
+        "one for each, not one each time"
+    )
 
 
 def test_once_a_window_it_shrinks_when_all_are_nearly_empty():
@@ -40,48 +41,51 @@ def test_once_a_window_it_shrinks_when_all_are_nearly_empty():
     asked, forecast = Asked(preserve.scale), a_forecast(3500, 100, **MU)
     literal = preserve.PreserveParams(scaler=ScalerParams(literal_windows=True))
     calm = outlooks(load(i1=1), i1=(0.2, 0.0), i2=(0.1, 0.0), i3=(0.1, 0.0), i4=(0.1, 0.0))
-    assert asked(100.5, calm, ready(4), now=forecast).num_wanted == 4
-    assert asked(101.0, calm, ready(4), now=forecast).drain == (), "the forecast is for four"
-    decision = asked(101.0, calm, ready(4), now=forecast, params=literal)
+    assert asked(100.5, calm, ready(4), forecast=forecast).num_wanted == 4
+    assert asked(101.0, calm, ready(4), forecast=forecast).drain == (), "the forecast is for four"
+    decision = asked(101.0, calm, ready(4), forecast=forecast, params=literal)
     assert len(decision.drain) == 3, "0.5 / 0.8 of one instance"
-    assert asked(101.5, calm, ready(1), now=forecast).num_wanted == 1, "planned again only by the next forecast"
-    assert asked(200.5, calm, ready(1), now=a_forecast(3500, 100, made_at=200.0, **MU)).num_wanted == 4
+    assert asked(101.5, calm, ready(1), forecast=forecast).num_wanted == 1, "planned again only by the next forecast"
+    assert asked(200.5, calm, ready(1), forecast=a_forecast(3500, 100, made_at=200.0, **MU)).num_wanted == 4
 
 
 def test_the_plan_begins_with_the_forecast_not_with_the_clock():
     """A window has begun when its forecast comes."""
     asked = Asked(preserve.scale)
     assert asked(100.0, load(i1=1), ready(1)).num_wanted == 1
-    assert asked(100.5, load(i1=1), ready(1), now=a_forecast(2500, 500, **MU)).num_wanted == 3
+    assert asked(100.5, load(i1=1), ready(1), forecast=a_forecast(2500, 500, **MU)).num_wanted == 3
 
 
 def test_with_cold_data_the_default_rule_holds_and_the_look_ahead_adds_to_it():
     """4.3.3's default mode, until days of data exist."""
     asked = Asked(preserve.scale)
     assert asked(100.0, load(waiting=9)).num_wanted == 2, "reactive: ceil(9 / 8), where no router looks ahead"
-    assert asked(101.0, load(waiting=9), now=a_forecast(2500, 500)).num_wanted == 2, "mu is not known"
+    assert asked(101.0, load(waiting=9), forecast=a_forecast(2500, 500)).num_wanted == 2, "mu is not known"
     asked = Asked(preserve.scale)
     hot = outlooks(load(i1=4), i1=(1.0, 0.5))
     decision = asked(102.0, hot, ready(1))
     assert decision.num_wanted == 2 and "no forecast" in decision.reason
-    assert asked(102.5, hot, ready(1), pending=1).num_wanted == 2, "it stays wanted while the first is too full"
+    assert asked(102.5, hot, ready(1), num_pending=1).num_wanted == 2, "it stays wanted while the first is too full"
 
 
 def test_where_nothing_is_expected_the_keep_alive_ends_the_last_one():
     idle = load(last_active_at=60.0)
-    assert Asked(preserve.scale)(100.5, idle, ready(1), now=a_forecast(0, 0, **MU)).drain == ("i-1",)
-    assert Asked(preserve.scale)(100.5, idle, ready(1), now=a_forecast(1, 0, **MU)).drain == (), "E32: at least one"
-    assert Asked(preserve.scale)(100.5, load(waiting=1), now=a_forecast(0, 0, **MU)).num_wanted == 1
+    assert Asked(preserve.scale)(100.5, idle, ready(1), forecast=a_forecast(0, 0, **MU)).drain == ("i-1",)
+    assert Asked(preserve.scale)(100.5, idle, ready(1), forecast=a_forecast(1, 0, **MU)).drain == (), (
+        "E32: at least one"
+    )
+    assert Asked(preserve.scale)(100.5, load(waiting=1), forecast=a_forecast(0, 0, **MU)).num_wanted == 1
 
 
 def test_proactive_is_the_forecast_alone():
     asked = Asked(proactive)
-    assert asked(100.5, load(i1=8, i2=8), ready(2), now=a_forecast(900, 50, **MU)).drain, "whatever runs now"
-    decision = asked(100.5, load(), now=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0))
+    assert asked(100.5, load(i1=8, i2=8), ready(2), forecast=a_forecast(900, 50, **MU)).drain, "whatever runs now"
+    decision = asked(100.5, load(), forecast=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0))
     assert decision.num_wanted == 3 and "20.00 requests at once" in decision.reason
     mean = ProactiveParams(use_peak=False)
     assert (
-        asked(100.5, load(), now=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0), params=mean).num_wanted == 2
+        asked(100.5, load(), forecast=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0), params=mean).num_wanted
+        == 2
     )
 
 
@@ -93,6 +97,6 @@ def test_proactive_without_a_forecast_keeps_what_there_is_and_says_so():
 
 def test_hybrid_is_the_larger_of_forecast_and_demand():
     low, high = a_forecast(900, 50, **MU), a_forecast(3500, 50, **MU)
-    assert Asked(hybrid)(100.5, load(waiting=17), ready(1), now=low).num_wanted == 3
-    assert Asked(hybrid)(100.5, load(waiting=17), ready(1), now=high).num_wanted == 4
+    assert Asked(hybrid)(100.5, load(waiting=17), ready(1), forecast=low).num_wanted == 3
+    assert Asked(hybrid)(100.5, load(waiting=17), ready(1), forecast=high).num_wanted == 4
     assert Asked(hybrid)(100.5, load(waiting=17), [starting()]).num_wanted == 3, "reactive without one"

@@ -69,30 +69,32 @@ def test_whether_what_is_expected_brings_the_first_instance_and_keeps_the_last(n
     """PreServe, erratum E32: one stays while anything is expected; or requests and keep-alive say so, above one it is
     the plan in both."""
     little, much = a_forecast(250, 50, **MU), a_forecast(2500, 500, **MU)
-    assert Asked(choose("scaling", name))(100.5, load(), now=little).num_wanted == first
+    assert Asked(choose("scaling", name))(100.5, load(), forecast=little).num_wanted == first
     asked, idle = Asked(choose("scaling", name)), load(last_active_at=100.0)
-    assert asked(100.0, idle, ready(1), now=little).drain == ()
-    assert asked(129.0, idle, ready(1), now=little).drain == ()
-    assert asked(131.0, idle, ready(1), now=little).drain == last
-    assert Asked(choose("scaling", name))(100.5, load(), now=much).num_wanted == 3
-    assert Asked(choose("scaling", name))(131.0, load(i1=1), ready(1), now=little).num_wanted == 1
+    assert asked(100.0, idle, ready(1), forecast=little).drain == ()
+    assert asked(129.0, idle, ready(1), forecast=little).drain == ()
+    assert asked(131.0, idle, ready(1), forecast=little).drain == last
+    assert Asked(choose("scaling", name))(100.5, load(), forecast=much).num_wanted == 3
+    assert Asked(choose("scaling", name))(131.0, load(i1=1), ready(1), forecast=little).num_wanted == 1
 
 
 def test_the_union_is_the_larger_of_plan_and_demand():
     plan = a_forecast(2500, 500, **MU)
-    assert Asked(union.scale)(100.5, load(i1=1), ready(1), now=plan).num_wanted == 3, "PreServe's plan"
-    assert Asked(union.scale)(100.5, load(waiting=33), ready(3), now=plan).num_wanted >= 5, "what is here now"
-    decision = held(Asked(union.scale), load(i1=7, i2=7, i3=7), ready(3), now=plan)
+    assert Asked(union.scale)(100.5, load(i1=1), ready(1), forecast=plan).num_wanted == 3, "PreServe's plan"
+    assert Asked(union.scale)(100.5, load(waiting=33), ready(3), forecast=plan).num_wanted >= 5, "what is here now"
+    decision = held(Asked(union.scale), load(i1=7, i2=7, i3=7), ready(3), forecast=plan)
     assert decision.num_wanted == 3, "nearly full is not full: WarmServe's four fifths are no reason here"
 
 
 def test_a_plan_waits_until_no_model_has_lacked_gpus_for_a_window():
     """Ours: what may come takes no GPU from another model's requests; the instances that are needed do."""
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
-    assert asked(100.5, load(i1=1), ready(1), now=plan, wanted_elsewhere=1).num_wanted == 1
-    assert asked(101.0, load(waiting=9, i1=8), ready(1), now=plan, wanted_elsewhere=1).num_wanted == 3, "9 + 8 over 8"
-    assert asked(400.0, load(i1=1), ready(1), now=plan).num_wanted == 1, "299 s ago"
-    assert asked(401.5, load(i1=1), ready(1), now=plan).num_wanted == 3
+    assert asked(100.5, load(i1=1), ready(1), forecast=plan, gpus_wanted_elsewhere=1).num_wanted == 1
+    assert asked(101.0, load(waiting=9, i1=8), ready(1), forecast=plan, gpus_wanted_elsewhere=1).num_wanted == 3, (
+        "9 + 8 over 8"
+    )
+    assert asked(400.0, load(i1=1), ready(1), forecast=plan).num_wanted == 1, "299 s ago"
+    assert asked(401.5, load(i1=1), ready(1), forecast=plan).num_wanted == 3
 
 
 def test_the_union_lets_a_start_bring_a_group():
@@ -116,9 +118,11 @@ def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
 
 def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_plan():
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
-    assert held(asked, load(last_active_at=99.0), ready(3), now=plan, seconds=100.0).drain == ()
+    assert held(asked, load(last_active_at=99.0), ready(3), forecast=plan, seconds=100.0).drain == ()
     over = a_forecast(0, 0, made_at=200.0, starts_at=200.0, **MU)
-    assert asked(200.5, load(i3=1, last_active_at=199.0), ready(3), now=over).drain == ("i-1", "i-2"), "idle for 100 s"
+    assert asked(200.5, load(i3=1, last_active_at=199.0), ready(3), forecast=over).drain == ("i-1", "i-2"), (
+        "idle for 100 s"
+    )
 
 
 def test_a_spare_instance_of_the_union_goes_when_it_has_run_nothing_for_the_keep_alive():
@@ -147,7 +151,7 @@ def test_spare_instances_go_at_once_while_another_model_finds_no_room():
         asked = Asked(union.scale, keep_alive_s=30.0)
         asked(100.0, load(i1=8, i2=8), ready(2))
         spare = load(i1=1, i2=1, last_active_at=1e6)
-        decision = [asked(105.0 + t / 2, spare, ready(2), wanted_elsewhere=num_gpus) for t in range(20)][-1]
+        decision = [asked(105.0 + t / 2, spare, ready(2), gpus_wanted_elsewhere=num_gpus) for t in range(20)][-1]
         assert decision.drain == gone
 
 
@@ -156,10 +160,12 @@ def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be
     leaving = [*ready(1), an_instance("i-2", state=InstanceState.DRAINING, created_at=0.0, ready_at=0.0)]
     short = load(waiting=4, i1=8)
     assert Asked(union.scale)(100.0, short, leaving).resume == ("i-2",)
-    assert Asked(union.scale)(100.0, short, leaving, wanted_elsewhere=4).resume == ("i-2",), "no copy: a long start"
+    assert Asked(union.scale)(100.0, short, leaving, gpus_wanted_elsewhere=4).resume == ("i-2",), (
+        "no copy: a long start"
+    )
     with_copy = [*leaving, COPY]
-    assert Asked(union.scale)(100.0, short, with_copy, wanted_elsewhere=1).resume == ("i-2",)
-    again = Asked(union.scale)(100.0, short, with_copy, wanted_elsewhere=4)
+    assert Asked(union.scale)(100.0, short, with_copy, gpus_wanted_elsewhere=1).resume == ("i-2",)
+    again = Asked(union.scale)(100.0, short, with_copy, gpus_wanted_elsewhere=4)
     assert (again.resume, again.num_wanted) == ((), 2), "another instance is asked for, elsewhere"
 
 
@@ -192,7 +198,7 @@ def test_every_policy_stays_within_the_models_bounds(
     num_running = sum(i.state is not InstanceState.DRAINING for i in there)
     for gap in gaps:
         now_s += gap
-        made = asked(now_s, demand, there, now=told)
+        made = asked(now_s, demand, there, forecast=told)
         assert all(states[i] is InstanceState.READY for i in made.drain)
         assert all(states[i] is InstanceState.DRAINING for i in made.resume)
         left = num_running - len(made.drain)

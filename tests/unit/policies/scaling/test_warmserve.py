@@ -50,7 +50,7 @@ def test_a_request_that_finds_no_slot_starts_one_at_once_unless_one_is_coming():
     after_5s(asked, load(i1=5), ready(1))
     full = load(waiting=1, i1=8)
     assert asked(105.1, full, ready(1)).num_wanted == 2
-    assert asked(105.2, full, ready(1), pending=1).num_wanted <= 2
+    assert asked(105.2, full, ready(1), num_pending=1).num_wanted <= 2
     assert asked(105.3, full, [*ready(1), starting()]).num_wanted == 2
     literal = Asked(scale)
     after_5s(literal, load(i1=5), ready(1))
@@ -71,7 +71,7 @@ def test_between_looks_nothing_changes():
 def test_what_is_pending_counts_so_that_it_is_neither_asked_twice_nor_cancelled():
     asked = Asked(scale)
     assert after_5s(asked, load(i1=7), ready(1)).num_wanted == 2
-    assert asked(105.5, load(i1=7), ready(1), pending=1).num_wanted == 2
+    assert asked(105.5, load(i1=7), ready(1), num_pending=1).num_wanted == 2
 
 
 def test_the_last_one_goes_by_its_keep_alive_and_at_once_where_that_is_nothing():

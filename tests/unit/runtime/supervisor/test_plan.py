@@ -10,7 +10,7 @@ import pytest
 from glowplug.domain.units import parse_bytes
 from glowplug.runtime import model_files
 from glowplug.runtime.supervisor import plan
-from glowplug.runtime.supervisor.child import backoff_s
+from glowplug.runtime.supervisor.child import ChildSpec, backoff_s
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
 from glowplug.runtime.supervisor.probe import check_ports, free_block, http_status, is_free
 from glowplug.runtime.supervisor.samples import place_samples, sample_files
@@ -29,15 +29,18 @@ def environment(made: plan.Plan) -> dict[str, str]:
     return plan.service_environment(made, SECRETS, models_dir=Path("/m"), shm_dir=Path("/s"))
 
 
-def servers(user: str) -> dict[str, str]:
-    return {"nats_url": f"nats://{user}@n", "redis_url": f"unix://{user}@/r"}
+def services(made: plan.Plan, engine_secret: str = "") -> list[ChildSpec]:
+    def servers(user: str) -> dict[str, str]:
+        return {"nats_url": f"nats://{user}@n", "redis_url": f"unix://{user}@/r"}
+
+    return plan.services(made, environment(made), servers, engine_secret)
 
 
 def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
     made = make(tmp_path, port_base=8000, nodes=3)
     ports = [port for port, _ in made.ports()]
     assert sorted(ports) == [8000, 8001, 8002, 8003, 8004, 8005, 8010, 8011, 8012, 8013, 8014, 8015]
-    assert max(ports) < 8000 + made.num_ports
+    assert max(ports) < 8000 + plan.num_ports(3)
     assert made.nodes()[2] == {
         "node_id": "node-3",
         "agent_url": "http://127.0.0.1:8014",
@@ -45,16 +48,11 @@ def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
     }
 
 
-def test_each_process_is_itself_at_the_bus_and_the_store_and_learns_of_no_other(tmp_path: Path) -> None:
-    made = make(tmp_path, nodes=2)
-    for spec in plan.services(made, environment(made), servers):
+def test_each_process_has_its_own_port_and_id_and_is_itself_at_the_bus_and_the_store(tmp_path: Path) -> None:
+    specs = services(make(tmp_path, nodes=2))
+    for spec in specs:
         assert spec.env["GLOWPLUG_NATS_URL"] == f"nats://{spec.service}@n"
         assert spec.env["GLOWPLUG_REDIS_URL"] == f"unix://{spec.service}@/r"
-
-
-def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
-    made = make(tmp_path, nodes=2)
-    specs = plan.services(made, environment(made), servers)
     assert [s.service for s in specs].count("agent") == 2
     assert len({s.env["GLOWPLUG_PORT"] for s in specs}) == len(specs) == 9
     assert len({s.env["GLOWPLUG_SERVICE_ID"] for s in specs}) == len(specs)
@@ -65,18 +63,13 @@ def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
     assert agents == {"node-1": "http://127.0.0.1:8011", "node-2": "http://127.0.0.1:8013"}
 
 
-def test_the_secret_of_engines_keys_goes_to_the_router_and_agents_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_router_and_agents_alone_get_the_engines_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path)
-    specs = plan.services(made, environment(made), servers, "made")
-    given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in specs}
+    given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in services(made, "made")}
     assert {service for service, secret in given.items() if secret == "made"} == {"router", "agent"}
     assert set(given.values()) == {"made", None}
     monkeypatch.setenv("GLOWPLUG_ENGINE_SECRET", "set by hand")  # which FleetSettings reads
-    given = {
-        s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in plan.services(made, environment(made), servers, "made")
-    }
+    given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in services(made, "made")}
     assert set(given.values()) == {"made", None}
 
 
@@ -84,7 +77,7 @@ def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, mon
     monkeypatch.setenv("GLOWPLUG_SERVICE_ID", "stray")
     monkeypatch.setenv("GLOWPLUG_LOG_PROMPTS", "1")
     made = make(tmp_path)
-    predictor = next(s for s in plan.services(made, environment(made), servers) if s.service == "predictor")
+    predictor = next(s for s in services(made) if s.service == "predictor")
     assert predictor.env["GLOWPLUG_SERVICE_ID"] == "predictor-1"
     assert predictor.env["GLOWPLUG_LOG_PROMPTS"] == "1"
     assert "GLOWPLUG_NODE_ID" not in predictor.env
@@ -102,9 +95,7 @@ def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, mon
         ("0.0.0.0", "mine", "mine"),
     ],
 )
-def test_the_api_key_is_asked_for_beyond_loopback_or_when_set(
-    tmp_path: Path, host: str, given: str, enforced: str
-) -> None:
+def test_the_api_key_is_asked_beyond_loopback_or_when_set(tmp_path: Path, host: str, given: str, enforced: str) -> None:
     made = make(tmp_path, host=host, api_key=given)
     assert environment(made)["GLOWPLUG_API_KEY"] == enforced
     assert environment(made)["GLOWPLUG_ADMIN_TOKEN"] == "admin"
@@ -123,7 +114,7 @@ def test_a_wildcard_host_is_reached_over_loopback(tmp_path: Path) -> None:
 
 def test_only_the_edge_listens_beyond_loopback(tmp_path: Path) -> None:
     made = make(tmp_path, host="0.0.0.0", nodes=1)
-    hosts = {s.service: s.env["GLOWPLUG_HOST"] for s in plan.services(made, environment(made), servers)}
+    hosts = {s.service: s.env["GLOWPLUG_HOST"] for s in services(made)}
     assert {name for name, host in hosts.items() if host == "0.0.0.0"} == {"router", "console"}
     assert set(hosts.values()) == {"0.0.0.0", "127.0.0.1"}
 

@@ -7,12 +7,16 @@ import pytest
 from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams, ranks
 from glowplug.policies.caching.ordering import Resident, evict
 from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
-from glowplug.policies.eviction.swapserve import PreemptionParams
-from glowplug.policies.eviction.swapserve import evict as preempt
 
 
 def a_resident(name, size=10, used=0.0, **fields):
     return Resident(name=name, num_bytes=size, last_used_at=used, **fields)
+
+
+def came(memory, names, *, hit=False):
+    """Each is asked for: it was there, or is brought in now."""
+    for name in names:
+        memory.used(name, 10, 0.0, hit=hit)
 
 
 def order(memory, names, now_s=100.0, size=10):
@@ -34,15 +38,14 @@ def test_lru_lfu():
 def test_srrip_keeps_what_was_hit_before_what_only_came():
     """2 bits: a newcomer waits at 2, a hit is at 0; to evict, all age until one is at 3."""
     srrip = Srrip()
-    for name in "abc":
-        srrip.used(name, 10, 0.0, hit=False)
-    srrip.used("a", 10, 1.0, hit=True)
+    came(srrip, "abc")
+    came(srrip, "a", hit=True)
     assert order(srrip, "abc") == ["b", "c", "a"]
     srrip.left("b")  # a is at 1 now, c at 3
-    srrip.used("d", 10, 2.0, hit=False)
+    came(srrip, "d")
     assert order(srrip, "acd") == ["c", "d", "a"]
     srrip.left("c")
-    srrip.used("a", 10, 3.0, hit=True)
+    came(srrip, "a", hit=True)
     srrip.left("d")
     assert order(srrip, "a") == ["a"]
 
@@ -50,55 +53,51 @@ def test_srrip_keeps_what_was_hit_before_what_only_came():
 def test_srrip_forgets_a_hit_as_others_leave():
     """A newcomer waits at 2, so each that leaves again ages everybody by 1, and after two a hit is worth no more."""
     srrip = Srrip()
-    srrip.used("a", 10, 0.0, hit=False)
-    srrip.used("a", 10, 1.0, hit=True)
+    came(srrip, "a")
+    came(srrip, "a", hit=True)
     for name in "bc":
         srrip.used(name, 10, 2.0, hit=False)
         assert order(srrip, f"a{name}") == [name, "a"]
         srrip.left(name)
-    srrip.used("d", 10, 3.0, hit=False)
+    came(srrip, "d")
     assert order(srrip, "ad") == ["a", "d"]
 
 
 def test_arc_moves_its_target_by_how_many_more_ghosts_the_other_side_has():
     arc = Arc(capacity_bytes=40)
-    for name in "ab":
-        arc.used(name, 10, 0.0, hit=False)
-        arc.used(name, 10, 1.0, hit=True)
-    arc.used("x", 10, 2.0, hit=False)
+    came(arc, "ab")
+    came(arc, "ab", hit=True)
+    came(arc, "x")
     for name in "abx":
         arc.left(name)
-    arc.used("x", 10, 3.0, hit=False)  # two ghosts of the often-used to one: twice the size
-    for name in "cd":
-        arc.used(name, 10, 4.0, hit=False)
+    came(arc, "x")  # two ghosts of the often-used to one: twice the size
+    came(arc, "cd")
     assert order(arc, "xcd") == ["x", "c", "d"], "20 bytes of once-used are within the target"
 
 
 def test_arc_learns_from_its_ghosts():
     arc = Arc(capacity_bytes=30)
-    for name in "abc":
-        arc.used(name, 10, 0.0, hit=False)
-    arc.used("a", 10, 1.0, hit=True)
+    came(arc, "abc")
+    came(arc, "a", hit=True)
     assert order(arc, "abc") == ["b", "c", "a"], "once-used first"
     arc.left("b")
-    arc.used("d", 10, 2.0, hit=False)
+    came(arc, "d")
     arc.left("c")
-    arc.used("b", 10, 3.0, hit=False)  # a ghost of the once-used: they may hold 10 now
+    came(arc, "b")  # a ghost of the once-used: they may hold 10 now
     assert order(arc, "abd") == ["a", "b", "d"]
     arc.left("a")
-    arc.used("a", 10, 4.0, hit=False)  # a ghost of the often-used: the target goes back
+    came(arc, "a")  # a ghost of the often-used: the target goes back
     assert order(arc, "abd")[0] == "d"
 
 
 def test_arc_remembers_as_many_of_the_once_used_as_still_fit_the_cache_with_them():
     """|T1| + |B1| <= c: who is asked for after that is new."""
     arc = Arc(capacity_bytes=30)
-    for name in "abc":
-        arc.used(name, 10, 0.0, hit=False)
+    came(arc, "abc")
     arc.left("b")
-    arc.used("d", 10, 1.0, hit=False)  # three used once: no room for a ghost
-    arc.used("b", 10, 2.0, hit=False)
-    arc.used("a", 10, 3.0, hit=True)
+    came(arc, "d")  # three used once fill it: none is left a ghost
+    came(arc, "b")
+    came(arc, "a", hit=True)
     assert order(arc, "abcd") == ["c", "d", "b", "a"]
 
 
@@ -172,62 +171,3 @@ def test_scores_may_be_stale_until_they_are_renewed():
         memory.used("a", 10, now_s, hit=True)
     assert order(memory, "ab", now_s=30.0) == ["a", "b"]
     assert order(memory, "ab", now_s=61.0) == ["b", "a"]
-
-
-# what all share
-
-
-def test_enough_go_and_no_more():
-    residents = [a_resident("small", 5, 1.0), a_resident("large", 50, 2.0), a_resident("new", 50, 3.0)]
-    decision = evict(Lru(), residents, 50, 9.0)
-    assert decision.victims == ("large",), "the small one is spared: the large one alone is enough (erratum E26)"
-    assert evict(Lru(), residents, 50, 9.0, spare=False).victims == ("small", "large")
-    assert evict(Lru(), residents, 500, 9.0).victims == ()
-    assert evict(Lru(), residents, 0, 9.0).reason == "nothing has to be freed"
-
-
-def test_held_never_and_priority_last():
-    residents = [
-        a_resident("a", 10, 1.0, held="2 requests in flight"),
-        a_resident("b", 10, 2.0, priority=1),
-        a_resident("c", 10, 3.0),
-    ]
-    assert evict(Lru(), residents, 10, 9.0).victims == ("c",)
-    assert evict(Lru(), residents, 20, 9.0).victims == ("b", "c") or evict(Lru(), residents, 20, 9.0).victims == (
-        "c",
-        "b",
-    )
-    assert evict(Lru(), residents, 30, 9.0).victims == ()
-
-
-# SwapServeLLM section 4
-
-
-def an_engine(name, waiting=0, used=0.0, size=10, held=""):
-    return Resident(name=name, num_bytes=size, last_used_at=used, num_waiting=waiting, held=held)
-
-
-def test_shortest_queue_then_oldest_access():
-    engines = [an_engine("busy", 5, 0.0), an_engine("new", 0, 9.0), an_engine("old", 0, 1.0)]
-    assert preempt(engines, 10).victims == ("old",)
-    assert preempt(engines, 20).victims == ("old", "new")
-    assert preempt(engines, 30).victims == ("old", "new", "busy")
-    assert preempt(engines, 31).victims == ()
-
-
-def test_who_is_held_stays_and_says_why():
-    engines = [an_engine("working", held="1 request in flight"), an_engine("pinned", held="pinned"), an_engine("free")]
-    decision = preempt(engines, 20)
-    assert decision.victims == ()
-    assert {r.name: r.why for r in decision.rivals if r.name != "free"} == {
-        "working": "1 request in flight",
-        "pinned": "pinned",
-    }
-    assert preempt(engines, 10).victims == ("free",)
-
-
-def test_the_fewest_go():
-    """Erratum E29."""
-    engines = [an_engine("small", used=1.0, size=3), an_engine("large", used=2.0, size=30)]
-    assert preempt(engines, 20).victims == ("large",)
-    assert preempt(engines, 20, PreemptionParams(fewest=False)).victims == ("small", "large")

@@ -1,0 +1,212 @@
+"""WarmServe's plan over a fleet as the placer sees it, of whole replicas and of first layers; the baselines and the
+union beside it."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.domain.errors import BadRequest
+from glowplug.domain.hardware import CachedWeights
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import Forecast
+from glowplug.policies.prewarming import union, warmserve
+from glowplug.policies.prewarming.baselines import keep_last, nothing
+from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers, first_layers_bytes
+from glowplug.policies.prewarming.port import PrewarmView, reads_profile
+from glowplug.policies.registry import choose
+from tests.fleet_builder import MIB, a_model, a_node, an_instance
+
+A, B = a_model("a"), a_model("b")  # 100 MiB each
+FIRST = warmserve.WarmserveParams(first_layers=True, num_layers=10)
+LLAMA_7B = LayerProfile(
+    num_layers=32, weights_bytes=12_550_000_000, load_bytes_per_s=32e9, prefill_s_per_layer=0.035 / 32
+)
+
+
+def forecast(mean=4.0, peak=4.0):
+    return Forecast(made_at=0.0, window_s=300.0, concurrency_mean=mean, concurrency_peak=peak)
+
+
+def node(*gpus_mib, name="node-1", abilities=("emulated:prewarm",), **fields):
+    return a_node(name, gpus_mib=gpus_mib or (300,), abilities=abilities, **fields)
+
+
+def copy(replica_id, model="a", state=InstanceState.PREWARMED, gpu=0, **fields):
+    return an_instance(replica_id, model, state, gpu_id=f"node-1/{gpu}", replica=True, **fields)
+
+
+def seen(*nodes, models=(A,), copies=(), **fields):
+    """Every model has a forecast, and loads in 1 s; `copies` lie on node-1."""
+    given = {"forecasts": {m.key: forecast() for m in models}, "load_s": {m.key: 1.0 for m in models}} | fields
+    return PrewarmView(now_s=100.0, nodes=nodes, models={m.key: m for m in models}, dormant={"node-1": copies}, **given)
+
+
+def gpus(plan):
+    return ["".join(g.removeprefix("node-1/") for g in step.gpu_ids) for step in plan.steps]
+
+
+def test_replicas_for_the_load_to_come_less_what_runs():
+    """Section 5.2, Eq. 5-6: ceil(20/8) - 1 basic ones, and for a peak of 30 one burst more."""
+    nodes = [node(name=f"node-{n}") for n in range(4)]
+    plan = warmserve.plan(seen(*nodes, forecasts={"a": forecast(20.0, 30.0)}, num_active={"a": 1}))
+    assert len(plan.steps) == 3
+    assert len({s.node_id for s in plan.steps}) == 3, "never two copies on one GPU (erratum E10)"
+
+
+def test_draining_instances_leave_their_gpus_to_replicas_and_running_ones_do_not():
+    """Section 4.1: proactive prewarming into what a stopping instance no longer needs."""
+    here = node(300, 300, grants={0: [("i-run", 100)], 1: [("i-drain", 150)]})
+    view = seen(here, forecasts={"a": forecast(8.0, 16.0)}, draining=frozenset({"i-drain"}))
+    assert gpus(warmserve.plan(view)) == ["1"]
+    assert warmserve.unproactive(view).steps == ()
+
+
+def test_replicas_there_take_the_first_scores_and_extras_nothing():
+    """Erratum E10."""
+    here = node(100, 100, grants={0: [("r-0", 100)], 1: [("r-1", 100)]})
+    assert warmserve.plan(seen(here, copies=[copy("r-0"), copy("r-1", gpu=1)])).scores == {"r-0": 1.0}
+
+
+def test_a_worthless_replica_gives_way_when_memory_is_short():
+    """Erratum E9, an extension."""
+    view = seen(
+        node(100, grants={0: [("r-0", 100)]}),
+        models=[A, a_model("old")],
+        forecasts={"a": forecast()},
+        copies=[copy("r-0", "old")],
+    )
+    (step,) = warmserve.plan(view).steps
+    assert step.drop == ("r-0",)
+
+
+def test_engines_that_cannot_prewarm_get_nothing():
+    assert warmserve.plan(seen(node(abilities=("other:prewarm",)))).steps == ()
+
+
+def test_the_ablation_overlaps_as_it_comes():
+    """Section 7.5: without evict-aware placement the first GPUs with enough free memory are taken."""
+    pairs = [a_model(key, mib=200, num_gpus=2) for key in "ab"]
+    view = seen(node(100, 200, 100), models=pairs)
+    assert gpus(warmserve.plan(view)) == ["01"]
+    assert gpus(warmserve.unplaced(view)) == ["01", "12"]
+
+
+def test_replicas_of_a_model_that_changed_are_dropped():
+    view = seen(node(), models=[a_model("a", revision=2)], forecasts={}, copies=[copy("r-0", model_revision=1)])
+    assert warmserve.plan(view).drops == nothing(view).drops == keep_last(view).drops == ("r-0",)
+
+
+def test_keep_last_makes_nothing_and_values_what_was_used_last():
+    """Section 7.1, the baseline SLLM-GPU."""
+    copies = [copy("r-a", "a"), copy("r-b", "b")]
+    plan = keep_last(seen(node(), models=[A, B], forecasts={}, copies=copies, last_used_at={"b": 99.0}))
+    assert plan.steps == () and plan.scores["r-b"] > plan.scores["r-a"]
+
+
+def test_a_copy_under_a_drain_does_not_stand_for_one_that_a_start_can_use():
+    """A GPU that drains takes what finds no place on an idle one; an idle one is not left empty for it."""
+    here = node(300, 300, grants={1: [("i-drain", 100), ("r-0", 100)]})
+    view = seen(here, draining=frozenset({"i-drain"}), copies=[copy("r-0", gpu=1)])
+    assert gpus(warmserve.plan(view)) == ["0"]
+    literally = warmserve.WarmserveParams(usable_first=False)
+    assert warmserve.plan(view, literally).steps == (), "Algorithm 1 counts a replica wherever it lies"
+
+
+def test_what_drains_stays_as_a_copy_of_its_model_and_gets_no_second():
+    row = an_instance("i-drain", "a", InstanceState.DRAINING)
+    here = node(grants={0: [("i-drain", 150)]})
+    view = seen(here, models=[A, B], draining=frozenset({"i-drain"}), finishing={"node-1": [row]})
+    assert [s.model_key for s in warmserve.plan(view).steps] == ["b"]
+
+
+# the first k layers (section 4, erratum E7)
+
+
+@pytest.mark.parametrize(
+    ("changed", "k"), [({}, 30), ({"lead_s": 0.15}, 17), ({"load_bytes_per_s": 1e12}, 1)],
+    ids=[
+        "12.3 ms a layer against 1.1 ms of compute: 31 x 1.1 ms hide two",
+        "the extension: 150 ms until the first layer computes hide thirteen more",
+        "layers that load faster than they compute",
+    ],
+)  # fmt: skip
+def test_seven_billion_weights_over_pcie_beside_a_prefill_of_35_ms(changed, k):
+    profile = replace(LLAMA_7B, **changed)
+    assert first_layers(profile) == k
+    assert first_layers_bytes(profile) == -(-12_550_000_000 * k // 32)
+
+
+@pytest.mark.parametrize("field", ["num_layers", "load_bytes_per_s"])
+def test_a_model_has_layers_and_a_link_a_rate(field):
+    with pytest.raises(ValueError, match=field):
+        replace(LLAMA_7B, **{field: 0})
+
+
+def planned_mib(view, params=FIRST):
+    return [step.bytes_per_gpu / MIB for step in warmserve.plan(view, params).steps]
+
+
+def test_replicas_of_the_first_layers_are_smaller_so_more_of_them_fit():
+    """A prefill takes half of what loading does: of ten layers six must lie there."""
+    view = seen(node(130), models=[A, B], prefill_s={"a": 0.5, "b": 0.5})
+    assert planned_mib(view, warmserve.WarmserveParams()) == [100]
+    assert planned_mib(view) == [60, 60]
+
+
+def test_a_model_of_which_no_prefill_was_seen_is_prewarmed_whole():
+    assert planned_mib(seen(node())) == [100]
+
+
+def test_the_growth_counts_only_where_it_is_asked_for():
+    view = seen(node(), prefill_s={"a": 0.5}, growth_s={"a": 0.2})
+    assert planned_mib(view) == [60]
+    assert planned_mib(view, replace(FIRST, growth_leads=True)) == [40]
+
+
+@pytest.mark.parametrize(("gpu_mib", "fits"), [(65, False), (70, True)])
+def test_free_is_what_the_replicas_that_give_way_hold_and_no_more(gpu_mib, fits):
+    """Erratum E9 with a replica of 60 MiB: dropping it is not enough for 70, though its whole model would be."""
+    view = seen(
+        node(gpu_mib, grants={0: [("r-0", 60)]}),
+        models=[a_model("a", mib=70), a_model("old")],
+        forecasts={"a": forecast(1, 1)},
+        copies=[copy("r-0", "old", mib=60)],
+    )
+    assert bool(warmserve.plan(view, FIRST).steps) is fits
+
+
+def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile():
+    for name in ("warmserve", "warmserve_literal", "union"):
+        assert reads_profile(choose("prewarming", f"{name}:first_layers=true"))
+        assert not reads_profile(choose("prewarming", name))
+    assert not reads_profile(choose("prewarming", "warmserve:proactive=false")) and not reads_profile(None)
+    with pytest.raises(BadRequest, match="first_layers is true or false"):
+        choose("prewarming", "warmserve:first_layers=3")
+
+
+# the union: the network is for cold starts
+
+
+def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
+    """WarmServe section 7.1 has all weights in host memory; its plan costs cold starts their link elsewhere."""
+    here = node(300, 300, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("near",)),))
+    view = seen(here, models=[a_model("near"), a_model("far")])
+    assert {step.model_key for step in warmserve.plan(view).steps} == {"near", "far"}
+    assert {step.model_key for step in union.plan(view).steps} == {"near"}
+    assert union.plan(view).inputs["over_network"] > 0
+
+
+def test_of_replicas_without_a_forecast_the_longest_unused_goes_first_and_any_wished_for_last():
+    """WarmServe gives a score to what its forecast wants alone; the rest would go in the order of their ids."""
+    keys = ("wished", "recent", "old")
+    view = seen(
+        node(cached=(CachedWeights(digest="d", num_bytes=1, model_keys=keys),)),
+        models=[a_model(key) for key in keys],
+        copies=[copy(f"i-{key}", key) for key in keys],
+        forecasts={"wished": forecast(1.0, 1.0)},
+        load_s={"wished": 0.1},
+        last_used_at={"wished": 0.0, "recent": 99.0, "old": 10.0},
+    )
+    worth = union.plan(view).scores
+    assert sorted(worth, key=worth.__getitem__) == ["i-old", "i-recent", "i-wished"]
+    assert set(warmserve.plan(view).scores) == {"i-wished"}
