@@ -58,13 +58,6 @@ def listen(page: Page, complaints: list[str]) -> None:
     page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
 
 
-async def expected(page: Page, complaints: list[str]) -> None:
-    """Leave the page and forget that answers of 400 and above were noted in its console: they are what a test is
-    about. Anything else it complained of stays."""
-    await page.goto("about:blank")
-    complaints[:] = [line for line in complaints if "the server responded with a status of" not in line]
-
-
 async def until(page: Page, script: str, within_s: float = PATIENCE_S) -> Any:
     """Wait until a JavaScript expression is true in the page, and return it. AssertionError says what is shown."""
     last: object = None

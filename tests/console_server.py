@@ -3,9 +3,10 @@ autoscaler and a placer in one that note what the console passes on to them."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.events import Event
 from glowplug.runtime.rest import error_body
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
@@ -23,12 +25,14 @@ from glowplug.state.memory_store import MemoryStore
 from services.console.app import Console, build_app
 from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics
+from services.console.otlp import PROTOBUF
 from services.console.settings import ConsoleSettings
 from tests import console_story as story
 from tests.waiting import WAIT_S
 
 ADMIN_TOKEN, API_KEY = "gpa-right", "gpk-right"
 SILENCE_S = 20.0
+_numbers = itertools.count(1000)
 
 
 @dataclass
@@ -58,12 +62,16 @@ class ConsoleUnderTest:
     registry: CollectorRegistry
     clock: StoppableClock
 
-    async def publish(self, *events: object) -> None:
+    async def publish(self, *events: Event) -> None:
         """Publish events and let the console's handler run."""
         bus = MemoryBus(self.broker)
         for event in events:
-            await bus.publish(event)  # type: ignore[arg-type]
+            await bus.publish(event)
         await asyncio.sleep(0.01)
+
+    async def tell(self, *payloads: object) -> None:
+        """Publish these as facts of now."""
+        await self.publish(*(story.fact(data, self.clock(), next(_numbers)) for data in payloads))
 
     async def get(self, path: str, **query: str) -> httpx.Response:
         """What the console answers, whatever its status."""
@@ -76,24 +84,27 @@ class ConsoleUnderTest:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
+        """What the console answers to an export, protobuf unless `headers` say otherwise; an empty one is left out."""
+        given = {name: value for name, value in {"Content-Type": PROTOBUF, **headers}.items() if value}
+        async with httpx.AsyncClient() as client:
+            return await client.post(f"{self.url}/v1/traces", content=body, headers=given)
+
     async def export(self, request: ExportTraceServiceRequest) -> None:
         """Send spans as a service does."""
-        headers = {"Content-Type": "application/x-protobuf"}
-        async with httpx.AsyncClient() as client:
-            answer = await client.post(f"{self.url}/v1/traces", content=request.SerializeToString(), headers=headers)
+        answer = await self.post_spans(request.SerializeToString())
         assert answer.status_code == 200, answer.text
 
-
-async def messages(client: httpx.AsyncClient, url: str) -> AsyncIterator[tuple[str, Any]]:
-    """Name and data of each server-sent event at `url`."""
-    async with client.stream("GET", url, timeout=WAIT_S) as answer:
-        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
-        name = ""
-        async for line in answer.aiter_lines():
-            if line.startswith("event: "):
-                name = line[7:]
-            elif line.startswith("data: "):
-                yield name, json.loads(line[6:])
+    async def messages(self, path: str) -> AsyncGenerator[tuple[str, Any], None]:
+        """Name and data of each server-sent event."""
+        async with httpx.AsyncClient(timeout=WAIT_S) as client, client.stream("GET", self.url + path) as answer:
+            assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+            name = ""
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    yield name, json.loads(line[6:])
 
 
 @contextlib.asynccontextmanager
@@ -135,18 +146,16 @@ DONE = event(choices=[], usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
 
 @dataclass
 class FakeOwner:
-    """It answers chats with `script`, bytes as they stand and an Event where it waits; actions as it is told."""
+    """It answers chats with `script`, bytes as they stand and an Event where it waits; actions with 202."""
 
     url: str = ""
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     script: list[bytes | asyncio.Event] = field(default_factory=lambda: [piece("Hello"), piece(", there"), DONE])
     refuses: dict[str, Any] | None = None  # a whole error answer for chats, with its "status"
     api_key: str = ""
-    admin_token: str = ADMIN_TOKEN
     hold: asyncio.Event | None = None  # actions are answered only then
     head_at_once: bool = True
     emulated: bool = True
-    trace: int = 1
     num_sent: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -177,8 +186,8 @@ class FakeOwner:
             await self._until_left(request)
         headers = {
             "Server-Timing": "queue;dur=1.0",
-            "X-Request-Id": f"req-{self.trace}",
-            "traceparent": story.traceparent(self.trace),
+            "X-Request-Id": "req-1",
+            "traceparent": story.traceparent(1),
             "X-Private": "stays inside",
         }
         if self.emulated:
@@ -195,7 +204,7 @@ class FakeOwner:
             await asyncio.sleep(SILENCE_S)
         if self.hold:
             await self.hold.wait()
-        if refused := self._unauthorized(request, self.admin_token):
+        if refused := self._unauthorized(request, ADMIN_TOKEN):
             return refused
         return JSONResponse({"key": path, "state": "starting"}, status_code=202)
 

@@ -1,17 +1,20 @@
-"""A made-up fleet and its traces, told in real events and real OTLP: what the console's tests and screenshots show."""
+"""A made-up fleet and its traces, as real events and real OTLP: what the console's tests and screenshots show."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import CachedWeights, Gpu, GpuRole, Grant, GrantOwner, Node
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event
+from glowplug.events.commands import PlaceInstance
 from glowplug.events.facts import (
     DecisionMade,
     InstanceFailed,
@@ -21,11 +24,16 @@ from glowplug.events.facts import (
     NodeBeat,
     RequestFinished,
     RequestRejected,
+    RequestWaiting,
     RouterLoadReported,
 )
 from glowplug.telemetry import semconv
+from services.console import otlp
+from services.console.fleet_view import FleetView
+from tests.fleet_builder import a_model, a_node, an_instance
 
 MIB = 1 << 20
+MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"  # of which no view may make elements
 PHASE_SECONDS = {
     PhaseName.DECIDE: (0.0, 0.018),
     PhaseName.FETCH: (0.02, 0.61),
@@ -41,52 +49,55 @@ def trace_id(seed: int) -> str:
     return f"{seed + 1:032x}"
 
 
-def make_span(
-    trace: int,
-    span: int,
-    parent: int,
-    name: str,
-    start_s: float,
-    seconds: float,
-    attributes: Mapping[str, Value] | None = None,
-    *,
-    kind: int = 1,
-    error: str = "",
-    events: Mapping[str, float] | None = None,
-) -> Span:
-    """One OTLP span; ids are small numbers, parent 0 is none."""
-    return Span(
-        trace_id=bytes.fromhex(trace_id(trace)),
-        span_id=span.to_bytes(8, "big"),
-        parent_span_id=parent.to_bytes(8, "big") if parent else b"",
-        name=name,
-        kind=kind,  # type: ignore[arg-type]
-        start_time_unix_nano=int(start_s * 1e9),
-        end_time_unix_nano=int((start_s + seconds) * 1e9),
-        attributes=pairs(attributes or {}),
-        events=[Span.Event(name=e, time_unix_nano=int((start_s + at) * 1e9)) for e, at in (events or {}).items()],
-        status=Status(code=Status.STATUS_CODE_ERROR, message=error) if error else None,
-    )
+def traceparent(seed: int) -> str:
+    return f"00-{trace_id(seed)}-0000000000000001-01"
+
+
+@dataclass
+class Trace:
+    """Makes the spans of one trace that begins at `at`. Ids are small numbers, parent 0 is none."""
+
+    seed: int
+    at: float
+
+    def span(
+        self,
+        span: int,
+        parent: int,
+        name: str,
+        offset_s: float,
+        seconds: float,
+        attributes: Mapping[str, Value] | None = None,
+        *,
+        kind: int = 1,
+        error: str = "",
+        events: Mapping[str, float] | None = None,
+    ) -> Span:
+        start_s = self.at + offset_s
+        return Span(
+            trace_id=bytes.fromhex(trace_id(self.seed)),
+            span_id=span.to_bytes(8, "big"),
+            parent_span_id=parent.to_bytes(8, "big") if parent else b"",
+            name=name,
+            kind=kind,  # type: ignore[arg-type]
+            start_time_unix_nano=int(start_s * 1e9),
+            end_time_unix_nano=int((start_s + seconds) * 1e9),
+            attributes=pairs(attributes or {}),
+            events=[Span.Event(name=e, time_unix_nano=int((start_s + at) * 1e9)) for e, at in (events or {}).items()],
+            status=Status(code=Status.STATUS_CODE_ERROR, message=error) if error else None,
+        )
 
 
 def pairs(attributes: Mapping[str, Value]) -> list[KeyValue]:
     """Attributes as OTLP has them."""
-    found = []
-    for key, value in attributes.items():
-        match value:
-            case bool():
-                wire = AnyValue(bool_value=value)
-            case int():
-                wire = AnyValue(int_value=value)
-            case float():
-                wire = AnyValue(double_value=value)
-            case _:
-                wire = AnyValue(string_value=value)
-        found.append(KeyValue(key=key, value=wire))
-    return found
+    fields = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
+    return [
+        KeyValue(key=key, value=AnyValue(**{fields[type(value)]: value}))  # type: ignore[arg-type]
+        for key, value in attributes.items()
+    ]
 
 
-def export(by_service: Mapping[str, list[Span]]) -> ExportTraceServiceRequest:
+def export(**by_service: list[Span]) -> ExportTraceServiceRequest:
     """One export with a resource per service."""
     request = ExportTraceServiceRequest()
     for service, spans in by_service.items():
@@ -98,163 +109,142 @@ def export(by_service: Mapping[str, list[Span]]) -> ExportTraceServiceRequest:
     return request
 
 
+def received(request: ExportTraceServiceRequest, **options: bool) -> otlp.Batch:
+    """An export as the console decodes it."""
+    return otlp.decode(request.SerializeToString(), otlp.PROTOBUF, **options)
+
+
 def cold_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
     """A request that woke its model: every service has its part."""
+    span = Trace(seed, at).span
     about: dict[str, Value] = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id}
-    phase_spans = {
-        name: make_span(
-            seed,
+    instance: dict[str, Value] = {semconv.ATTR_INSTANCE_ID: f"i-{seed:04x}", semconv.ATTR_NODE_ID: "node-2"}
+    decide, fetch, *started = (
+        span(
             30 + i,
             20 if name is not PhaseName.DECIDE else 10,
             f"cold_start.{name}",
-            at + 0.006 + offset,
+            0.006 + offset,
             seconds,
             {semconv.ATTR_PHASE: name.value, semconv.ATTR_PREDICTED_SECONDS: seconds * 1.1, semconv.ATTR_MODEL: model},
         )
         for i, (name, (offset, seconds)) in enumerate(PHASE_SECONDS.items())
-    }
-    instance: dict[str, Value] = {semconv.ATTR_INSTANCE_ID: f"i-{seed:04x}", semconv.ATTR_NODE_ID: "node-2"}
+    )
     reason = "first GPU with 256 MiB free: node-2/0"
     return export(
-        {
-            "router": [
-                make_span(
-                    seed, 1, 0, "POST /v1/chat/completions", at, 2.61, about, kind=2, events={"first byte": 1.79}
-                ),
-                make_span(seed, 2, 1, "hold", at + 0.002, 1.76, {semconv.ATTR_REASON: "no instance runs"}),
-                make_span(seed, 3, 1, "stream", at + 1.764, 0.84, instance, kind=3, events={"first token": 0.03}),
-            ],
-            "autoscaler": [
-                make_span(seed, 5, 2, "autoscaler.request.waiting", at + 0.004, 0.001, {"glowplug.wanted": 1})
-            ],
-            "placer": [
-                make_span(seed, 10, 5, "placer.placer.place", at + 0.006, 0.018, {semconv.ATTR_REASON: reason}),
-                phase_spans[PhaseName.DECIDE],
-            ],
-            "prefetcher": [
-                make_span(seed, 21, 10, "prefetcher.prefetcher.fetch", at + 0.025, 0.612, {"glowplug.source": "http"}),
-                phase_spans[PhaseName.FETCH],
-            ],
-            "agent": [
-                make_span(seed, 20, 10, "agent.agent.start", at + 0.025, 1.72, instance),
-                *(phase_spans[name] for name in (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)),
-            ],
-            "engine": [
-                make_span(seed, 40, 3, "chat", at + 1.77, 0.83, {"gen_ai.usage.output_tokens": 64}, kind=2),
-                make_span(seed, 41, 40, "prefill", at + 1.772, 0.024),
-                make_span(seed, 42, 40, "decode", at + 1.796, 0.8),
-            ],
-        }
+        router=[
+            span(1, 0, "POST /v1/chat/completions", 0.0, 2.61, about, kind=2, events={"first byte": 1.79}),
+            span(2, 1, "hold", 0.002, 1.76, {semconv.ATTR_REASON: "no instance runs"}),
+            span(3, 1, "stream", 1.764, 0.84, instance, kind=3, events={"first token": 0.03}),
+        ],
+        autoscaler=[span(5, 2, "autoscaler.request.waiting", 0.004, 0.001, {"glowplug.wanted": 1})],
+        placer=[span(10, 5, "placer.placer.place", 0.006, 0.018, {semconv.ATTR_REASON: reason}), decide],
+        prefetcher=[span(21, 10, "prefetcher.prefetcher.fetch", 0.025, 0.612, {"glowplug.source": "http"}), fetch],
+        agent=[span(20, 10, "agent.agent.start", 0.025, 1.72, instance), *started],
+        engine=[
+            span(40, 3, "chat", 1.77, 0.83, {"gen_ai.usage.output_tokens": 64}, kind=2),
+            span(41, 40, "prefill", 1.772, 0.024),
+            span(42, 40, "decode", 1.796, 0.8),
+        ],
     )
 
 
 def warm_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
+    span = Trace(seed, at).span
     about: dict[str, Value] = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id}
     return export(
-        {
-            "router": [
-                make_span(seed, 1, 0, "POST /v1/chat/completions", at, 0.62, about, kind=2),
-                make_span(seed, 3, 1, "stream", at + 0.001, 0.618, kind=3),
-            ]
-        }
+        router=[
+            span(1, 0, "POST /v1/chat/completions", 0.0, 0.62, about, kind=2),
+            span(3, 1, "stream", 0.001, 0.618, kind=3),
+        ]
     )
 
 
 def failed_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
     """An engine that died, and a span whose parent never came."""
-    about: dict[str, Value] = {
-        semconv.ATTR_MODEL: model,
-        semconv.ATTR_REQUEST_ID: request_id,
-        semconv.ATTR_EMULATED: True,
-    }
-    error = "engine closed the stream after 12 tokens"
+    span = Trace(seed, at).span
+    about = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id, semconv.ATTR_EMULATED: True}
     return export(
-        {
-            "router": [
-                make_span(seed, 1, 0, "POST /v1/chat/completions", at, 0.31, about, kind=2, error="engine_failed"),
-                make_span(seed, 3, 1, "stream", at + 0.001, 0.3, kind=3, error=error),
-            ],
-            "agent": [make_span(seed, 50, 999, "agent.engine_exited", at + 0.302, 0.05, {"glowplug.exit_code": -9})],
-        }
+        router=[
+            span(1, 0, "POST /v1/chat/completions", 0.0, 0.31, about, kind=2, error="engine_failed"),
+            span(3, 1, "stream", 0.001, 0.3, kind=3, error="engine closed the stream after 12 tokens"),
+        ],
+        agent=[span(50, 999, "agent.engine_exited", 0.302, 0.05, {"glowplug.exit_code": -9})],
     )
 
 
-def model(key: str, name: str, mib: int, engine: str = "llamacpp", **changes: object) -> Model:
-    fields: dict[str, object] = {
-        "name": name,
-        "key": key,
-        "engine": engine,
-        "weights": WeightsRef(uri=f"file:/models/{key}.gguf", num_bytes=mib * MIB),
-        "weights_bytes": mib * MIB,
-        "kv_bytes": 64 * MIB,
-        "revision": 1,
-        **changes,
-    }
-    return Model(**fields)  # type: ignore[arg-type]
+def predicted_trace(seed: int, at: float) -> ExportTraceServiceRequest:
+    """What the router and an agent really send: hold, phases with one prediction missing, prefill and decode."""
+    span = Trace(seed, at).span
+    about: dict[str, Value] = {semconv.ATTR_MODEL: "smol-poet", semconv.ATTR_REQUEST_ID: f"req-{seed}"}
+    phases = {"decide": (0.0, 0.02, 0.02), "fetch": (0.02, 0.9, 0.6), "launch": (0.02, 1.5, 0.0)}
+    return export(
+        router=[
+            span(1, 0, "router.request", 0.0, 4.0, about, kind=2),
+            span(2, 1, "router.hold", 0.0, 1.6),
+            span(3, 1, "engine.generate", 1.6, 2.4, kind=3, events={"first token": 0.4}),
+        ],
+        agent=[
+            span(20, 1, "agent.start", 0.02, 1.5, {semconv.ATTR_DECISION_ID: "d-9"}),
+            *(
+                span(30 + i, 20, f"engine.{name}", offset, took, {
+                    semconv.ATTR_PHASE: name, semconv.ATTR_PREDICTED_SECONDS: predicted, semconv.ATTR_EMULATED: True,
+                })
+                for i, (name, (offset, took, predicted)) in enumerate(phases.items())
+            ),
+        ],
+    )  # fmt: skip
 
 
-def instance(key: str, model_key: str, node: str, state: InstanceState, at: float, **changes: object) -> Instance:
+def model(key: str, name: str, mib: int, engine: str = "llamacpp", **changes: Any) -> Model:
+    weights = WeightsRef(uri=f"file:/models/{key}.gguf", num_bytes=mib * MIB)
+    return a_model(name, mib=mib, **{"key": key, "engine": engine, "weights": weights, "kv_bytes": 64 * MIB, **changes})
+
+
+def instance(key: str, model_key: str, node: str, state: InstanceState, at: float, **changes: Any) -> Instance:
     """An instance on GPU 0 of `node`, asked for at `at`."""
-    phases = tuple(
-        Phase(name=n, started_at=at + o, ended_at=at + o + s, predicted_s=s * 1.1)
-        for n, (o, s) in PHASE_SECONDS.items()
-    )
-    fields: dict[str, object] = {
-        "instance_id": key,
-        "model_key": model_key,
-        "engine": "llamacpp",
-        "state": state,
-        "workers": (Worker(worker_id=f"{key}-w0", node_id=node, gpu_id=f"{node}/0", num_bytes=256 * MIB),),
-        "created_at": at,
-        "ready_at": at + 1.734 if state is InstanceState.READY else 0.0,
-        "changed_at": at + 1.734,
-        "phases": phases if state is InstanceState.READY else (),
-        "revision": 5,
-        **changes,
-    }
-    return Instance(**fields)  # type: ignore[arg-type]
+    made = an_instance(key, model_key, state, gpu_id=f"{node}/0", mib=256, revision=5)
+    made = replace(made, engine="llamacpp", created_at=at, changed_at=at + 1.734)
+    if state is InstanceState.READY:
+        phases = (
+            Phase(name=name, started_at=at + offset, ended_at=at + offset + seconds, predicted_s=seconds * 1.1)
+            for name, (offset, seconds) in PHASE_SECONDS.items()
+        )
+        made = replace(made, ready_at=at + 1.734, phases=tuple(phases))
+    return replace(made, **changes)
 
 
-def node(node_id: str, at: float, grants: tuple[Grant, ...], **changes: object) -> Node:
-    gpu = Gpu(gpu_id=f"{node_id}/0", total_bytes=640 * MIB, grants=grants)
-    if grants:
-        gpu = Gpu(gpu_id=f"{node_id}/0", total_bytes=640 * MIB, grants=grants, role=GpuRole.DEDICATED)
-    fields: dict[str, object] = {
-        "node_id": node_id,
-        "gpus": (gpu,),
+def node(node_id: str, at: float, grants: tuple[Grant, ...], **changes: Any) -> Node:
+    role = GpuRole.DEDICATED if grants else GpuRole.IDLE
+    fields: dict[str, Any] = {
+        "gpus": (Gpu(gpu_id=f"{node_id}/0", total_bytes=640 * MIB, grants=grants, role=role),),
         "engines": ("llamacpp", "emulated"),
-        "agent_url": "http://127.0.0.1:8010",
         "host_cache_bytes": 1024 * MIB,
         "cached": (CachedWeights(digest="d" * 64, num_bytes=139 * MIB, model_keys=("smol-chat",)),),
         "heartbeat_at": at,
-        "revision": 1,
-        **changes,
     }
-    return Node(**fields)  # type: ignore[arg-type]
+    return replace(a_node(node_id), **(fields | changes))
 
 
 def grants(holder: str, weights_mib: int, kv_mib: int) -> tuple[Grant, ...]:
-    return (
-        Grant(holder=holder, owner=GrantOwner.WEIGHTS, num_bytes=weights_mib * MIB),
-        Grant(holder=holder, owner=GrantOwner.KV, num_bytes=kv_mib * MIB),
-    )
+    sizes = {GrantOwner.WEIGHTS: weights_mib, GrantOwner.KV: kv_mib}
+    return tuple(Grant(holder=holder, owner=owner, num_bytes=mib * MIB) for owner, mib in sizes.items())
 
 
-def fact(data: object, at: float, number: int = 0, traceparent: str = "") -> Event:
+def fact(data: Any, at: float, number: int = 0, traceparent: str = "") -> Event:
     """`data` as an event from a made-up writer."""
-    kind: str = data.TYPE  # type: ignore[attr-defined]
-    return Event(
-        event_id=f"e-{kind}-{number}-{at}",
-        type=kind,
-        occurred_at=at,
-        issuer="story-1",
-        data=data,
-        traceparent=traceparent,
-    )
+    id_ = f"e-{data.TYPE}-{number}-{at}"
+    return Event(event_id=id_, type=data.TYPE, occurred_at=at, issuer="story-1", data=data, traceparent=traceparent)
 
 
-def traceparent(seed: int) -> str:
-    return f"00-{trace_id(seed)}-0000000000000001-01"
+def view(now: float) -> FleetView:
+    """The fleet of `fleet_events` as a console has it whose bus and store answer."""
+    seen = FleetView()
+    for name in ("bus", "store"):
+        seen.source(name, True, now)
+    for event in fleet_events(now):
+        seen.take(event, now)
+    return seen
 
 
 def fleet_events(now: float) -> list[Event]:
@@ -267,40 +257,33 @@ def fleet_events(now: float) -> list[Event]:
         model("big-emulated", "Qwen/Qwen3-8B", 448, "emulated"),
         model("broken", "smol-broken", 139),
     ]
-    live = [
+    ready = [
         instance("i-71c2", "smol-chat", "node-1", InstanceState.READY, now - 340),
         instance("i-0a9e", "smol-poet", "node-2", InstanceState.READY, now - 22),
         instance("i-33f0", "big-emulated", "node-2", InstanceState.READY, now - 61, emulated=True, engine="emulated"),
-        instance("i-b7d4", "smol-coder", "node-1", InstanceState.LOADING, now - 0.9),
     ]
-    failed = instance(
-        "i-dead",
-        "broken",
-        "node-3",
-        InstanceState.FAILED,
-        now - 70,
-        reason="weights_corrupt: sha256 of smol-broken.gguf does not match",
-    )
+    loading = instance("i-b7d4", "smol-coder", "node-1", InstanceState.LOADING, now - 0.9)
+    reason = "weights_corrupt: sha256 of smol-broken.gguf does not match"
+    failed = instance("i-dead", "broken", "node-3", InstanceState.FAILED, now - 70, reason=reason)
     loads = {
         "smol-chat": ModelLoad(num_in_flight=3, in_flight_by_instance={"i-71c2": 3}),
         "smol-poet": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-0a9e": 1}),
         "smol-coder": ModelLoad(num_waiting=7),
     }
-    events = [fact(ModelDeployed(model=m), now, i) for i, m in enumerate(models)]
-    events += [
-        fact(InstanceReady(instance=i) if i.state is InstanceState.READY else InstanceLoading(instance=i), now, n)
-        for n, i in enumerate(live)
-    ]
-    events += [fact(InstanceFailed(instance=failed, code="weights_corrupt"), now)]
-    events += beats(now)
-    events += [fact(RouterLoadReported(router_id="router-1", loads=loads), now)]
-    events += [fact(request_finished(i, now - 40 + 3 * i), now - 40 + 3 * i, i, traceparent(i)) for i in range(12)]
     rejected = RequestRejected(
         model_key="broken", request_id="req-rejected", router_id="router-1", status=503, code="weights_unavailable"
     )
-    events += [fact(rejected, now - 3)]
-    events += [fact(DecisionMade(decision=d), now, i) for i, d in enumerate(decisions(now))]
-    return events
+    return [
+        *(fact(ModelDeployed(model=m), now, i) for i, m in enumerate(models)),
+        *(fact(InstanceReady(instance=one), now, i) for i, one in enumerate(ready)),
+        fact(InstanceLoading(instance=loading), now),
+        fact(InstanceFailed(instance=failed, code="weights_corrupt"), now),
+        *beats(now),
+        fact(RouterLoadReported(router_id="router-1", loads=loads), now),
+        *(fact(request_finished(i, now - 40 + 3 * i), now - 40 + 3 * i, i, traceparent(i)) for i in range(12)),
+        fact(rejected, now - 3),
+        *(fact(DecisionMade(decision=d), now, i) for i, d in enumerate(decisions(now))),
+    ]
 
 
 def beats(now: float, revision: int = 1) -> list[Event]:
@@ -314,10 +297,10 @@ def beats(now: float, revision: int = 1) -> list[Event]:
 
 def request_finished(number: int, at: float) -> RequestFinished:
     cold = number % 5 == 0
-    keys = ("smol-chat", "smol-poet", "big-emulated", "smol-chat")
+    model_key = ("smol-chat", "smol-poet", "big-emulated", "smol-chat")[number % 4]
     ttft_s = 1.79 if cold else 0.031 + 0.004 * number
     return RequestFinished(
-        model_key=keys[number % 4],
+        model_key=model_key,
         request_id=f"req-{number:04d}-7d1e",
         router_id="router-1",
         instance_id="i-71c2",
@@ -331,8 +314,16 @@ def request_finished(number: int, at: float) -> RequestFinished:
         response_tokens=64 + number,
         tokens_exact=number != 4,
         cold=cold,
-        emulated=keys[number % 4] == "big-emulated",
+        emulated=model_key == "big-emulated",
     )
+
+
+def a_decision(
+    number: int, kind: str = "place", reason: str = "it is the first with enough free memory", **fields: Any
+) -> DecisionRecord:
+    """Decision d-`number`."""
+    given = {"policy": "first_fit", "service": "placer", "made_at": float(number), **fields}
+    return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **given)
 
 
 def decisions(now: float) -> list[DecisionRecord]:
@@ -345,15 +336,38 @@ def decisions(now: float) -> list[DecisionRecord]:
         ("refuse", "first_fit", "placer", "broken", "weights are corrupt; not placed again until the file changes"),
     ]
     return [
-        DecisionRecord(
-            decision_id=f"d-{i}",
-            kind=kind,
-            policy=policy,
-            service=service,
-            reason=reason,
-            made_at=now - 24 + 4 * i,
-            model_key=model_key,
-            traceparent=traceparent(0),
-        )
+        a_decision(i, kind, reason, policy=policy, service=service, model_key=model_key, made_at=now - 24 + 4 * i,
+                   traceparent=traceparent(0))
         for i, (kind, policy, service, model_key, reason) in enumerate(made)
+    ]  # fmt: skip
+
+
+def placement(now: float) -> list[Event]:
+    """A request waits, so an instance is asked for, placed by decision d-9, and is ready: each causes the next."""
+    waiting = RequestWaiting(
+        model_key="smol-poet", request_id="req-w", router_id="router-1", num_waiting=1, waiting_since=now,
+        deadline_at=now + 60,
+    )  # fmt: skip
+    wanted = model("smol-poet", "smol-poet", 139)
+    rivals = (
+        Rival(name="node-1/0", score=16.0 * MIB, why="203 MiB are needed", unit="bytes free"),
+        Rival(name="node-2/0", score=301.0 * MIB, why="it is the first with enough free memory", unit="bytes free"),
+    )
+    inputs = {"need_bytes": 203 * MIB, "waited_s": 0.004, "asked_because": "1 waiting"}
+    record = a_decision(
+        9, reason=f"first GPU with 301 MiB free {MARKUP}", made_at=now, model_key="smol-poet", instance_id="i-9",
+        node_id="node-2", gpu_id="node-2/0", chosen="node-2/0", inputs=inputs, rivals=rivals, cause_id="e-place",
+        traceparent=traceparent(0),
+    )  # fmt: skip
+    ready = instance("i-9", "smol-poet", "node-2", InstanceState.READY, now - 2, emulated=True)
+    steps: list[tuple[str, Any, str, str]] = [
+        ("e-waiting", waiting, "req-w", "router-1"),
+        ("e-place", PlaceInstance(instance_id="i-9", model=wanted, reason="1 waiting", wanted_at=now), "e-waiting",
+         "autoscaler-1"),
+        ("e-decision", DecisionMade(decision=record), "e-place", "placer-1"),
+        ("e-ready", InstanceReady(instance=ready), "e-start", "agent-node-2"),
+    ]  # fmt: skip
+    return [
+        replace(fact(data, now, traceparent=traceparent(0)), event_id=id_, cause_id=cause, issuer=issuer, epoch=1)
+        for id_, data, cause, issuer in steps
     ]

@@ -3,8 +3,8 @@
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -12,17 +12,7 @@ from fastapi.responses import Response
 from starlette.middleware import Middleware
 
 from glowplug.runtime.rest import make_app
-from services.console import (
-    decisions,
-    events,
-    fleet_api,
-    forecasts,
-    jaeger,
-    login,
-    otlp,
-    passing,
-    trace_api,
-)
+from services.console import decisions, events, fleet_api, forecasts, jaeger, login, otlp, passing, trace_api
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
@@ -52,27 +42,16 @@ _PATHS: Final = {"index.html": "/", "login.html": "/login"}
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
 
-@dataclass
 class Console:
     """Everything the console holds. Build one, then `build_app` it."""
 
-    settings: ConsoleSettings
-    metrics: ConsoleMetrics
-    clock: Callable[[], float] = time.time
-    view: FleetView = field(default_factory=FleetView)
-    traces: TraceStore = field(init=False)
-    hub: Hub = field(init=False)
-    requests: RequestLog = field(init=False)
-    starts: StartHistory = field(default_factory=StartHistory)
-    upstream: Upstream = field(init=False)
-    events: EventLog = field(init=False)
-    decisions: DecisionLog = field(init=False)
-    access: Access = field(init=False)
-    disk: TraceDisk | None = None
-
-    def __post_init__(self) -> None:
-        settings = self.settings
-        self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, self.clock)
+    def __init__(
+        self, settings: ConsoleSettings, metrics: ConsoleMetrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.settings, self.metrics, self.clock = settings, metrics, clock
+        self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, clock)
+        self.view = FleetView()
+        self.starts = StartHistory()
         self.traces = TraceStore(
             max_traces=settings.trace_max_traces,
             max_bytes=settings.trace_max_bytes,
@@ -84,12 +63,7 @@ class Console:
             max_events=settings.events_kept, max_bytes=settings.events_max_bytes, watch_limit=settings.events_per_beat
         )
         self.decisions = DecisionLog(max_decisions=settings.decisions_kept)
-        addresses = {
-            "router": settings.router_url,
-            "autoscaler": settings.autoscaler_url,
-            "placer": settings.placer_url,
-            "predictor": settings.predictor_url,
-        }
+        addresses = {name: getattr(settings, f"{name}_url") for name in ("router", "autoscaler", "placer", "predictor")}
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
@@ -102,8 +76,7 @@ class Console:
             keep_content=settings.log_prompts,
             on_failure=self.metrics.disk_dropped.inc,
         )
-        self.traces.restore(disk.open(), disk)
-        self.disk = disk
+        self.traces.restore(disk)
 
 
 def build_app(console: Console) -> FastAPI:
@@ -118,11 +91,10 @@ def build_app(console: Console) -> FastAPI:
     )
     receiver = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
     app.include_router(otlp.routes(receiver))
-    app.include_router(trace_api.routes(console.traces, console.disk))
+    app.include_router(trace_api.routes(console.traces))
     app.include_router(jaeger.routes(console.traces, console.clock))
-    app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(
-        fleet_api.detail_routes(console.view, console.requests, console.starts, console.decisions, console.clock)
+        fleet_api.routes(console.view, console.hub, console.requests, console.starts, console.decisions, console.clock)
     )
     app.include_router(decisions.routes(console.decisions, console.events))
     settings = console.settings
@@ -152,22 +124,16 @@ def _page(app: FastAPI) -> None:
     """Every file of the page has one fixed route: no path comes from a client. The document names every module, so that
     a browser asks for all of them at once and not as it comes upon each import."""
     found = {entry.name: entry for entry in (files("services.console") / "page").iterdir() if entry.is_file()}
-    assets = {name: found[name] for name in sorted(found) if _suffix(name) in _TYPES}
-    hints = "".join(
-        f'<link rel="modulepreload" href="/page/{name}">\n'
-        for name in assets
-        if _suffix(name) == ".js" and name != "login.js"
-    )
+    assets = {name: found[name] for name in sorted(found) if PurePath(name).suffix in _TYPES}
+    modules = (name for name in assets if name.endswith(".js") and name != "login.js")
+    hints = "".join(f'<link rel="modulepreload" href="/page/{name}">\n' for name in modules)
     for name, asset in assets.items():
         body = asset.read_bytes()
         if name == "index.html":
             body = body.replace(b"</head>", hints.encode() + b"</head>", 1)
         path = _PATHS.get(name, f"/page/{name}")
-        app.add_api_route(path, _static(body, _TYPES[_suffix(name)]), include_in_schema=False, methods=["GET", "HEAD"])
-
-
-def _suffix(name: str) -> str:
-    return "." + name.rpartition(".")[2]
+        answer = _static(body, _TYPES[PurePath(name).suffix])
+        app.add_api_route(path, answer, include_in_schema=False, methods=["GET", "HEAD"])
 
 
 def _static(body: bytes, kind: str) -> Callable[[Request], Response]:

@@ -5,6 +5,7 @@ happened to an instance is kept for the latest `OUTCOMES_KEPT`, also when the in
 
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -18,8 +19,8 @@ from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import DecisionMade, InstanceChange, ModelDeployed, ModelUndeployed
 from services.console.events import EventLog, EventRow, trace_id_of
-from services.console.fleet_rows import DecisionRow
-from services.console.trace_api import json_response
+from services.console.fleet_rows import DecisionRow, PhaseRow, began_at, phase_rows
+from services.console.records import Newest, json_response, record_of
 
 OUTCOMES_KEPT: Final = 4000
 RELATED_SHOWN: Final = 50
@@ -27,17 +28,8 @@ MAX_LINES: Final = 500
 _Text = Annotated[str, Query(max_length=200)]
 
 
-class PhaseOutcome(msgspec.Struct, frozen=True):
-    """One stage of a start. `predicted_s` is 0 when nothing was predicted, `duration_s` -1 while it goes on."""
-
-    name: str
-    offset_s: float
-    duration_s: float
-    predicted_s: float
-
-
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of an instance. `start_s` is 0 until it is ready."""
+    """What has become of an instance. `start_s` is 0 until it is ready; a phase that goes on lasts -1."""
 
     instance_id: str
     model_key: str
@@ -49,7 +41,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ready_at: float
     changed_at: float
     start_s: float
-    phases: tuple[PhaseOutcome, ...]
+    phases: tuple[PhaseRow, ...]
     decision_id: str
     emulated: bool
 
@@ -62,19 +54,20 @@ class DecisionLine(DecisionRow, frozen=True, kw_only=True):
     emulated: bool
 
 
-class DecisionWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A search: all that is given must hold, exactly but for `text`. `instance` finds victims too."""
+@dataclass(frozen=True, kw_only=True)
+class DecisionWanted:
+    """A search: all that is given must hold, exactly but for the text `q`. `instance` finds victims too."""
 
-    kind: str = ""
-    policy: str = ""
-    service: str = ""
-    model: str = ""
-    node: str = ""
-    gpu: str = ""
-    instance: str = ""
-    request: str = ""
-    trace: str = ""
-    text: str = ""
+    kind: _Text = ""
+    policy: _Text = ""
+    service: _Text = ""
+    model: _Text = ""
+    node: _Text = ""
+    gpu: _Text = ""
+    instance: _Text = ""
+    request: _Text = ""
+    trace: _Text = ""
+    q: _Text = ""
 
     def wants(self, record: DecisionRecord) -> bool:
         pairs = (
@@ -85,12 +78,12 @@ class DecisionWanted(msgspec.Struct, frozen=True, kw_only=True):
             (self.node, record.node_id),
             (self.gpu, record.gpu_id),
             (self.request, record.request_id),
-            (self.trace, trace_id_of(record.traceparent)),
+            (self.trace.lower(), trace_id_of(record.traceparent)),
         )
         return (
             all(not given or given == value for given, value in pairs)
             and (not self.instance or self.instance in named_in(record))
-            and (not self.text or self.text.lower() in _text(record))
+            and (not self.q or self.q.strip().lower() in _text(record))
         )
 
 
@@ -98,10 +91,9 @@ class DecisionLog:
     """The newest `max_decisions` decisions, by id."""
 
     def __init__(self, *, max_decisions: int = 2000) -> None:
-        self._max = max_decisions
-        self._records: dict[str, DecisionRecord] = {}  # oldest first
-        self._events: dict[str, str] = {}  # decision id -> id of the event that carried it
-        self._outcomes: dict[str, tuple[int, Outcome]] = {}  # instance id -> (revision, what became of it)
+        self._records: Newest[str, DecisionRecord] = Newest(max_decisions)
+        self._events: Newest[str, str] = Newest(max_decisions)  # decision id -> id of the event that carried it
+        self._outcomes: Newest[str, tuple[int, Outcome]] = Newest(OUTCOMES_KEPT)  # instance id -> (revision, outcome)
         self._emulated: dict[str, bool] = {}  # model key -> whether its engine is
 
     def __len__(self) -> int:
@@ -111,7 +103,7 @@ class DecisionLog:
         """A decision, or news of an instance; anything else is not ours."""
         data = event.data
         if isinstance(data, DecisionMade):
-            self._events[data.decision.decision_id] = event.event_id
+            self._events.put(data.decision.decision_id, event.event_id)
             self.put(data.decision)
         elif isinstance(data, InstanceChange):
             self.put_instance(data.instance)
@@ -124,38 +116,25 @@ class DecisionLog:
         """Keep one decision; one that is known already is kept once."""
         if record.decision_id in self._records:
             return
-        self._records[record.decision_id] = record
+        self._records.put(record.decision_id, record)
         if engine := record.inputs.get("engine"):
             self._emulated[record.model_key] = engine == "emulated"
-        if len(self._records) > self._max:
-            oldest = next(iter(self._records))
-            del self._records[oldest]
-            self._events.pop(oldest, None)
 
     def restore(self, records: Iterable[DecisionRecord]) -> None:
         """The tail of the fleet's log, in any order: what is missing here is put in its place."""
         missing = [record for record in records if record.decision_id not in self._records]
-        if not missing:
-            return
         newest_known = max((r.made_at for r in self._records.values()), default=0.0)
-        if all(record.made_at >= newest_known for record in missing):
-            for record in sorted(missing, key=lambda r: (r.made_at, r.decision_id)):
-                self.put(record)
-            return
-        known = [*self._records.values(), *missing]
-        self._records = {}
-        for record in sorted(known, key=lambda r: (r.made_at, r.decision_id)):
+        if any(record.made_at < newest_known for record in missing):
+            missing += self._records.values()
+            self._records.clear()
+        for record in sorted(missing, key=lambda r: (r.made_at, r.decision_id)):
             self.put(record)
 
     def put_instance(self, instance: Instance) -> None:
         """What an agent says of an instance; an older revision never wins."""
-        key = instance.instance_id
-        if key in self._outcomes and instance.revision <= self._outcomes[key][0]:
-            return
-        self._outcomes.pop(key, None)
-        self._outcomes[key] = (instance.revision, outcome_of(instance))
-        if len(self._outcomes) > OUTCOMES_KEPT:
-            del self._outcomes[next(iter(self._outcomes))]
+        known = self._outcomes.get(instance.instance_id)
+        if known is None or instance.revision > known[0]:
+            self._outcomes.put(instance.instance_id, (instance.revision, outcome_of(instance)))
 
     def put_model(self, model: Model) -> None:
         """A model that is deployed: what is decided about it is emulated when its engine is."""
@@ -177,9 +156,9 @@ class DecisionLog:
 
     def line(self, record: DecisionRecord) -> DecisionLine:
         """One decision as a line."""
-        shared = {name: getattr(record, name) for name in _LINE_FIELDS}
-        return DecisionLine(
-            **shared,
+        return record_of(
+            DecisionLine,
+            record,
             trace_id=trace_id_of(record.traceparent),
             num_rivals=len(record.rivals),
             emulated=self.is_emulated(record),
@@ -215,11 +194,6 @@ class DecisionLog:
         }
 
 
-_LINE_FIELDS: Final = tuple(
-    name for name in DecisionLine.__struct_fields__ if name not in ("trace_id", "num_rivals", "emulated")
-)
-
-
 def named_in(record: DecisionRecord) -> set[str]:
     """Ids of the instances a decision is about, its victims included."""
     victims = record.chosen.split(", ") if record.kind == "evict" else []
@@ -228,29 +202,13 @@ def named_in(record: DecisionRecord) -> set[str]:
 
 def outcome_of(instance: Instance) -> Outcome:
     """What has become of one instance so far."""
-    began = min((instance.created_at or instance.changed_at, *(phase.started_at for phase in instance.phases)))
-    return Outcome(
-        instance_id=instance.instance_id,
-        model_key=instance.model_key,
+    began = began_at(instance) or instance.changed_at
+    return record_of(
+        Outcome,
+        instance,
         state=instance.state.value,
-        reason=instance.reason,
-        node_id=instance.node_id,
-        gpu_id=instance.gpu_id,
-        created_at=instance.created_at,
-        ready_at=instance.ready_at,
-        changed_at=instance.changed_at,
         start_s=max(0.0, instance.ready_at - began) if instance.ready_at else 0.0,
-        phases=tuple(
-            PhaseOutcome(
-                phase.name.value,
-                phase.started_at - began,
-                phase.actual_s if phase.ended_at else -1.0,
-                phase.predicted_s,
-            )
-            for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
-        ),
-        decision_id=instance.decision_id,
-        emulated=instance.emulated,
+        phases=phase_rows(instance, began, unfinished_s=-1.0),
     )
 
 
@@ -283,24 +241,13 @@ class DecisionPage(msgspec.Struct, frozen=True, kw_only=True):
     command: str
 
 
-def asked_for(
-    kind: _Text = "", policy: _Text = "", service: _Text = "", model: _Text = "", node: _Text = "", gpu: _Text = "",
-    instance: _Text = "", request: _Text = "", trace: _Text = "", q: _Text = "",
-) -> DecisionWanted:  # fmt: skip
-    """The search of a query."""
-    return DecisionWanted(
-        kind=kind, policy=policy, service=service, model=model, node=node, gpu=gpu, instance=instance,
-        request=request, trace=trace.lower(), text=q.strip(),
-    )  # fmt: skip
-
-
 def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
     """`events` gives the causes of decisions."""
     router = APIRouter(prefix="/api/v1", tags=["decisions"])
 
     @router.get("/decisions")
     async def latest(
-        wanted: Annotated[DecisionWanted, Depends(asked_for)], limit: int = Query(200, ge=1, le=MAX_LINES)
+        wanted: Annotated[DecisionWanted, Depends()], limit: int = Query(200, ge=1, le=MAX_LINES)
     ) -> Response:
         """What was decided, newest first; filters are exact, `q` looks anywhere, `instance` finds victims too."""
         found = list(decisions.newest(wanted))
@@ -325,7 +272,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
 
 
 def _page(record: DecisionRecord, decisions: DecisionLog, events: EventLog) -> DecisionPage:
-    chain = events.chain(record.cause_id)
+    chain, is_whole = events.chain(record.cause_id)
     victims = sorted(named_in(record) - {record.instance_id})
     subject = record.instance_id or record.model_key or record.gpu_id or record.node_id or record.decision_id
     return DecisionPage(
@@ -333,7 +280,7 @@ def _page(record: DecisionRecord, decisions: DecisionLog, events: EventLog) -> D
         record=record,
         event_id=decisions.event_of(record.decision_id),
         chain=chain,
-        is_whole=not (chain[-1].cause_id if chain else record.cause_id),
+        is_whole=is_whole,
         outcome=decisions.outcome(record.instance_id),
         victims=[outcome for victim in victims if (outcome := decisions.outcome(victim))],
         related=[decisions.line(other) for other in decisions.related(record)],

@@ -1,13 +1,15 @@
 """The bus as the console remembers it: the latest events of each class, live streams of them, causes and effects.
 
 The log is pure but for the wake-up of watchers. Events are kept as JSON, so that `num_bytes` is what they really cost;
-telemetry has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate that nobody
-could read, costs nothing but the watcher's own `num_skipped`."""
+telemetry has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate too
+high to read, costs nothing but the watcher's own `num_skipped`."""
 
 import asyncio
+import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,12 +24,10 @@ from glowplug.events.envelope import PAYLOADS, encode
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, Sighting, sight, summary
 from glowplug.events.subjects import subject
 from glowplug.weights.source import redacted
+from services.console.records import json_response, message, streamed
 from services.console.spans import clip
-from services.console.trace_api import json_response, message
 
-ROW_OVERHEAD_BYTES: Final = (
-    900  # one row, its dict slots and its bytes header, measured with tracemalloc and rounded up
-)
+ROW_OVERHEAD_BYTES: Final = 900  # a row, its dict slots and bytes header: measured with tracemalloc and rounded up
 MAX_WORDS_CHARS: Final = 240
 CHAIN_LIMIT: Final = 32
 EFFECTS_LIMIT: Final = 100
@@ -174,33 +174,25 @@ class EventLog:
 
     def get(self, event_id: str) -> Entry | None:
         """One event, or None when it was never received or has left its ring."""
-        for ring in self._rings.values():
-            if (entry := ring.entries.get(event_id)) is not None:
-                return entry
-        return None
+        return next((ring.entries[event_id] for ring in self._rings.values() if event_id in ring.entries), None)
 
     def latest(self, wanted: EventFilter, limit: int) -> list[EventRow]:
         """The newest events that match, oldest first."""
-        found: list[EventRow] = []
-        for entry in self._newest(wanted.planes):
-            if len(found) >= limit:
-                break
-            if wanted.wants(entry.seen, entry.raw):
-                found.append(entry.row)
-        return found[::-1]
+        matching = (entry.row for entry in self._newest(wanted.planes) if wanted.wants(entry.seen, entry.raw))
+        return list(islice(matching, limit))[::-1]
 
-    def chain(self, cause_id: str) -> list[EventRow]:
-        """The cause, its cause and so on, nearest first, as far as they are kept."""
+    def chain(self, cause_id: str) -> tuple[list[EventRow], bool]:
+        """The cause, its cause and so on, nearest first, as far as they are kept; and whether these are all."""
         chain: list[EventRow] = []
         while cause_id and len(chain) < CHAIN_LIMIT and (entry := self.get(cause_id)) is not None:
             chain.append(entry.row)
             cause_id = entry.row.cause_id
-        return chain
+        return chain, not cause_id
 
     def effects(self, event_id: str) -> list[EventRow]:
         """What an event caused directly, oldest first."""
         found = [e.row for e in self._newest(PLANES) if e.row.cause_id == event_id]
-        return sorted(found, key=lambda row: row.seq)[:EFFECTS_LIMIT]
+        return found[::-1][:EFFECTS_LIMIT]
 
     def kept(self) -> dict[str, dict[str, int]]:
         """How full each ring is."""
@@ -208,16 +200,8 @@ class EventLog:
 
     def _newest(self, planes: tuple[str, ...]) -> Iterator[Entry]:
         """Entries of these rings, newest first over all of them."""
-        walks = [reversed(self._rings[plane].entries.values()) for plane in PLANES if plane in planes]
-        heads = [(head, walk) for walk in walks if (head := next(walk, None)) is not None]
-        while heads:
-            index = max(range(len(heads)), key=lambda i: heads[i][0].row.seq)
-            head, walk = heads[index]
-            yield head
-            if (follower := next(walk, None)) is not None:
-                heads[index] = (follower, walk)
-            else:
-                del heads[index]
+        walks = (reversed(ring.entries.values()) for plane, ring in self._rings.items() if plane in planes)
+        return heapq.merge(*walks, key=lambda entry: entry.row.seq, reverse=True)
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,8 +265,7 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
         """Server-sent events: `events` with the latest that match, then `more` as they come, with what was left out."""
         if len(log.watchers) >= max_watchers:
             raise Contended("too many open views of events", retry_after_s=5.0)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_until_gone(log, wanted, beat_s), media_type="text/event-stream", headers=headers)
+        return streamed(_until_gone(log, wanted, beat_s))
 
     @router.get("/events/latest")
     async def latest(wanted: Wanted, limit: int = Query(FIRST_ROWS, ge=1, le=MAX_ROWS)) -> Response:
@@ -295,14 +278,14 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
         entry = log.get(event_id)
         if entry is None:
             raise NotFound(f"event {event_id[:64]} is not here: the console keeps the latest since it started")
-        chain = log.chain(entry.row.cause_id)
+        chain, is_whole = log.chain(entry.row.cause_id)
         wanted = EventFilter(planes=(entry.seen.plane,), types=(entry.seen.kind,), entity_id=entry.seen.entity_id)
         return json_response(
             EventPage(
                 row=entry.row,
                 event=msgspec.Raw(entry.raw),
                 chain=chain,
-                is_whole=not (chain[-1] if chain else entry.row).cause_id,
+                is_whole=is_whole,
                 effects=log.effects(event_id),
                 command=wanted.command(),
             )
@@ -312,13 +295,8 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
 
 
 def _opening(log: EventLog, wanted: EventFilter, limit: int) -> Opening:
-    return Opening(
-        rows=log.latest(wanted, limit),
-        command=wanted.command(),
-        types=sorted(PAYLOADS),
-        num_passed=log.num_passed,
-        kept=log.kept(),
-    )
+    rows, command, types = log.latest(wanted, limit), wanted.command(), sorted(PAYLOADS)
+    return Opening(rows=rows, command=command, types=types, num_passed=log.num_passed, kept=log.kept())
 
 
 async def _until_gone(log: EventLog, wanted: EventFilter, beat_s: float) -> AsyncIterator[bytes]:

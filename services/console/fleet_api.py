@@ -9,15 +9,22 @@ from starlette.responses import Response
 from glowplug.domain.errors import Contended, ModelNotFound
 from services.console.decisions import DecisionLog
 from services.console.fleet_view import FleetView
-from services.console.model_detail import ModelDetail, StartHistory, declared, why_so
+from services.console.model_detail import ModelDetail, StartHistory, coming, declared, why_so
+from services.console.records import json_response, streamed
 from services.console.request_log import RequestLog
 from services.console.stream import Client, Hub, TooManyClients
-from services.console.trace_api import json_response
 
 MAX_LINES = 500
 
 
-def routes(view: FleetView, hub: Hub, clock: Callable[[], float]) -> APIRouter:
+def routes(
+    view: FleetView,
+    hub: Hub,
+    requests: RequestLog,
+    starts: StartHistory,
+    decisions: DecisionLog,
+    clock: Callable[[], float],
+) -> APIRouter:
     """`clock` gives epoch seconds."""
     router = APIRouter(prefix="/api/v1", tags=["fleet"])
 
@@ -33,21 +40,7 @@ def routes(view: FleetView, hub: Hub, clock: Callable[[], float]) -> APIRouter:
             client = hub.join(view, clock())
         except TooManyClients as error:
             raise Contended("too many open pages", retry_after_s=5.0) from error
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_until_gone(hub, client), media_type="text/event-stream", headers=headers)
-
-    return router
-
-
-def detail_routes(
-    view: FleetView,
-    requests: RequestLog,
-    starts: StartHistory,
-    decisions: DecisionLog,
-    clock: Callable[[], float],
-) -> APIRouter:
-    """What one view of the page reads beside the stream. `clock` gives epoch seconds."""
-    router = APIRouter(prefix="/api/v1", tags=["fleet"])
+        return streamed(_until_gone(hub, client))
 
     @router.get("/requests")
     async def matching(
@@ -75,7 +68,7 @@ def detail_routes(
             instances=[line for line in snapshot.instances if line.model_key == key],
             declared=declared(view.models[key]),
             starts=starts.starts(key),
-            coming=starts.coming(mine, now_s),
+            coming=coming(mine, view.fetches, now_s),
             why=why_so(key, mine, decisions),
         )
         return json_response(detail)

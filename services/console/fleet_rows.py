@@ -4,20 +4,19 @@ Rows are flat, small and JSON-ready. Times are epoch seconds.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.hardware import Gpu, Link, Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import RequestRejected
 from glowplug.fleet import status
 from services.console.events import trace_id_of
-
-RowT = TypeVar("RowT", bound=msgspec.Struct)
+from services.console.records import record_of
 
 
 class Load(NamedTuple):
@@ -122,15 +121,6 @@ class CachedRow(msgspec.Struct, frozen=True, kw_only=True):
     model_keys: tuple[str, ...]
 
 
-class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A path into a node; `bytes_per_s` is what it is allowed, 0 when nothing limits it."""
-
-    link_id: str
-    bytes_per_s: float
-    bytes_in_flight: int
-    num_transfers: int
-
-
 class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
     """Weights on their way into a node. `bytes_per_s` is measured over the latest reports; 0 when none came lately."""
 
@@ -153,7 +143,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuRow, ...]
     host_cache_bytes: int
     cached: tuple[CachedRow, ...]
-    links: tuple[LinkRow, ...]
+    links: tuple[Link, ...]
     fetches: tuple[FetchRow, ...]
     bytes_in_flight: int
 
@@ -199,30 +189,11 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
     stale_since: float
 
 
-def _row(kind: type[RowT], source: object, **others: Any) -> RowT:
-    """A row with the fields `others`, and the rest as `source` has them under the same names."""
-    names = (name for name in kind.__struct_fields__ if name not in others)
-    return kind(**{name: getattr(source, name) for name in names}, **others)
-
-
 def instance_row(instance: Instance, num_in_flight: int) -> InstanceRow:
     """One instance; its place is that of its first worker."""
-    return InstanceRow(
-        instance_id=instance.instance_id,
-        model_key=instance.model_key,
-        engine=instance.engine,
-        state=instance.state.value,
-        node_id=instance.node_id,
-        gpu_id=instance.gpu_id,
-        num_bytes=sum(worker.num_bytes for worker in instance.workers),
-        num_in_flight=num_in_flight,
-        max_concurrency=instance.max_concurrency,
-        created_at=instance.created_at,
-        ready_at=instance.ready_at,
-        changed_at=instance.changed_at,
-        reason=instance.reason,
-        decision_id=instance.decision_id,
-        emulated=instance.emulated,
+    num_bytes = sum(worker.num_bytes for worker in instance.workers)
+    return record_of(
+        InstanceRow, instance, state=instance.state.value, num_bytes=num_bytes, num_in_flight=num_in_flight
     )
 
 
@@ -235,7 +206,7 @@ def node_row(
     fetches: tuple[FetchRow, ...] = (),
 ) -> NodeRow:
     """One node with its GPUs; grants name the model of the instance that holds them."""
-    return _row(
+    return record_of(
         NodeRow,
         node,
         is_alive=lost_since == 0,
@@ -243,8 +214,7 @@ def node_row(
         draining=node.draining or cordoned,
         cordoned=cordoned,
         gpus=tuple(_gpu_row(gpu, instances) for gpu in node.gpus),
-        cached=tuple(_row(CachedRow, blob) for blob in node.cached),
-        links=tuple(_row(LinkRow, link) for link in node.links),
+        cached=tuple(record_of(CachedRow, blob) for blob in node.cached),
         fetches=fetches,
         bytes_in_flight=sum(link.bytes_in_flight for link in node.links),
     )
@@ -255,8 +225,8 @@ def _gpu_row(gpu: Gpu, instances: Mapping[str, Instance]) -> GpuRow:
     for grant in gpu.grants:
         holder = instances.get(grant.holder)
         known = {"model_key": holder.model_key if holder else "", "emulated": holder.emulated if holder else False}
-        grants.append(_row(GrantRow, grant, owner=grant.owner.value, **known))
-    return _row(GpuRow, gpu, role=gpu.role.value, free_bytes=max(0, gpu.free_bytes), grants=tuple(grants))
+        grants.append(record_of(GrantRow, grant, owner=grant.owner.value, **known))
+    return record_of(GpuRow, gpu, role=gpu.role.value, free_bytes=max(0, gpu.free_bytes), grants=tuple(grants))
 
 
 def began_at(instance: Instance) -> float:
@@ -265,10 +235,15 @@ def began_at(instance: Instance) -> float:
     return min((at for at in known if at), default=0.0)
 
 
-def phase_rows(instance: Instance, began: float) -> tuple[PhaseRow, ...]:
-    """Its phases in order of time, counted from `began`."""
+def phase_rows(instance: Instance, began: float, *, unfinished_s: float = 0.0) -> tuple[PhaseRow, ...]:
+    """Its phases in order of time, counted from `began`. `unfinished_s` stands for the length of one that goes on."""
     return tuple(
-        PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
+        PhaseRow(
+            phase.name.value,
+            phase.started_at - began,
+            max(0.0, phase.actual_s) if phase.ended_at else unfinished_s,
+            phase.predicted_s,
+        )
         for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
     )
 
@@ -277,7 +252,7 @@ def cold_start(instance: Instance) -> ColdStart:
     """The start of an instance that is ready, phases counted from the earliest thing known of it."""
     began = began_at(instance) or instance.ready_at
     seconds = max(0.0, instance.ready_at - began)
-    return _row(ColdStart, instance, seconds=seconds, phases=phase_rows(instance, began))
+    return record_of(ColdStart, instance, seconds=seconds, phases=phase_rows(instance, began))
 
 
 def model_row(
@@ -291,10 +266,9 @@ def model_row(
     failure: Failure | None,
 ) -> ModelRow:
     """One model with its instances, oldest first."""
-    return ModelRow(
-        key=model.key,
-        name=model.name,
-        engine=model.engine,
+    return record_of(
+        ModelRow,
+        model,
         temperature=status.temperature(instances).value,
         state=status.model_state(instances, num_waiting=load.num_waiting, has_failed=failure is not None).value,
         eta_s=round(eta_s, 1),
@@ -302,11 +276,6 @@ def model_row(
         num_waiting=load.num_waiting,
         num_in_flight=load.num_in_flight,
         num_ready=sum(map(status.is_ready, instances)),
-        max_instances=model.max_instances,
-        memory_bytes=model.memory_bytes,
-        keep_alive_s=model.keep_alive_s,
-        pinned=model.pinned,
-        suspended=model.suspended,
         emulated=model.engine == "emulated" or any(i.emulated for i in instances),
         instances=tuple(i.instance_id for i in sorted(instances, key=lambda i: (i.created_at, i.instance_id))),
         last_cold_start=start,
@@ -315,19 +284,12 @@ def model_row(
 
 
 def decision_row(decision: DecisionRecord) -> DecisionRow:
-    return _row(DecisionRow, decision, trace_id=trace_id_of(decision.traceparent))
+    return record_of(DecisionRow, decision, trace_id=trace_id_of(decision.traceparent))
 
 
 def request_row(event: Event) -> RequestRow:
     """One request that has ended, from request.finished or request.rejected."""
     data, trace_id = event.data, trace_id_of(event.traceparent)
     if isinstance(data, RequestRejected):
-        return RequestRow(
-            request_id=data.request_id,
-            model_key=data.model_key,
-            status=data.status,
-            code=data.code,
-            finished_at=event.occurred_at,
-            trace_id=trace_id,
-        )
-    return _row(RequestRow, data, code=data.error_code, trace_id=trace_id)
+        return record_of(RequestRow, data, finished_at=event.occurred_at, trace_id=trace_id)
+    return record_of(RequestRow, data, code=data.error_code, trace_id=trace_id)

@@ -5,7 +5,7 @@ Pure: it takes events and rows with `now_s`, and gives rows. Every collection is
 something it shows was touched, so that a large fleet costs what changes in it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -39,6 +39,7 @@ from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
 from glowplug.policies.start_times import START_TIMES, StartRow
 from services.console import fleet_rows as rows
+from services.console.records import Newest, RecordT, record_of
 
 REQUESTS_KEPT: Final = 200
 LOOKED_BACK: Final = 32  # requests among which a refused one is looked for: its two events come together
@@ -72,42 +73,48 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[rows.RequestRow]
 
 
-class RowTable(Generic[rows.RowT]):
+class RowTable(Generic[RecordT]):
     """Rows that are made anew only when what they show may have changed. Keys are touched as often as one likes;
     `refresh` makes each touched row once and keeps those that differ.
 
     `make(key, now_s)` gives the row, or None when there is none any more.
     """
 
-    def __init__(self, make: Callable[[str, float], rows.RowT | None]) -> None:
-        self.rows: dict[str, rows.RowT] = {}
+    def __init__(self, make: Callable[[str, float], RecordT | None]) -> None:
+        self.rows: dict[str, RecordT] = {}
         self._make = make
         self._touched: set[str] = set()
-        self._changed: set[str] = set()
+        self._before: dict[str, RecordT | None] = {}  # of each row that is other now: as it was last taken
 
     def touch(self, keys: Iterable[str]) -> None:
         self._touched.update(keys)
 
     def refresh(self, now_s: float) -> None:
         for key in self._touched:
-            row = self._make(key, now_s)
+            row, old = self._make(key, now_s), self.rows.get(key)
+            if row == old:
+                continue
+            self._before.setdefault(key, old)
             if row is None:
-                if self.rows.pop(key, None) is not None:
-                    self._changed.add(key)
-            elif self.rows.get(key) != row:
+                del self.rows[key]
+            else:
                 self.rows[key] = row
-                self._changed.add(key)
         self._touched.clear()
 
-    def take_changed(self) -> set[str]:
-        """Keys whose row is new, other or gone since the last call. One reader only: the hub."""
-        changed, self._changed = self._changed, set()
-        return changed
+    def take_changed(self) -> dict[str, RecordT | None]:
+        """Keys whose row is new, other or gone since the last call, with the row as it was then. One reader only: the
+        hub."""
+        before, self._before = self._before, {}
+        return before
 
 
 @dataclass(slots=True)
-class _Fetch:
+class Fetch:
+    """Weights on their way into a node, as last reported. `bytes_per_s` is 0 until there are two reports."""
+
+    node_id: str
     model_key: str
+    digest: str
     num_bytes_done: int
     num_bytes: int
     reported_at: float
@@ -115,16 +122,18 @@ class _Fetch:
 
 
 class Fetches:
-    """Weights on their way into nodes, as prefetchers report them. Every change names the node whose row shows it."""
+    """Weights on their way into nodes, as prefetchers report them."""
 
     def __init__(self) -> None:
-        self._by_node: dict[str, dict[str, _Fetch]] = {}  # node id -> digest -> fetch
+        self._by_node: dict[str, dict[str, Fetch]] = {}  # node id -> digest -> fetch
 
     def progress(self, report: WeightsProgressed, now_s: float) -> None:
         here = self._by_node.setdefault(report.node_id, {})
         known = here.get(report.digest)
         if known is None or report.num_bytes_done < known.num_bytes_done:  # new, or begun again
-            here[report.digest] = _Fetch(report.model_key, report.num_bytes_done, report.num_bytes, now_s)
+            here[report.digest] = Fetch(
+                report.node_id, report.model_key, report.digest, report.num_bytes_done, report.num_bytes, now_s
+            )
             return
         took_s = now_s - known.reported_at
         if took_s > 0:
@@ -135,11 +144,7 @@ class Fetches:
         known.num_bytes_done, known.num_bytes = report.num_bytes_done, report.num_bytes
 
     def end(self, fact: WeightsFetched | WeightsFetchFailed) -> None:
-        here = self._by_node.get(fact.node_id)
-        if here is not None:
-            here.pop(fact.digest, None)
-            if not here:
-                del self._by_node[fact.node_id]
+        self._by_node.get(fact.node_id, {}).pop(fact.digest, None)
 
     def refresh(self, now_s: float) -> set[str]:
         """Nodes with a fetch that has stalled or been forgotten."""
@@ -149,29 +154,22 @@ class Fetches:
                 silent_s = now_s - fetch.reported_at
                 if silent_s >= FORGOTTEN_S:
                     del here[digest]
-                elif silent_s < STALLED_S or not fetch.bytes_per_s:
-                    continue
-                else:
+                    touched.add(node_id)
+                elif silent_s >= STALLED_S and fetch.bytes_per_s:
                     fetch.bytes_per_s = 0.0
-                touched.add(node_id)
+                    touched.add(node_id)
             if not here:
                 del self._by_node[node_id]
         return touched
 
     def rows(self, node_id: str) -> tuple[rows.FetchRow, ...]:
-        here = self._by_node.get(node_id)
-        if not here:
-            return ()
-        return tuple(
-            rows.FetchRow(
-                digest=digest,
-                model_key=fetch.model_key,
-                num_bytes_done=fetch.num_bytes_done,
-                num_bytes=fetch.num_bytes,
-                bytes_per_s=round(fetch.bytes_per_s),
-            )
-            for digest, fetch in here.items()
-        )
+        here = self._by_node.get(node_id, {}).values()
+        return tuple(record_of(rows.FetchRow, fetch, bytes_per_s=round(fetch.bytes_per_s)) for fetch in here)
+
+    def of(self, model_key: str, node_id: str) -> Fetch | None:
+        """The fetch of one model into one node of which the latest report came, or None."""
+        mine = (fetch for fetch in self._by_node.get(node_id, {}).values() if fetch.model_key == model_key)
+        return max(mine, key=lambda fetch: fetch.reported_at, default=None)
 
 
 class Loads:
@@ -181,7 +179,7 @@ class Loads:
     def __init__(self) -> None:
         self._reports = LoadReports()
         self._by_model: dict[str, rows.Load] = {}
-        self._by_instance: dict[str, int] = {}
+        self._by_instance = Counter[str]()
         self._is_stale = False
 
     def put(self, report: RouterLoadReported, now_s: float) -> None:
@@ -193,28 +191,24 @@ class Loads:
 
     def instance(self, key: str) -> int:
         """Requests an instance runs."""
-        return self._by_instance.get(key, 0)
+        return self._by_instance[key]
 
     def refresh(self, now_s: float) -> tuple[set[str], set[str]]:
         """(model keys, instance ids) that changed. Routers silent for LOAD_STALE_S are forgotten."""
         if not self._reports.expire(now_s) and not self._is_stale:
             return set(), set()
         self._is_stale = False
-        models, instances = dict[str, rows.Load](), dict[str, int]()
+        models, instances = dict[str, rows.Load](), Counter[str]()
         for loads in self._reports.loads.values():
             for key, load in loads.items():
                 if load.num_waiting or load.num_in_flight:
                     waiting, running = models.get(key, (0, 0))
                     models[key] = rows.Load(waiting + load.num_waiting, running + load.num_in_flight)
-                for instance_id, num in load.in_flight_by_instance.items():
-                    instances[instance_id] = instances.get(instance_id, 0) + num
-        changed = _changed(self._by_model, models), _changed(self._by_instance, instances)
+                instances.update(load.in_flight_by_instance)
+        changed_models = {key for key, _ in models.items() ^ self._by_model.items()}
+        changed_instances = {key for key, _ in instances.items() ^ self._by_instance.items()}
         self._by_model, self._by_instance = models, instances
-        return changed
-
-
-def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
-    return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+        return changed_models, changed_instances
 
 
 class FleetView:
@@ -236,12 +230,12 @@ class FleetView:
         self._coming: dict[str, str] = {}  # instance id -> model key, of those on their way
         self._estimates = StartEstimates()
         self._loads = Loads()
-        self._fetches = Fetches()
+        self.fetches = Fetches()
         self._left_at: dict[str, float] = {}  # node id -> when it said goodbye, or was given up
         self._lost: dict[str, float] = {}  # node id -> silent since, as last shown
-        self._starts: dict[str, rows.ColdStart] = {}  # model key -> latest start that came to ready
-        self._failures: dict[str, rows.Failure] = {}
-        self._decision_ids: dict[str, None] = {}  # the latest, oldest first
+        self._starts: Newest[str, rows.ColdStart] = Newest(MODELS_REMEMBERED)  # model key -> latest that came to ready
+        self._failures: Newest[str, rows.Failure] = Newest(MODELS_REMEMBERED)  # model key -> latest, not made good
+        self._decision_ids: Newest[str, None] = Newest(2 * DECISIONS_KEPT)
 
     def take(self, event: Event, now_s: float) -> None:
         """One fact or telemetry event; types the page does not draw are ignored."""
@@ -265,10 +259,10 @@ class FleetView:
             case NodeLeft(node_id=node_id) if node_id in self.nodes:
                 self._left_at.setdefault(node_id, now_s)
             case WeightsProgressed(node_id=node_id) as report:
-                self._fetches.progress(report, now_s)
+                self.fetches.progress(report, now_s)
                 self.node_rows.touch([node_id])
             case WeightsFetched() | WeightsFetchFailed() as end:
-                self._fetches.end(end)
+                self.fetches.end(end)
                 self.node_rows.touch([end.node_id])
             case data if isinstance(data, InstanceChange):
                 self._put_instance(data.instance, now_s)
@@ -328,7 +322,7 @@ class FleetView:
         self.model_rows.touch(model_keys)
         self.model_rows.touch(self._coming.values())  # what is left of a start changes by itself
         self.instance_rows.touch(instance_ids)
-        self.node_rows.touch(self._fetches.refresh(now_s))
+        self.node_rows.touch(self.fetches.refresh(now_s))
         for node_id in self.nodes:
             if (lost_since := self._lost_since(node_id, now_s)) != self._lost.get(node_id, 0.0):
                 self._lost[node_id] = lost_since
@@ -344,7 +338,7 @@ class FleetView:
             now=now_s,
             seq=self.seq,
             sources=dict(self.sources),
-            models=sorted(self.model_rows.rows.values(), key=_by_name),
+            models=sorted(self.model_rows.rows.values(), key=lambda row: (row.name.lower(), row.key)),
             instances=[row for _, row in sorted(self.instance_rows.rows.items())],
             nodes=[row for _, row in sorted(self.node_rows.rows.items())],
             decisions=list(reversed(self.decisions)),
@@ -377,8 +371,7 @@ class FleetView:
         if instance.state is InstanceState.READY and (known is None or known.state.is_coming):
             self._learn_start(instance)
         if instance.state is InstanceState.FAILED:
-            failure = rows.Failure(key, instance.changed_at, instance.reason)
-            _remember(self._failures, instance.model_key, failure)
+            self._failures.put(instance.model_key, rows.Failure(key, instance.changed_at, instance.reason))
         elif instance.state in _HEALTHY:
             self._forgive(instance)
         if instance.state.is_coming:
@@ -404,14 +397,12 @@ class FleetView:
             self._estimates.times.learn(instance, model)
         latest = self._starts.get(instance.model_key)
         if instance.ready_at and (latest is None or instance.ready_at >= latest.ready_at):
-            _remember(self._starts, instance.model_key, rows.cold_start(instance))
+            self._starts.put(instance.model_key, rows.cold_start(instance))
 
     def _put_decision(self, decision: DecisionRecord) -> None:
         if decision.decision_id in self._decision_ids:
             return
-        self._decision_ids[decision.decision_id] = None
-        if len(self._decision_ids) > 2 * DECISIONS_KEPT:
-            del self._decision_ids[next(iter(self._decision_ids))]
+        self._decision_ids.put(decision.decision_id, None)
         self.decisions.append(rows.decision_row(decision))
         self.seq += 1
 
@@ -459,21 +450,10 @@ class FleetView:
             self.instances,
             lost_since=self._lost_since(key, now_s),
             cordoned=key in self._cordoned,
-            fetches=self._fetches.rows(key),
+            fetches=self.fetches.rows(key),
         )
-
-
-def _by_name(row: rows.ModelRow) -> tuple[str, str]:
-    return (row.name.lower(), row.key)
 
 
 def _drawn(node: Node) -> tuple[object, ...]:
     """What of a node its row shows; a beat that brings nothing else changes nothing."""
     return node.gpus, node.engines, node.links, node.cached, node.draining, node.host_cache_bytes
-
-
-def _remember(memory: dict[str, Any], key: str, value: Any) -> None:
-    memory.pop(key, None)
-    memory[key] = value
-    if len(memory) > MODELS_REMEMBERED:
-        del memory[next(iter(memory))]

@@ -4,7 +4,6 @@ The console keeps nothing of it. A forecast is a value for a window to come (or 
 what came), with quantiles where its policy gives them, when it was made, and how far its kind was off lately.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,7 +13,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from glowplug.domain.errors import GlowplugError
-from services.console.trace_api import json_response
+from services.console.records import Newest, json_response
 from services.console.upstream import Upstream, read_answer
 
 TIMEOUT_S: Final = 5.0
@@ -59,20 +58,20 @@ class ForecastPage(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float
     model_key: str
-    window_s: float
-    policy: str
-    windows: list[WindowPoint]
-    forecasts: list[ForecastPoint]
-    why_empty: str
-    problem: str
+    window_s: float = 60.0
+    policy: str = ""
+    windows: list[WindowPoint] = []
+    forecasts: list[ForecastPoint] = []
+    why_empty: str = ""
+    problem: str = ""
 
 
 class Forecasts:
     """Asks the predictor, at most once in `FRESH_S` for each model."""
 
-    def __init__(self, upstream: Upstream, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, upstream: Upstream, clock: Callable[[], float]) -> None:
         self._upstream, self._clock = upstream, clock
-        self._known: dict[str, ForecastPage] = {}
+        self._known: Newest[str, ForecastPage] = Newest(KEPT)
 
     async def of(self, model_key: str) -> ForecastPage:
         """Never raises for what the predictor does: the page says what it is."""
@@ -85,13 +84,11 @@ class Forecasts:
             forecasts = await self._ask(f"/v1/forecasts{query}")
             page = read_page(model_key, windows, forecasts, self._clock())
         except GlowplugError as error:
-            page = empty_page(model_key, self._clock(), str(error))
+            page = ForecastPage(now=self._clock(), model_key=model_key, problem=str(error))
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
-            page = empty_page(model_key, self._clock(), f"the predictor said something else than forecasts: {error}")
-        self._known.pop(model_key, None)
-        self._known[model_key] = page
-        if len(self._known) > KEPT:
-            del self._known[next(iter(self._known))]
+            problem = f"the predictor said something else than forecasts: {error}"
+            page = ForecastPage(now=self._clock(), model_key=model_key, problem=problem)
+        self._known.put(model_key, page)
         return page
 
     async def _ask(self, path: str) -> Any:
@@ -127,16 +124,7 @@ def read_page(model_key: str, windows: Any, forecasts: Any, now_s: float) -> For
         windows=[_window(row, window_s, now_s) for row in windows["data"].get(model_key, ())],
         forecasts=sorted(points, key=lambda point: (point.metric, point.target_at, point.made_at)),
         why_empty="" if points else _why_empty(policy),
-        problem="",
     )
-
-
-def empty_page(model_key: str, now_s: float, problem: str) -> ForecastPage:
-    """The page when the predictor cannot be read."""
-    return ForecastPage(
-        now=now_s, model_key=model_key, window_s=60.0, policy="", windows=[], forecasts=[],
-        why_empty="", problem=problem,
-    )  # fmt: skip
 
 
 def _why_empty(policy: str) -> str:

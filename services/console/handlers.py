@@ -12,7 +12,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent
-from glowplug.events.facts import ServiceStarted
+from glowplug.events.facts import InstanceChange, ServiceStarted
 from glowplug.events.subjects import COMMANDS_ALL, FACTS, TELEMETRY
 from glowplug.runtime.tasks import end, essential
 from glowplug.runtime.unreadable import Unreadable
@@ -72,9 +72,11 @@ class Feed:
         console.decisions.take(event)
         console.view.take(event, now_s)
         console.requests.take(event, now_s)
-        console.starts.take(event, now_s)
-        if isinstance(started := event.data, ServiceStarted):
-            console.upstream.addresses.learn(started.service, started.data_url or started.url)
+        match event.data:
+            case ServiceStarted() as started:
+                console.upstream.addresses.learn(started.service, started.data_url or started.url)
+            case data if isinstance(data, InstanceChange):
+                console.starts.put(data.instance)
 
     async def _resync_loop(self) -> None:
         while True:
@@ -124,9 +126,8 @@ class Feed:
         except NotATable as error:
             self._unreadable.whole(DECISIONS_LOG, str(error))
             return []
-        named = {
-            blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail
-        }  # a row's place changes with each new one
+        # A row is named by its bytes: its place in the log changes with each new one.
+        named = {blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail}
         return list(self._readable(DECISIONS_LOG, named, DecisionRecord).values())
 
     def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:
@@ -160,8 +161,8 @@ class Feed:
         if self._health:
             self._health.bus_connected.set(self._bus.connected)
             self._health.store_connected.set(console.view.sources["store"].is_up)
-        if console.disk is not None:
-            console.metrics.disk_bytes.set(console.disk.num_bytes)
+        if (disk := console.traces.disk) is not None:
+            console.metrics.disk_bytes.set(disk.num_bytes)
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
             console.hub.flush(console.view, now_s)

@@ -5,19 +5,23 @@ OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kin
 """
 
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from services.console.spans import Attributes, AttributeValue, Resource, Span, SpanKind, StatusCode
-from services.console.trace_store import TraceStore, TraceSummary
+from services.console.spans import Attributes, AttributeValue, Resource, Span
+from services.console.trace_store import Pairs, TraceStore, TraceSummary
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
 _UNIT_US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6, "d": 86400e6, "w": 604800e6}
+_KIND_NAMES = dict(enumerate(("internal", "server", "client", "producer", "consumer"), start=1))  # OTLP's numbers
+_STATUS_NAMES: dict[int, str] = {Status.STATUS_CODE_OK: "OK", Status.STATUS_CODE_ERROR: "ERROR"}
 MAX_LIMIT = 1500
 
 
@@ -70,19 +74,12 @@ def parse_search(query: Mapping[str, str], now_s: float) -> Search:
 
 def find(store: TraceStore, wanted: Search) -> list[dict[str, Any]]:
     """Traces that match, latest first, at most `wanted.limit`."""
-    found: list[dict[str, Any]] = []
-    for summary in store.newest():
-        if len(found) >= wanted.limit:
-            break
-        if not _could_match(summary, wanted):
-            continue
-        spans = store.get(summary.trace_id) or []
-        if any(_matches(span, resource, wanted) for span, resource in spans):
-            found.append(trace_json(spans))
-    return found
+    kept = (store.get(summary.trace_id) or [] for summary in store.newest() if _could_match(summary, wanted))
+    found = (spans for spans in kept if any(_matches(span, resource, wanted) for span, resource in spans))
+    return [trace_json(spans) for spans in islice(found, wanted.limit)]
 
 
-def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRouter:
+def routes(store: TraceStore, clock: Callable[[], float]) -> APIRouter:
     """Jaeger's HTTP JSON API (query service), for Grafana's Jaeger data source and jaeger-ui."""
     router = APIRouter(prefix="/api", tags=["jaeger"])
 
@@ -114,7 +111,7 @@ def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRout
             given = dict(request.query_params) | {"tag": "\n".join(request.query_params.getlist("tag"))}
             wanted = parse_search(given, clock())
         except BadQuery as why:
-            return JSONResponse(error(400, str(why)), status_code=400)
+            return refusal(400, str(why))
         return envelope(find(store, wanted))
 
     @router.get("/traces/{trace_id}", response_model=None)
@@ -122,7 +119,7 @@ def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRout
         """One trace, as a list of one."""
         spans = store.get(trace_id)
         if not spans:
-            return JSONResponse(error(404, "trace not found"), status_code=404)
+            return refusal(404, "trace not found")
         return envelope([trace_json(spans)])
 
     @router.get("/dependencies", response_model=None)
@@ -131,7 +128,7 @@ def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRout
         query = request.query_params
         end, back = query.get("endTs", ""), query.get("lookback", "86400000")
         if not (end == "" or end.isdecimal()) or not back.isdecimal():
-            return JSONResponse(error(400, "endTs and lookback must be milliseconds"), status_code=400)
+            return refusal(400, "endTs and lookback must be milliseconds")
         end_us = int(end) * 1000 if end else clock() * 1e6
         return envelope(dependencies(store, end_us - int(back) * 1000, end_us))
 
@@ -143,26 +140,26 @@ def envelope(data: object, *, total: int = 0) -> dict[str, Any]:
     return {"data": data, "total": total, "limit": 0, "offset": 0, "errors": None}
 
 
-def error(status: int, message: str) -> dict[str, Any]:
+def refusal(status: int, message: str) -> JSONResponse:
     """The wrapper of a refusal."""
-    return {"data": None, "total": 0, "limit": 0, "offset": 0, "errors": [{"code": status, "msg": message}]}
+    return JSONResponse(envelope(None) | {"errors": [{"code": status, "msg": message}]}, status_code=status)
 
 
 def operations(store: TraceStore, service: str) -> list[dict[str, str]]:
     """Distinct (name, kind) of one service's spans in the traces kept, sorted."""
-    seen: set[tuple[str, str]] = set()
-    for summary in store.newest():
-        if service not in summary.services:
-            continue
-        for span, resource in store.get(summary.trace_id) or ():
-            if resource.service == service:
-                seen.add((span.name, _kind(span)))
+    seen = {
+        (span.name, _KIND_NAMES.get(span.kind, ""))
+        for summary in store.newest()
+        if service in summary.services
+        for span, resource in store.get(summary.trace_id) or ()
+        if resource.service == service
+    }
     return [{"name": name, "spanKind": kind} for name, kind in sorted(seen)]
 
 
 def dependencies(store: TraceStore, start_us: float, end_us: float) -> list[dict[str, Any]]:
     """Calls between services, counted over the traces that overlap the window."""
-    calls: dict[tuple[str, str], int] = {}
+    calls = Counter[tuple[str, str]]()
     for summary in store.newest():
         if summary.end_ns / 1000 < start_us or summary.start_ns / 1000 > end_us or len(summary.services) < 2:
             continue
@@ -171,25 +168,23 @@ def dependencies(store: TraceStore, start_us: float, end_us: float) -> list[dict
         for span, resource in spans:
             parent = service_of.get(span.parent_id)
             if parent and parent != resource.service:
-                calls[parent, resource.service] = calls.get((parent, resource.service), 0) + 1
+                calls[parent, resource.service] += 1
     return [{"parent": p, "child": c, "callCount": count} for (p, c), count in sorted(calls.items())]
 
 
-def trace_json(spans: Iterable[tuple[Span, Resource]]) -> dict[str, Any]:
-    """One trace. Each distinct resource becomes a process p1, p2, ..."""
-    pairs = list(spans)
-    assert pairs, "a trace has at least one span"
+def trace_json(spans: Pairs) -> dict[str, Any]:
+    """One trace of at least one span. Each distinct resource becomes a process p1, p2, ..."""
     names: dict[Resource, str] = {}
-    known = {span.span_id for span, _ in pairs}
+    known = {span.span_id for span, _ in spans}
     out = []
-    for span, resource in pairs:
+    for span, resource in spans:
         process_id = names.setdefault(resource, f"p{len(names) + 1}")
         out.append(_span_json(span, process_id, is_orphan=bool(span.parent_id) and span.parent_id not in known))
     processes = {
         name: {"serviceName": resource.service, "tags": _key_values(resource.attributes)}
         for resource, name in names.items()
     }
-    return {"traceID": pairs[0][0].trace_id, "spans": out, "processes": processes, "warnings": None}
+    return {"traceID": spans[0][0].trace_id, "spans": out, "processes": processes, "warnings": None}
 
 
 def _span_json(span: Span, process_id: str, *, is_orphan: bool) -> dict[str, Any]:
@@ -218,20 +213,15 @@ def _tag_pairs(span: Span) -> Attributes:
     pairs = list(span.attributes)
     if span.scope:
         pairs.append(("otel.scope.name", span.scope))
-    if _kind(span):
-        pairs.append(("span.kind", _kind(span)))
-    if span.status == StatusCode.ERROR:
+    if span.kind in _KIND_NAMES:
+        pairs.append(("span.kind", _KIND_NAMES[span.kind]))
+    if span.is_error:
         pairs.append(("error", True))
-    if span.status in (StatusCode.OK, StatusCode.ERROR):
-        pairs.append(("otel.status_code", StatusCode(span.status).name))
+    if span.status in _STATUS_NAMES:
+        pairs.append(("otel.status_code", _STATUS_NAMES[span.status]))
     if span.status_message:
         pairs.append(("otel.status_description", span.status_message))
     return tuple(pairs)
-
-
-def _kind(span: Span) -> str:
-    named = span.kind in SpanKind.__members__.values() and span.kind != SpanKind.UNSPECIFIED
-    return SpanKind(span.kind).name.lower() if named else ""
 
 
 def _key_values(attributes: Attributes) -> list[dict[str, Any]]:

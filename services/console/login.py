@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glowplug.domain.errors import BadRequest, Contended, GlowplugError, Unauthorized
 from glowplug.runtime.rest import refused
+from services.console.records import Newest
 from services.console.upstream import read_body
 
 MAX_SESSIONS: Final = 1000  # the oldest leaves
@@ -63,17 +64,15 @@ class Access:
         self.session_s = session_s
         self._key = key.encode()
         self._clock = clock
-        self._sessions: dict[bytes, float] = {}  # digest of the token -> when it ends; oldest first
+        self._sessions: Newest[bytes, float] = Newest(MAX_SESSIONS)  # digest of the token -> when it ends
         self._wrong: dict[str, int] = {}  # network of an address -> wrong keys in this window
         self._window_ends = 0.0
 
     def log_in(self, key: str, address: str) -> str:
         """The token of a new session. Raises WrongKey, and TooManyWrongKeys without looking at the key."""
         self.check(key, address)
-        if len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
         token = secrets.token_urlsafe(32)
-        self._sessions[_digest(token)] = self._clock() + self.session_s
+        self._sessions.put(_digest(token), self._clock() + self.session_s)
         return token
 
     def log_out(self, token: str) -> None:

@@ -23,8 +23,8 @@ async def serve(stopping: asyncio.Event) -> None:
     await asyncio.wait({waiter, server}, return_when=asyncio.FIRST_COMPLETED)
     await feed.stop()
     await console.upstream.close()
-    if console.disk is not None:
-        await asyncio.to_thread(console.disk.close)
+    if (disk := console.traces.disk) is not None:
+        await asyncio.to_thread(disk.close)
     await world.close(waiter, server)
 
 

@@ -1,7 +1,6 @@
 """One model in full: what its owner declared, its latest starts with their phases, and the start under way.
 
-Pure, like the view of the fleet beside it, and bounded: `STARTS_KEPT` starts of each of `MODELS_KEPT` models.
-"""
+Pure, like the view of the fleet beside it, and bounded: `STARTS_KEPT` starts of each of `MODELS_KEPT` models."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,11 +11,11 @@ import msgspec
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.domain.model import Model
-from glowplug.events import Event
-from glowplug.events.facts import InstanceChange, WeightsFetched, WeightsFetchFailed, WeightsProgressed
 from services.console import fleet_rows as rows
 from services.console.decisions import DecisionLog, named_in
 from services.console.events import discreet_model
+from services.console.fleet_view import Fetches
+from services.console.records import Newest, record_of
 
 STARTS_KEPT: Final = 10
 MODELS_KEPT: Final = 4096
@@ -78,27 +77,10 @@ class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartHistory:
-    """The latest starts by model, newest first, and the fetches under way."""
+    """The latest starts by model, newest first."""
 
     def __init__(self) -> None:
-        self._starts: dict[str, deque[Start]] = {}
-        self._fetches: dict[tuple[str, str], FetchRow] = {}  # (model key, node id)
-
-    def take(self, event: Event, now_s: float) -> None:
-        """One event; types that are not about starts are ignored."""
-        match event.data:
-            case WeightsProgressed(model_key=key, node_id=node_id) as fact:
-                self._fetches[key, node_id] = FetchRow(
-                    node_id=node_id,
-                    num_bytes_done=fact.num_bytes_done,
-                    num_bytes=fact.num_bytes,
-                    heard_at=now_s,
-                )
-                self._fetches = {k: f for k, f in self._fetches.items() if now_s - f.heard_at < FETCH_LEASE_S}
-            case WeightsFetched(model_key=key, node_id=node_id) | WeightsFetchFailed(model_key=key, node_id=node_id):
-                self._fetches.pop((key, node_id), None)
-            case data if isinstance(data, InstanceChange):
-                self.put(data.instance)
+        self._starts: Newest[str, deque[Start]] = Newest(MODELS_KEPT)
 
     def put(self, instance: Instance) -> None:
         """An instance as a fact or a table has it; a start is remembered when it is over, once."""
@@ -114,44 +96,32 @@ class StartHistory:
         """Newest first."""
         return sorted(self._starts.get(model_key, ()), key=lambda start: -start.ended_at)
 
-    def coming(self, instances: list[Instance], now_s: float) -> list[Coming]:
-        """Those of `instances` that are on their way, oldest first."""
-        found = []
-        for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
-            if not instance.state.is_coming:
-                continue
-            fetch = self._fetches.get((instance.model_key, instance.node_id))
-            found.append(
-                Coming(
-                    instance_id=instance.instance_id,
-                    node_id=instance.node_id,
-                    state=instance.state.value,
-                    began_at=rows.began_at(instance),
-                    emulated=instance.emulated,
-                    phases=_phases_so_far(instance),
-                    fetch=fetch if fetch and now_s - fetch.heard_at < FETCH_LEASE_S else None,
-                )
-            )
-        return found
-
     def _remember(self, instance: Instance, ended_at: float, reason: str) -> None:
-        kept = self._starts.pop(instance.model_key, None) or deque(maxlen=STARTS_KEPT)
+        kept = self._starts.get(instance.model_key) or deque(maxlen=STARTS_KEPT)
         began = rows.began_at(instance) or ended_at
-        kept.append(
-            Start(
-                instance_id=instance.instance_id,
-                node_id=instance.node_id,
-                gpu_id=instance.gpu_id,
-                ended_at=ended_at,
-                seconds=max(0.0, ended_at - began),
-                emulated=instance.emulated,
-                reason=reason,
-                phases=rows.phase_rows(instance, began),
+        seconds, phases = max(0.0, ended_at - began), rows.phase_rows(instance, began)
+        kept.append(record_of(Start, instance, ended_at=ended_at, seconds=seconds, reason=reason, phases=phases))
+        self._starts.put(instance.model_key, kept)
+
+
+def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> list[Coming]:
+    """Those of `instances` that are on their way, oldest first."""
+    found = []
+    for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
+        if instance.state.is_coming:
+            began, phases = rows.began_at(instance), _phases_so_far(instance)
+            fetch = _fetch_row(instance, fetches, now_s)
+            found.append(
+                record_of(Coming, instance, state=instance.state.value, began_at=began, phases=phases, fetch=fetch)
             )
-        )
-        self._starts[instance.model_key] = kept
-        if len(self._starts) > MODELS_KEPT:
-            del self._starts[next(iter(self._starts))]
+    return found
+
+
+def _fetch_row(instance: Instance, fetches: Fetches, now_s: float) -> FetchRow | None:
+    fetch = fetches.of(instance.model_key, instance.node_id)
+    if fetch is None or now_s - fetch.reported_at >= FETCH_LEASE_S:
+        return None
+    return record_of(FetchRow, fetch, heard_at=fetch.reported_at)
 
 
 def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:

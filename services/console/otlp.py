@@ -8,22 +8,22 @@ import binascii
 import json
 import zlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, status_pb2  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
+from glowplug.domain.errors import TooLarge
 from services.console.metrics import ConsoleMetrics
 from services.console.settings import ConsoleSettings
 from services.console.spans import (
@@ -41,9 +41,11 @@ from services.console.spans import (
     clip,
 )
 from services.console.trace_store import TraceStore, TraceSummary
+from services.console.upstream import read_chunks
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
+_UNSOUND: Final = "span without a 16-byte trace id, an 8-byte span id or a start time"
 _MAX_ANY_DEPTH: Final = 8
 RETRY_AFTER_S = 1
 
@@ -57,12 +59,11 @@ class OtlpError(Exception):
         self.message = message
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """What one export brought: spans with their sender, and how many were refused and why."""
+class Batch(NamedTuple):
+    """What one export brought: spans with their sender, and how many were refused (not `_is_sound`)."""
 
     spans: tuple[tuple[Span, Resource], ...]
-    num_rejected: int = 0
-    reject_reason: str = ""
+    num_rejected: int
 
 
 def media_type(content_type: str) -> str:
@@ -105,19 +106,18 @@ def encode_response(batch: Batch, kind: str) -> bytes:
     response = ExportTraceServiceResponse()
     if batch.num_rejected:
         response.partial_success.rejected_spans = batch.num_rejected
-        response.partial_success.error_message = batch.reject_reason
-    if kind == PROTOBUF:
-        return response.SerializeToString()
-    return json_format.MessageToJson(response, indent=None).encode()
+        response.partial_success.error_message = _UNSOUND
+    return _encoded(response, kind)
 
 
 def encode_error(error: OtlpError, kind: str) -> bytes:
     """A google.rpc.Status, the error body that OTLP/HTTP prescribes."""
     code = code_pb2.UNAVAILABLE if error.status == 503 else code_pb2.INVALID_ARGUMENT
-    status = status_pb2.Status(code=code, message=error.message)
-    if kind == PROTOBUF:
-        return bytes(status.SerializeToString())
-    return json_format.MessageToJson(status, indent=None).encode()
+    return _encoded(status_pb2.Status(code=code, message=error.message), kind)
+
+
+def _encoded(answer: Message, kind: str) -> bytes:
+    return answer.SerializeToString() if kind == PROTOBUF else json_format.MessageToJson(answer, indent=None).encode()
 
 
 def _parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
@@ -139,7 +139,7 @@ def _parse_json(body: bytes) -> ExportTraceServiceRequest:
 
 
 def _hex_ids_to_base64(tree: dict[str, Any]) -> None:
-    """OTLP JSON writes ids in hex where protobuf's JSON mapping expects base64; turn them in place."""
+    """OTLP JSON writes ids in hex where protobuf's JSON mapping expects base64; change them in place."""
     for resource_spans in tree.get("resourceSpans") or ():
         for scope_spans in resource_spans.get("scopeSpans") or ():
             for span in scope_spans.get("spans") or ():
@@ -161,8 +161,7 @@ def _to_batch(request: ExportTraceServiceRequest, *, keep_content: bool) -> Batc
                     spans.append((_span(wire, scope, keep_content=keep_content), resource))
                 else:
                     num_rejected += 1
-    reason = "span without a 16-byte trace id, an 8-byte span id or a start time" if num_rejected else ""
-    return Batch(tuple(spans), num_rejected, reason)
+    return Batch(tuple(spans), num_rejected)
 
 
 def _is_sound(wire: WireSpan) -> bool:
@@ -215,19 +214,11 @@ def _attributes(pairs: Any, *, keep_content: bool) -> Attributes:
 
 def _plain(value: AnyValue) -> AttributeValue:
     """Strings, numbers and booleans as they are; lists, maps and bytes as JSON text."""
-    match value.WhichOneof("value"):
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return value.bool_value
-        case "int_value":
-            return value.int_value
-        case "double_value":
-            return value.double_value
-        case None:
-            return ""
-        case _:
-            return json.dumps(_tree(value, 0), ensure_ascii=False)
+    kind = value.WhichOneof("value")
+    if kind in ("array_value", "kvlist_value", "bytes_value"):
+        return json.dumps(_tree(value, 0), ensure_ascii=False)
+    scalar: AttributeValue = getattr(value, kind) if kind else ""
+    return scalar
 
 
 def _tree(value: AnyValue, depth: int) -> Any:
@@ -237,15 +228,11 @@ def _tree(value: AnyValue, depth: int) -> Any:
         case "array_value":
             return [_tree(item, depth + 1) for item in value.array_value.values]
         case "kvlist_value":
-            return {pair.key: _tree(pair.value, depth + 1) for pair in _pairs(value)}
+            return {pair.key: _tree(pair.value, depth + 1) for pair in value.kvlist_value.values}
         case "bytes_value":
             return base64.b64encode(value.bytes_value).decode()
         case _:
             return _plain(value)
-
-
-def _pairs(value: AnyValue) -> list[KeyValue]:
-    return list(value.kvlist_value.values)
 
 
 class Receiver:
@@ -289,20 +276,16 @@ class Receiver:
 
     async def _body(self, request: Request) -> bytes:
         """The body, within the bound for one export and the bound for all that are being read."""
-        limit = self._settings.otlp_max_body_bytes
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
-            raise OtlpError(413, f"body is larger than {limit} bytes")
         body = bytearray()
         try:
-            async for chunk in request.stream():
+            async for chunk in read_chunks(request, self._settings.otlp_max_body_bytes):
                 body += chunk
                 self._held_bytes += len(chunk)
-                if len(body) > limit:
-                    raise OtlpError(413, f"body is larger than {limit} bytes")
                 if self._held_bytes > self._settings.otlp_max_held_bytes:
                     raise OtlpError(503, "too many exports at once")
             return bytes(body)
+        except TooLarge as error:
+            raise OtlpError(413, error.message) from error
         finally:
             self._held_bytes -= len(body)
 

@@ -5,8 +5,7 @@ answer. Of the router only `/v1/models` and `/v1/chat/completions` are reached; 
 a reader who leaves ends the generation."""
 
 from collections.abc import AsyncIterator, Callable
-from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
 import httpx
@@ -26,6 +25,8 @@ ANSWER_LIMIT_BYTES: Final = 256 << 10
 _ACTION_PASSED: Final = ("authorization", "traceparent", "tracestate", "x-request-id")
 _ACTION_RETURNED: Final = ("content-type", "retry-after", "www-authenticate", "x-request-id")
 Id = Annotated[str, Path(min_length=1, max_length=256)]
+ModelVerb = Literal["load", "unload", "wake", "sleep", "drain", "pin", "unpin"]
+NodeVerb = Literal["drain", "undrain"]
 CHAT: Final = "/v1/chat/completions"
 MODELS_LIMIT_BYTES: Final = 8 << 20
 MODELS_SILENCE_S: Final = 10.0
@@ -34,21 +35,6 @@ _RETURNED: Final = ("content-type", "retry-after", "server-timing", "traceparent
 _OWN_PREFIX: Final = "x-glowplug-"
 _NOT_KEPT: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 CLIENT_LEFT: Final = 499
-
-
-class ModelVerb(StrEnum):
-    LOAD = "load"
-    UNLOAD = "unload"
-    WAKE = "wake"
-    SLEEP = "sleep"
-    DRAIN = "drain"
-    PIN = "pin"
-    UNPIN = "unpin"
-
-
-class NodeVerb(StrEnum):
-    DRAIN = "drain"
-    UNDRAIN = "undrain"
 
 
 def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
@@ -74,12 +60,12 @@ def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
     @router.post("/models/{key}/{verb}", response_class=Response, responses=said, status_code=202)
     async def on_model(request: Request, key: Id, verb: ModelVerb) -> Response:
         """load or wake, unload, sleep, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
-        return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}/{verb.value}")
+        return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}/{verb}")
 
     @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=said, status_code=202)
     async def on_node(request: Request, node_id: Id, verb: NodeVerb) -> Response:
         """drain (place nothing there, drain what runs there) or undrain: asked of the placer."""
-        return await pass_to(request, "placer", f"/v1/nodes/{quote(node_id, safe='')}/{verb.value}")
+        return await pass_to(request, "placer", f"/v1/nodes/{quote(node_id, safe='')}/{verb}")
 
     return router
 

@@ -4,7 +4,7 @@ Pure: it is given events with `now_s` and gives lines. It never holds text of a 
 that ended, and the latest report of each router, which the router bounds.
 """
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,6 +14,7 @@ from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsReported
 from services.console.events import trace_id_of
+from services.console.records import Newest, record_of
 
 REPORT_LEASE_S: Final = 3.0  # silence after which a router's requests are no longer shown as under way
 LIVE_STATES: Final = ("held", "dispatched", "streaming")
@@ -68,8 +69,7 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 class RequestLog:
     def __init__(self, num_kept: int) -> None:
-        self._num_kept = num_kept
-        self._ended: OrderedDict[tuple[str, str], RequestLine] = OrderedDict()  # (router id, request id), oldest first
+        self._ended: Newest[tuple[str, str], RequestLine] = Newest(num_kept)  # by (router id, request id)
         self._reports: dict[str, tuple[float, int, list[RequestLine]]] = {}  # router -> received at, live, lines
 
     def take(self, event: Event, now_s: float) -> None:
@@ -89,25 +89,19 @@ class RequestLog:
         self._forget_silent(now_s)
         wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
         terms = text.lower().split()
-        states: dict[str, int] = {}
-        matching: list[RequestLine] = []
-        num_matching = 0
-        for line in self._lines():
-            if (model and line.model_key != model) or not all(word in _text(line) for word in terms):
-                continue
-            states[line.state] = states.get(line.state, 0) + 1
-            if wanted and line.state not in wanted:
-                continue
-            num_matching += 1
-            if len(matching) < limit:
-                matching.append(line)
+        in_any_state = [
+            line
+            for line in self._lines()
+            if model in ("", line.model_key) and all(term in _text(line) for term in terms)
+        ]
+        matching = [line for line in in_any_state if not wanted or line.state in wanted]
         return RequestPage(
             now=now_s,
-            requests=matching,
-            num_matching=num_matching,
+            requests=matching[:limit],
+            num_matching=len(matching),
             num_live=self._num_live(),
             num_kept=len(self._ended),
-            states=states,
+            states=Counter(line.state for line in in_any_state),
         )
 
     def _forget_silent(self, now_s: float) -> None:
@@ -124,12 +118,10 @@ class RequestLog:
         return sum(num - sum(_key(line) in self._ended for line in lines) for _, num, lines in self._reports.values())
 
     def _end(self, line: RequestLine) -> None:
-        known = self._ended.pop(_key(line), None)
+        known = self._ended.get(_key(line))
         if known is not None and known.state == "refused" and not known.finished_at:
             line = msgspec.structs.replace(line, state="refused", code=known.code, retry_after_s=known.retry_after_s)
-        self._ended[_key(line)] = line
-        while len(self._ended) > self._num_kept:
-            self._ended.popitem(last=False)
+        self._ended.put(_key(line), line)
 
     def _refuse(self, fact: RequestRejected, event: Event) -> None:
         """A refusal of a known model comes beside the request's end, before it or after it."""
@@ -138,19 +130,8 @@ class RequestLog:
             refusal = {"state": "refused", "code": fact.code, "retry_after_s": fact.retry_after_s}
             self._ended[_key(known)] = msgspec.structs.replace(known, **refusal)
             return
-        self._end(
-            RequestLine(
-                request_id=fact.request_id,
-                model_key=fact.model_key,
-                router_id=fact.router_id,
-                state="refused",
-                arrived_at=event.occurred_at,
-                status=fact.status,
-                code=fact.code,
-                retry_after_s=fact.retry_after_s,
-                trace_id=trace_id_of(event.traceparent),
-            )
-        )
+        trace_id = trace_id_of(event.traceparent)
+        self._end(record_of(RequestLine, fact, state="refused", arrived_at=event.occurred_at, trace_id=trace_id))
 
 
 def _key(line: RequestLine) -> tuple[str, str]:
@@ -163,46 +144,18 @@ def _text(line: RequestLine) -> str:
 
 
 def _live(router_id: str, row: LiveRequest) -> RequestLine:
-    return RequestLine(
-        request_id=row.request_id,
-        model_key=row.model_key,
-        router_id=router_id,
-        state=row.state if row.state in LIVE_STATES else "dispatched",
-        arrived_at=row.arrived_at,
-        position=row.position,
-        eta_s=row.eta_s,
-        queue_s=row.queue_s,
-        ttft_s=row.ttft_s,
-        response_tokens=row.response_tokens,
-        stream=row.stream,
-        cold=row.cold,
-        emulated=row.emulated,
-        instance_id=row.instance_id,
-        trace_id=row.trace_id,
-    )
+    state = row.state if row.state in LIVE_STATES else "dispatched"
+    return record_of(RequestLine, row, router_id=router_id, state=state)
 
 
 def _finished(fact: RequestFinished, trace_id: str) -> RequestLine:
     num_gaps = fact.response_tokens - 1
-    return RequestLine(
-        request_id=fact.request_id,
-        model_key=fact.model_key,
-        router_id=fact.router_id,
+    has_gaps = fact.stream and fact.ttft_s and num_gaps > 0
+    return record_of(
+        RequestLine,
+        fact,
         state="finished" if fact.status < 400 else "left" if fact.status == 499 else "failed",
-        arrived_at=fact.arrived_at,
-        finished_at=fact.finished_at,
-        status=fact.status,
         code=fact.error_code,
-        queue_s=fact.queue_s,
-        ttft_s=fact.ttft_s,
-        tpot_s=max(fact.e2e_s - fact.ttft_s, 0.0) / num_gaps if fact.stream and fact.ttft_s and num_gaps > 0 else 0.0,
-        e2e_s=fact.e2e_s,
-        prompt_tokens=fact.prompt_tokens,
-        response_tokens=fact.response_tokens,
-        tokens_exact=fact.tokens_exact,
-        stream=fact.stream,
-        cold=fact.cold,
-        emulated=fact.emulated,
-        instance_id=fact.instance_id,
+        tpot_s=max(fact.e2e_s - fact.ttft_s, 0.0) / num_gaps if has_gaps else 0.0,
         trace_id=trace_id,
     )

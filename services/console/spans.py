@@ -4,9 +4,9 @@ Times are epoch nanoseconds. Ids are lower-case hex (32 characters for a trace, 
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import msgspec
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 AttributeValue = bool | int | float | str
 Attributes = tuple[tuple[str, AttributeValue], ...]
@@ -44,23 +44,6 @@ CONTENT_PREFIXES = (
 )
 
 
-class SpanKind(IntEnum):
-    """OTLP's numbers."""
-
-    UNSPECIFIED = 0
-    INTERNAL = 1
-    SERVER = 2
-    CLIENT = 3
-    PRODUCER = 4
-    CONSUMER = 5
-
-
-class StatusCode(IntEnum):
-    UNSET = 0
-    OK = 1
-    ERROR = 2
-
-
 class SpanEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Something that happened inside a span."""
 
@@ -84,7 +67,7 @@ class Resource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """One finished span. `parent_id` is "" for a root."""
+    """One finished span. `parent_id` is "" for a root; `kind` and `status` are OTLP's numbers."""
 
     trace_id: str
     span_id: str
@@ -102,14 +85,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     def attribute(self, key: str) -> AttributeValue | None:
         """The value of one attribute, or None."""
-        for name, value in self.attributes:
-            if name == key:
-                return value
-        return None
+        return next((value for name, value in self.attributes if name == key), None)
 
     @property
     def is_error(self) -> bool:
-        return self.status == StatusCode.ERROR
+        return self.status == Status.STATUS_CODE_ERROR
 
 
 def is_content(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where the time of one request went: queue, decide, room, fetch, launch, load, warmup, prefill, decode.
+"""Where the time of one request went: queue, decide, fetch, launch, load, warmup, prefill, decode.
 
 Stages overlap (an engine launches while its weights are fetched), so each has two figures: how long it took, and the
 share of the whole that is its own. The shares are a partition of the request: of stages side by side, the one that ends
@@ -6,7 +6,7 @@ last has the moment, for that is the one that was waited for.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -39,7 +39,7 @@ def stages(spans: Sequence[Span], phases: Iterable[tuple[str, int, int]]) -> lis
     if request is None or request.end_ns <= request.start_ns:
         return []
     begin, end = request.start_ns, request.end_ns
-    found = [*_waits(spans, request), *_answers(spans, request), *phases]
+    found = [*_stretches(spans, request), *phases]
     inside = [(name, max(a, begin), min(b, end)) for name, a, b in found]
     inside = [stretch for stretch in inside if stretch[1] < stretch[2]][:MAX_STRETCHES]
     own = _partition(inside, begin, end)
@@ -50,22 +50,16 @@ def stages(spans: Sequence[Span], phases: Iterable[tuple[str, int, int]]) -> lis
     ]
 
 
-def _waits(spans: Sequence[Span], request: Span) -> list[_Stretch]:
-    return [(QUEUE, s.start_ns, s.end_ns) for s in spans if s.name == HOLD and s.parent_id == request.span_id]
-
-
-def _answers(spans: Sequence[Span], request: Span) -> list[_Stretch]:
-    """Prefill and decode, cut at the first token; "answer" for both where it was not seen."""
-    found: list[_Stretch] = []
-    for span in spans:
-        if span.name != GENERATE or span.parent_id != request.span_id:
-            continue
-        first = next((event.time_ns for event in span.events if event.name == FIRST_TOKEN), 0)
-        if first:
-            found += [(PREFILL, span.start_ns, first), (DECODE, first, span.end_ns)]
-        else:
-            found.append((ANSWER, span.start_ns, span.end_ns))
-    return found
+def _stretches(spans: Sequence[Span], request: Span) -> Iterator[_Stretch]:
+    """The queue; prefill and decode, cut at the first token, or "answer" for both where it was not seen."""
+    for span in (span for span in spans if span.parent_id == request.span_id):
+        if span.name == HOLD:
+            yield (QUEUE, span.start_ns, span.end_ns)
+        elif span.name == GENERATE:
+            first = next((event.time_ns for event in span.events if event.name == FIRST_TOKEN), 0)
+            if first:
+                yield (PREFILL, span.start_ns, first)
+            yield (DECODE if first else ANSWER, first or span.start_ns, span.end_ns)
 
 
 def _partition(stretches: Sequence[_Stretch], begin: int, end: int) -> dict[str, int]:

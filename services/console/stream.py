@@ -6,18 +6,20 @@ A page that reads too slowly loses its oldest messages and is sent how many; it 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import takewhile
 from typing import Any, Final
 
 from services.console.fleet_view import FleetView, RowTable
-from services.console.trace_api import message
+from services.console.records import Newest, message
 from services.console.trace_store import TraceSummary
 
-QUEUE_LIMIT: Final = 64
-MAX_CLIENTS: Final = 64
 HEARTBEAT_S: Final = 10.0
 
-_KEYED: Final = {"models": "key", "instances": "instance_id", "nodes": "node_id"}
-_TABLES: Final = {"models": "model_rows", "instances": "instance_rows", "nodes": "node_rows"}  # of the view
+_TABLES: Final = {  # in a patch -> (of the view, the key of its rows)
+    "models": ("model_rows", "key"),
+    "instances": ("instance_rows", "instance_id"),
+    "nodes": ("node_rows", "node_id"),
+}
 _LOGS: Final = ("decisions", "requests")
 
 
@@ -29,7 +31,6 @@ class Differ:
     """Remembers what was sent last; `patch` is what a page needs to get from there to what the view knows."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, dict[str, Any]] = {name: {} for name in _KEYED}
         self._newest: dict[str, object] = {}
         self._sources: object = None
 
@@ -38,12 +39,14 @@ class Differ:
         new log lines newest first; None when nothing changed."""
         now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
-        for name in _KEYED:
-            for part, lines in self._compare(name, getattr(view, _TABLES[name])).items():
-                if lines and part == "new":
-                    patch[name] = lines
-                elif lines:
-                    patch.setdefault(part, {})[name] = lines
+        for name, (table, key) in _TABLES.items():
+            new, changed, removed = _compared(getattr(view, table), key)
+            if new:
+                patch[name] = new
+            if changed:
+                patch.setdefault("changed", {})[name] = changed
+            if removed:
+                patch.setdefault("removed", {})[name] = removed
         for log in _LOGS:
             if fresh := self._fresh(log, getattr(view, log)):
                 patch[log] = fresh
@@ -51,34 +54,27 @@ class Differ:
             patch["sources"] = self._sources = dict(view.sources)
         return {"now": now_s, "seq": view.seq, **patch} if patch else None
 
-    def _compare(self, name: str, table: RowTable[Any]) -> dict[str, list[Any]]:
-        key, sent = _KEYED[name], self._sent[name]
-        new: list[Any] = []
-        changed: list[dict[str, Any]] = []
-        removed: list[str] = []
-        for id_ in table.take_changed():
-            row, old = table.rows.get(id_), sent.get(id_)
-            if row is None:
-                if sent.pop(id_, None) is not None:
-                    removed.append(id_)
-                continue
-            sent[id_] = row
-            if old is None:
-                new.append(row)
-            elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
-                changed.append({key: id_, **fields})
-        return {"new": new, "changed": changed, "removed": removed}
-
     def _fresh(self, log: str, lines: deque[Any]) -> list[Any]:
         newest = self._newest.get(log)
-        fresh = []
-        for line in reversed(lines):
-            if line is newest:
-                break
-            fresh.append(line)
-        if lines:
-            self._newest[log] = lines[-1]
+        fresh = list(takewhile(lambda line: line is not newest, reversed(lines)))
+        if fresh:
+            self._newest[log] = fresh[0]
         return fresh
+
+
+def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
+    """Rows that are new, the fields of those that are other, and the ids of those gone, since it was last asked."""
+    new, changed, removed = [], [], []
+    for id_, old in table.take_changed().items():
+        row = table.rows.get(id_)
+        if row is None:
+            if old is not None:
+                removed.append(id_)
+        elif old is None:
+            new.append(row)
+        elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
+            changed.append({key: id_, **fields})
+    return new, changed, removed
 
 
 class Client:
@@ -125,13 +121,13 @@ class Client:
 class Hub:
     """All open pages. `flush` is called at a steady beat and does nothing while no page is open."""
 
-    def __init__(self, *, queue_limit: int = QUEUE_LIMIT, max_clients: int = MAX_CLIENTS) -> None:
+    def __init__(self, *, queue_limit: int = 64, max_clients: int = 64) -> None:
         self.clients: set[Client] = set()
         self.num_dropped = 0
         self._queue_limit = queue_limit
         self._max_clients = max_clients
         self._differ = Differ()
-        self._traces: dict[str, TraceSummary] = {}  # changed since the last flush
+        self._traces: Newest[str, TraceSummary] = Newest(queue_limit)  # changed since the last flush
         self._closed = False
 
     def join(self, view: FleetView, now_s: float) -> Client:
@@ -150,17 +146,14 @@ class Hub:
     def trace_changed(self, summary: TraceSummary) -> None:
         """Spans came in for this trace; pages are sent it at the next flush, once."""
         if self.clients:
-            self._traces.pop(summary.trace_id, None)
-            self._traces[summary.trace_id] = summary
-            if len(self._traces) > self._queue_limit:
-                del self._traces[next(iter(self._traces))]
+            self._traces.put(summary.trace_id, summary)
 
     def flush(self, view: FleetView, now_s: float) -> None:
         """Send what changed since the last flush."""
         self._flush_fleet(view, now_s)
         if self._traces:
             self._send(message("traces", {"traces": list(self._traces.values())}))
-            self._traces = {}
+            self._traces.clear()
 
     def close(self) -> None:
         """Let every page go, so that the server can stop."""

@@ -6,6 +6,7 @@ of the top level and marked. Parents that form a ring are cut open at their earl
 exactly one row."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 from fastapi import APIRouter, Query
@@ -13,12 +14,12 @@ from fastapi.responses import Response
 
 from glowplug.domain.errors import NotFound
 from glowplug.telemetry import semconv
+from services.console.records import json_response, record_of
 from services.console.spans import AttributeValue, Resource, Span
 from services.console.stages import COLD, Stage, stages
-from services.console.trace_store import TraceDisk, TraceStore, TraceSummary
+from services.console.trace_store import TraceStore, TraceSummary
 
 MAX_LINES = 500
-_encode = msgspec.json.Encoder().encode
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -94,24 +95,13 @@ def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> 
             tops.append(pair)
     rows: list[Row] = []
     seen: set[str] = set()
-    for top in tops:
+    for top in (*tops, *spans):  # a span that no top level reaches hangs on a ring of parents
         _descend(top, children, summary.start_ns, rows, seen)
-    for pair in spans:  # what no top level reaches hangs on a ring of parents
-        if pair[0].span_id not in seen:
-            _descend(pair, children, summary.start_ns, rows, seen)
-    return Waterfall(
-        trace_id=summary.trace_id,
-        name=summary.name,
-        service=summary.service,
-        model=summary.model,
-        request_ids=summary.request_ids,
+    return record_of(
+        Waterfall,
+        summary,
         start_at=summary.start_ns / 1e9,
-        duration_s=summary.duration_s,
-        num_errors=summary.num_errors,
         num_orphans=sum(row.is_orphan for row in rows),
-        num_dropped=summary.num_dropped,
-        is_emulated=summary.is_emulated,
-        revision=summary.revision,
         services=list(dict.fromkeys(row.service for row in rows)),
         phases=[_phase(row) for row in sorted(rows, key=_by_stage) if row.phase],
         stages=stages([span for span, _ in spans], _phases_of(spans)),
@@ -147,19 +137,16 @@ def _descend(
 
 
 def _row(span: Span, resource: Resource, depth: int, num_children: int, origin_ns: int, *, is_top: bool) -> Row:
-    return Row(
-        span_id=span.span_id,
+    return record_of(
+        Row,
+        span,
         parent_id="" if is_top else span.parent_id,
         depth=depth,
         num_children=num_children,
-        name=span.name,
         service=resource.service,
-        kind=span.kind,
         offset_s=(span.start_ns - origin_ns) / 1e9,
         duration_s=(span.end_ns - span.start_ns) / 1e9,
-        is_error=span.is_error,
         is_orphan=is_top and bool(span.parent_id),
-        status_message=span.status_message,
         phase=str(span.attribute(semconv.ATTR_PHASE) or ""),
         attributes=dict(span.attributes),
         resource=dict(resource.attributes),
@@ -169,13 +156,8 @@ def _row(span: Span, resource: Resource, depth: int, num_children: int, origin_n
 
 def _phase(row: Row) -> PhaseBar:
     predicted = row.attributes.get(semconv.ATTR_PREDICTED_SECONDS, 0.0)
-    return PhaseBar(
-        name=row.phase,
-        span_id=row.span_id,
-        offset_s=row.offset_s,
-        duration_s=row.duration_s,
-        predicted_s=float(predicted) if isinstance(predicted, int | float) else 0.0,
-    )
+    predicted_s = float(predicted) if isinstance(predicted, int | float) else 0.0
+    return record_of(PhaseBar, row, name=row.phase, predicted_s=predicted_s)
 
 
 class TracePage(msgspec.Struct, frozen=True):
@@ -191,17 +173,7 @@ class TracePage(msgspec.Struct, frozen=True):
     disk: str
 
 
-def json_response(value: object) -> Response:
-    """A msgspec value as JSON that no cache keeps."""
-    return Response(_encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def message(name: str, data: object) -> bytes:
-    """One server-sent event. JSON has no raw line break, so one data line is enough."""
-    return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
-
-
-def routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
+def routes(store: TraceStore) -> APIRouter:
     """What the page and the command line read."""
     router = APIRouter(prefix="/api/v1", tags=["traces"])
 
@@ -214,7 +186,7 @@ def routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
                 len(store),
                 store.num_bytes,
                 store.num_evicted,
-                "memory" if disk is None else disk.problem or "kept",
+                "memory" if store.disk is None else store.disk.problem or "kept",
             )
         )
 
@@ -233,16 +205,11 @@ def routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
 
 
 def _latest(store: TraceStore, limit: int, wanted: str) -> list[TraceSummary]:
-    lines: list[TraceSummary] = []
-    for line in store.newest():
-        if len(lines) >= limit:
-            break
-        if not wanted or any(wanted in text.lower() for text in _words(line)):
-            lines.append(line)
-    return lines
+    matching = (line for line in store.newest() if any(wanted in text.lower() for text in _texts(line)))
+    return list(islice(matching, limit))
 
 
-def _words(line: TraceSummary) -> tuple[str, ...]:
+def _texts(line: TraceSummary) -> tuple[str, ...]:
     return (line.trace_id, line.name, line.model, *line.services, *line.request_ids)
 
 

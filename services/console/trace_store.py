@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,7 @@ create table if not exists spans (
     primary key (seq, span_id)
 ) without rowid;
 """
+_SPANS: Final = "select seq, span_id, span, resource from spans order by seq"
 Pairs = list[tuple[Span, Resource]]
 
 
@@ -82,19 +83,9 @@ class _Trace:
         self.num_bytes = TRACE_OVERHEAD_BYTES
 
 
-class Journal(Protocol):
-    """Is called with what the ring keeps and what leaves it; returns at once."""
-
-    def keep(self, trace_id: str, span_id: str, span: bytes, resource: bytes) -> None: ...
-
-    def forget(self, trace_id: str) -> None: ...
-
-
 class TraceStore:
-    """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back.
-
-    `journal`, when there is one, is called for every span kept and every trace that left.
-    """
+    """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back. `disk`, when
+    there is one, is given every span kept and the id of every trace that left."""
 
     def __init__(self, *, max_traces: int = 2000, max_bytes: int = 32 << 20, max_spans_per_trace: int = 2000) -> None:
         assert max_traces > 0 and max_bytes > 0 and max_spans_per_trace > 0
@@ -103,7 +94,7 @@ class TraceStore:
         self._max_spans = max_spans_per_trace
         self._traces: OrderedDict[str, _Trace] = OrderedDict()
         self._by_request: dict[str, str] = {}  # request id -> trace id
-        self.journal: Journal | None = None
+        self.disk: TraceDisk | None = None
         self.num_bytes = 0
         self.num_spans = 0
         self.num_evicted = 0
@@ -126,17 +117,17 @@ class TraceStore:
         self._evict()
         return [summary for trace_id, summary in touched.items() if trace_id in self._traces]
 
-    def restore(self, traces: Iterable[list[tuple[Span, Resource]]], journal: Journal) -> None:
-        """Traces of an earlier run, oldest first, and from then on a journal. Those that do not fit leave it too."""
-        had = []
+    def restore(self, disk: "TraceDisk") -> None:
+        """Open a disk, take the traces that an earlier run left there, and write to it from then on. Traces that do not
+        fit leave it too. Blocks."""
+        traces = disk.open()
         for spans in traces:
-            had.append(spans[0][0].trace_id)
             self.add(spans)
         self.num_evicted = self.num_dropped_spans = 0  # the earlier run counted what the bounds took
-        self.journal = journal
-        for trace_id in had:
-            if trace_id not in self._traces:
-                journal.forget(trace_id)
+        self.disk = disk
+        for spans in traces:
+            if (trace_id := spans[0][0].trace_id) not in self._traces:
+                disk.forget(trace_id)
 
     def get(self, trace_id: str) -> list[tuple[Span, Resource]] | None:
         """Spans of one trace by start time, or None. Short ids are taken as zero-padded, like Jaeger does."""
@@ -180,8 +171,8 @@ class TraceStore:
         trace.num_bytes += grown
         self.num_bytes += grown
         self.num_spans += 1
-        if self.journal is not None:
-            self.journal.keep(trace.summary.trace_id, span.span_id, encoded, resource)
+        if self.disk is not None:
+            self.disk.keep(trace.summary.trace_id, span.span_id, encoded, resource)
         return True
 
     def _summarise(self, trace: _Trace, span: Span, service: str) -> None:
@@ -213,8 +204,8 @@ class TraceStore:
             self.num_bytes -= trace.num_bytes
             self.num_spans -= len(trace.spans)
             self.num_evicted += 1
-            if self.journal is not None:
-                self.journal.forget(trace.summary.trace_id)
+            if self.disk is not None:
+                self.disk.forget(trace.summary.trace_id)
             for request_id in trace.summary.request_ids:
                 if self._by_request.get(request_id) == trace.summary.trace_id:
                     del self._by_request[request_id]
@@ -233,7 +224,7 @@ class _Kept(NamedTuple):
 
 
 class TraceDisk:
-    """`keep` and `forget` come from the event loop and return at once; `open` and `close` block.
+    """`keep` and `forget` are called by the event loop and return at once; `open` and `close` block.
 
     `keep_content` False: what a former console kept of prompts is taken out of the file when it is opened.
     `on_failure` is called, on the writing thread, for each batch the disk did not take, with the number of spans.
@@ -265,12 +256,9 @@ class TraceDisk:
             self._connect()
             traces = self._read()
             self._measure()
-        except sqlite3.DatabaseError as error:
-            if not _is_broken(error):
-                self._failed(error, 0)
-            else:
-                self._put_aside(error)
-        except (OSError, msgspec.MsgspecError) as error:
+        except sqlite3.OperationalError as error:
+            self._failed(error, 0)
+        except (OSError, sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             self._put_aside(error)
         self._thread = threading.Thread(target=self._write_loop, name="trace-disk", daemon=True)
         self._thread.start()
@@ -322,19 +310,14 @@ class TraceDisk:
                 self._connect()
             self._put(batch)
             self._measure()
-        except sqlite3.DatabaseError as error:
-            if _is_broken(error):
-                self._put_aside(error)
-            elif "full" in str(error) and self._connection is not None:
+        except (OSError, sqlite3.OperationalError) as error:  # it is not the file that is no good, but the moment
+            if "full" in str(error) and self._connection is not None:
                 self._prune()
             else:
                 self._disconnect()
             self._failed(error, num_spans)
-        except msgspec.MsgspecError as error:
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             self._put_aside(error)
-            self._failed(error, num_spans)
-        except OSError as error:
-            self._disconnect()
             self._failed(error, num_spans)
         else:
             if self.problem:
@@ -395,15 +378,10 @@ class TraceDisk:
 
     def _read(self) -> list[Pairs]:
         assert self._connection is not None
-        rows = self._connection.execute("select seq, span, resource from spans order by seq")
-        traces: list[Pairs] = []
-        last = None
-        for seq, span, resource in rows:
-            if seq != last:
-                traces.append([])
-                last = seq
-            traces[-1].append((_decode_span(span), _decode_resource(resource)))
-        return traces
+        traces: dict[int, Pairs] = {}
+        for seq, _, span, resource in self._connection.execute(_SPANS):
+            traces.setdefault(seq, []).append((_decode_span(span), _decode_resource(resource)))
+        return list(traces.values())
 
     def _put(self, batch: deque[_Kept | str]) -> None:
         assert self._connection is not None
@@ -427,13 +405,10 @@ class TraceDisk:
         try:
             with self._connection as connection:
                 (num,) = connection.execute("select count(*) from traces").fetchone()
-                connection.execute("create temp table if not exists leaving as select seq from traces where 0")
-                connection.execute(
-                    "insert into leaving select seq from traces order by seq limit ?", (num // PRUNED + 1,)
-                )
-                connection.execute("delete from spans where seq in (select seq from leaving)")
-                connection.execute("delete from traces where seq in (select seq from leaving)")
-                connection.execute("drop table leaving")
+                oldest = "select seq from traces order by seq limit ?"
+                (last,) = connection.execute(f"select max(seq) from ({oldest})", (num // PRUNED + 1,)).fetchone()
+                for table in ("spans", "traces"):
+                    connection.execute(f"delete from {table} where seq <= ?", (last,))
         except sqlite3.DatabaseError as error:
             log.warning("no space could be freed in %s: %s", self._path, error)
 
@@ -450,14 +425,9 @@ class TraceDisk:
             self._failed(again, 0)
 
 
-def _is_broken(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file itself is no good, as opposed to the moment."""
-    return not isinstance(error, sqlite3.OperationalError)
-
-
 def _scrub(connection: sqlite3.Connection) -> None:
     """Take out of every span what people wrote and what models answered."""
-    for seq, span_id, raw_span, raw_resource in list(_rows(connection)):
+    for seq, span_id, raw_span, raw_resource in connection.execute(_SPANS).fetchall():
         span, resource = _decode_span(raw_span), _decode_resource(raw_resource)
         clean = msgspec.structs.replace(
             span,
@@ -470,7 +440,3 @@ def _scrub(connection: sqlite3.Connection) -> None:
                 "update spans set span = ?, resource = ? where seq = ? and span_id = ?",
                 (_encode(clean), _encode(cleaner), seq, span_id),
             )
-
-
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, bytes, bytes]]:
-    yield from connection.execute("select seq, span_id, span, resource from spans")

@@ -4,7 +4,7 @@ It holds no token and decides nothing: addresses come from the settings, or else
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -106,17 +106,23 @@ class Upstream:
             await self._client.aclose()
 
 
+async def read_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises TooLarge before more than `max_bytes` of it are given."""
+    too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise too_large
+        yield chunk
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises TooLarge before more than `max_bytes` are kept."""
-    given = request.headers.get("content-length", "")
-    if given.isdecimal() and int(given) > max_bytes:
-        raise TooLarge(f"the body is larger than {max_bytes} bytes")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise TooLarge(f"the body is larger than {max_bytes} bytes")
-    return bytes(body)
+    return b"".join([chunk async for chunk in read_chunks(request, max_bytes)])
 
 
 async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:

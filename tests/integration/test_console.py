@@ -3,6 +3,7 @@ memory twins, over real NATS and Valkey, and with neither."""
 
 import asyncio
 import contextlib
+import dataclasses
 import gzip
 import itertools
 import time
@@ -22,77 +23,72 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.bus.nats_bus import NatsBus
-from glowplug.domain.decision import DecisionRecord, Rival
-from glowplug.domain.instance import InstanceState
-from glowplug.events import Event
-from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import to_json
-from glowplug.events.facts import DecisionMade, InstanceReady, ModelDeployed, NodeBeat, RequestWaiting
+from glowplug.events.facts import ModelDeployed, NodeBeat
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.redis_store import RedisStore
-from services.console.app import PAGE_HEADERS, Console, build_app
+from services.console.app import PAGE_HEADERS, Console
 from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics
 from services.console.settings import ConsoleSettings
 from tests import console_story as story
-from tests.console_server import ConsoleUnderTest, messages, serving
+from tests.console_server import ConsoleUnderTest, serving
 from tests.servers import NatsProcess, ValkeyProcess
 from tests.waiting import WAIT_S, until
 
-PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NOW = time.time()
 
 
-async def post(at: ConsoleUnderTest, body: bytes, headers: dict[str, str]) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
-        return await client.post(f"{at.url}/v1/traces", content=body, headers=headers)
+@pytest.fixture
+async def at() -> AsyncIterator[ConsoleUnderTest]:
+    """A console as it is without settings."""
+    async with serving() as console:
+        yield console
 
 
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
-async def test_the_official_exporter_is_understood(compression: Compression) -> None:
-    async with serving() as at:
-        provider = TracerProvider(resource=Resource.create({"service.name": "shop"}))
-        exporter = OTLPSpanExporter(endpoint=f"{at.url}/v1/traces", compression=compression, timeout=5)
-        provider.add_span_processor(SimpleSpanProcessor(exporter))
+async def test_the_official_exporter_is_understood(at: ConsoleUnderTest, compression: Compression) -> None:
+    provider = TracerProvider(resource=Resource.create({"service.name": "shop"}))
+    exporter = OTLPSpanExporter(endpoint=f"{at.url}/v1/traces", compression=compression, timeout=5)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
 
-        def work() -> str:
-            with provider.get_tracer("t").start_as_current_span("checkout") as span:
-                span.set_attribute("glowplug.request_id", "req-77")
-                return f"{span.get_span_context().trace_id:032x}"
+    def work() -> str:
+        with provider.get_tracer("t").start_as_current_span("checkout") as span:
+            span.set_attribute("glowplug.request_id", "req-77")
+            return f"{span.get_span_context().trace_id:032x}"
 
-        trace_id = await asyncio.to_thread(work)
-        found = (await at.get(f"/api/v1/traces/{trace_id}")).json()
-        assert (found["name"], found["service"], found["request_ids"]) == ("checkout", "shop", ["req-77"])
-        by_request = (await at.get("/api/v1/requests/req-77/trace")).json()
-        assert by_request == found
-        await asyncio.to_thread(provider.shutdown)
+    trace_id = await asyncio.to_thread(work)
+    found = (await at.get(f"/api/v1/traces/{trace_id}")).json()
+    assert (found["name"], found["service"], found["request_ids"]) == ("checkout", "shop", ["req-77"])
+    by_request = (await at.get("/api/v1/requests/req-77/trace")).json()
+    assert by_request == found
+    await asyncio.to_thread(provider.shutdown)
 
 
-async def test_export_answers_in_the_senders_encoding() -> None:
-    async with serving() as at:
-        body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
-        answer = await post(at, body, PROTOBUF)
-        assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-protobuf"
-        assert ExportTraceServiceResponse.FromString(answer.content) == ExportTraceServiceResponse()
-        text = await post(at, b'{"resourceSpans": []}', {"Content-Type": "application/json"})
-        assert text.status_code == 200 and text.json() == {}
-        assert at.registry.get_sample_value("glowplug_spans_received_total") == 2
+async def test_export_answers_in_the_senders_encoding(at: ConsoleUnderTest) -> None:
+    body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
+    answer = await at.post_spans(body)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-protobuf"
+    assert ExportTraceServiceResponse.FromString(answer.content) == ExportTraceServiceResponse()
+    text = await at.post_spans(b'{"resourceSpans": []}', {"Content-Type": "application/json"})
+    assert text.status_code == 200 and text.json() == {}
+    assert at.registry.get_sample_value("glowplug_spans_received_total") == 2
 
 
 async def test_bad_exports_are_refused_and_counted() -> None:
     async with serving(otlp_max_body_bytes=10_000, otlp_max_plain_bytes=50_000) as at:
         bomb = gzip.compress(b"\0" * 5_000_000)
-        cases = [
-            (b"\xff\xff", PROTOBUF, 400),
+        cases: list[tuple[bytes, dict[str, str], int]] = [
+            (b"\xff\xff", {}, 400),
             (b"{", {"Content-Type": "application/json"}, 400),
             (b"x", {"Content-Type": "text/plain"}, 415),
-            (b"x", {}, 415),
-            (b"x", {**PROTOBUF, "Content-Encoding": "br"}, 415),
-            (b"x" * 20_000, PROTOBUF, 413),
-            (bomb, {**PROTOBUF, "Content-Encoding": "gzip"}, 413),
+            (b"x", {"Content-Type": ""}, 415),
+            (b"x", {"Content-Encoding": "br"}, 415),
+            (b"x" * 20_000, {}, 413),
+            (bomb, {"Content-Encoding": "gzip"}, 413),
         ]
         for body, headers, status in cases:
-            answer = await post(at, body, headers)
+            answer = await at.post_spans(body, headers)
             assert answer.status_code == status, (headers, answer.content)
             assert answer.content
         assert at.registry.get_sample_value("glowplug_exports_refused_total", {"code": "413"}) == 2
@@ -106,206 +102,176 @@ async def test_a_body_without_a_length_is_bounded_too() -> None:
             for _ in range(200):
                 yield b"x" * 1000
 
-        async with httpx.AsyncClient() as client:
-            answer = await client.post(f"{at.url}/v1/traces", content=endless(), headers=PROTOBUF)
-        assert answer.status_code == 413
+        assert (await at.post_spans(endless())).status_code == 413
 
 
 async def test_too_many_bodies_at_once_are_asked_to_come_again() -> None:
     async with serving(otlp_max_held_bytes=1024) as at:
-        answer = await post(at, b"x" * 5000, PROTOBUF)
+        answer = await at.post_spans(b"x" * 5000)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-        body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
-        assert (await post(at, body, PROTOBUF)).status_code == 200
+        await at.export(story.warm_trace(0, time.time(), "m", "r"))
 
 
-async def test_jaegers_api_over_http() -> None:
-    async with serving() as at:
-        for seed in range(3):
-            await post(at, story.cold_trace(seed, time.time() - 5, "m", f"r-{seed}").SerializeToString(), PROTOBUF)
-        services = (await at.get("/api/services")).json()
-        assert services["data"][-1] == "glowplug-router" and services["total"] == 6 and services["errors"] is None
-        found = (await at.get("/api/traces?service=glowplug-router&limit=2&lookback=1h")).json()
-        assert [trace["traceID"] for trace in found["data"]] == [story.trace_id(2), story.trace_id(1)]
-        one = (await at.get(f"/api/traces/{story.trace_id(1)}")).json()
-        assert len(one["data"]) == 1 and len(one["data"][0]["spans"]) == 15
-        short = (await at.get("/api/traces/2")).json()
-        assert short == one
-        several = (await at.get(f"/api/traces?traceID={story.trace_id(0)}&traceID=beef")).json()
-        assert [trace["traceID"] for trace in several["data"]] == [story.trace_id(0)]
-        operations = (await at.get("/api/services/glowplug-engine/operations")).json()
-        assert operations["data"] == ["chat", "decode", "prefill"]
-        kinds = (await at.get("/api/operations?service=glowplug-engine&spanKind=server")).json()
-        assert kinds["data"] == [{"name": "chat", "spanKind": "server"}]
-        calls = (await at.get(f"/api/dependencies?endTs={int(time.time() * 1000)}&lookback=600000")).json()
-        assert {"parent": "glowplug-router", "child": "glowplug-engine", "callCount": 3} in calls["data"]
+async def test_jaegers_api_over_http(at: ConsoleUnderTest) -> None:
+    for seed in range(3):
+        await at.export(story.cold_trace(seed, time.time() - 5, "m", f"r-{seed}"))
+    services = (await at.get("/api/services")).json()
+    assert services["data"][-1] == "glowplug-router" and services["total"] == 6 and services["errors"] is None
+    found = (await at.get("/api/traces?service=glowplug-router&limit=2&lookback=1h")).json()
+    assert [trace["traceID"] for trace in found["data"]] == [story.trace_id(2), story.trace_id(1)]
+    one = (await at.get(f"/api/traces/{story.trace_id(1)}")).json()
+    assert len(one["data"]) == 1 and len(one["data"][0]["spans"]) == 15
+    short = (await at.get("/api/traces/2")).json()
+    assert short == one
+    several = (await at.get(f"/api/traces?traceID={story.trace_id(0)}&traceID=beef")).json()
+    assert [trace["traceID"] for trace in several["data"]] == [story.trace_id(0)]
+    operations = (await at.get("/api/services/glowplug-engine/operations")).json()
+    assert operations["data"] == ["chat", "decode", "prefill"]
+    kinds = (await at.get("/api/operations?service=glowplug-engine&spanKind=server")).json()
+    assert kinds["data"] == [{"name": "chat", "spanKind": "server"}]
+    calls = (await at.get(f"/api/dependencies?endTs={int(time.time() * 1000)}&lookback=600000")).json()
+    assert {"parent": "glowplug-router", "child": "glowplug-engine", "callCount": 3} in calls["data"]
 
 
-async def test_what_is_not_there_is_a_404_in_each_ones_shape() -> None:
-    async with serving() as at:
-        theirs = await at.get("/api/traces/beef")
-        assert theirs.status_code == 404 and theirs.json()["errors"] == [{"code": 404, "msg": "trace not found"}]
-        ours = await at.get("/api/v1/requests/nobody/trace")
-        assert ours.status_code == 404 and ours.json()["error"]["code"] == "not_found"
-        bad = await at.get("/api/traces?service=x&limit=abc")
-        assert bad.status_code == 400 and bad.json()["errors"][0]["code"] == 400
-        assert (await at.get("/api/v1/traces?limit=0")).status_code == 400
+async def test_what_is_not_there_is_a_404_in_each_ones_shape(at: ConsoleUnderTest) -> None:
+    theirs = await at.get("/api/traces/beef")
+    assert theirs.status_code == 404 and theirs.json()["errors"] == [{"code": 404, "msg": "trace not found"}]
+    ours = await at.get("/api/v1/requests/unknown/trace")
+    assert ours.status_code == 404 and ours.json()["error"]["code"] == "not_found"
+    bad = await at.get("/api/traces?service=x&limit=abc")
+    assert bad.status_code == 400 and bad.json()["errors"][0]["code"] == 400
+    assert (await at.get("/api/v1/traces?limit=0")).status_code == 400
 
 
 async def test_the_list_is_filtered_and_bounded() -> None:
     async with serving(trace_max_traces=5) as at:
         for seed in range(8):
-            body = story.warm_trace(seed, time.time(), f"model-{seed % 2}", f"r-{seed}").SerializeToString()
-            await post(at, body, PROTOBUF)
+            await at.export(story.warm_trace(seed, time.time(), f"model-{seed % 2}", f"r-{seed}"))
         page = (await at.get("/api/v1/traces?q=MODEL-1")).json()
         assert [line["request_ids"] for line in page["traces"]] == [["r-7"], ["r-5"], ["r-3"]]
         assert (page["num_kept"], page["num_evicted"]) == (5, 3)
 
 
-async def test_snapshot_has_models_nodes_decisions_and_requests() -> None:
-    async with serving() as at:
-        await at.publish(*story.fleet_events(time.time()))
-        async with httpx.AsyncClient() as client:
-            await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
-            answer = await client.get(f"{at.url}/api/v1/fleet")
-        fleet = answer.json()
-        assert answer.headers["cache-control"] == "no-store"
-        assert next(model["key"] for model in fleet["models"]) == "big-emulated"
-        assert {model["state"] for model in fleet["models"]} == {"ready", "loading", "cold", "failed"}
-        assert len(fleet["nodes"]) == 3 and len(fleet["decisions"]) == 6 and len(fleet["requests"]) == 13
-        assert len(answer.content) < 100_000
+async def test_snapshot_has_models_nodes_decisions_and_requests(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.fleet_events(time.time()))
+    await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
+    answer = await at.get("/api/v1/fleet")
+    fleet = answer.json()
+    assert answer.headers["cache-control"] == "no-store"
+    assert next(model["key"] for model in fleet["models"]) == "big-emulated"
+    assert {model["state"] for model in fleet["models"]} == {"ready", "loading", "cold", "failed"}
+    assert len(fleet["nodes"]) == 3 and len(fleet["decisions"]) == 6 and len(fleet["requests"]) == 13
+    assert len(answer.content) < 100_000
 
 
-async def test_stream_sends_the_fleet_then_patches_then_traces() -> None:
-    async with serving() as at, httpx.AsyncClient() as client:
-        await at.publish(*story.fleet_events(time.time()))
-        stream = messages(client, f"{at.url}/api/v1/stream")
-        name, fleet = await anext(stream)
-        assert name == "fleet" and len(fleet["models"]) == 6
-        await at.publish(story.fact(ModelDeployed(model=story.model("new", "new-model", 10)), time.time()))
-        body = story.warm_trace(0, time.time(), "new", "r-9").SerializeToString()
-        headers = {"Content-Type": "application/x-protobuf"}
-        await client.post(f"{at.url}/v1/traces", content=body, headers=headers)
-        seen: dict[str, Any] = {}
-        async with asyncio.timeout(WAIT_S):
-            async for name, data in stream:
-                if name == "traces" or any(model["key"] == "new" for model in data.get("models", ())):
-                    seen[name] = data
-                if len(seen) == 2:
-                    break
-        assert seen["traces"]["traces"][0]["request_ids"] == ["r-9"]
-        await stream.aclose()
-        await until(lambda: not at.console.hub.clients, "the page's place is free again")
+async def test_stream_sends_the_fleet_then_patches_then_traces(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.fleet_events(time.time()))
+    stream = at.messages("/api/v1/stream")
+    name, fleet = await anext(stream)
+    assert name == "fleet" and len(fleet["models"]) == 6
+    await at.tell(ModelDeployed(model=story.model("new", "new-model", 10)))
+    await at.export(story.warm_trace(0, time.time(), "new", "r-9"))
+    seen: dict[str, Any] = {}
+    async with asyncio.timeout(WAIT_S):
+        async for name, data in stream:
+            if name == "traces" or any(model["key"] == "new" for model in data.get("models", ())):
+                seen[name] = data
+            if len(seen) == 2:
+                break
+    assert seen["traces"]["traces"][0]["request_ids"] == ["r-9"]
+    await stream.aclose()
+    await until(lambda: not at.console.hub.clients, "the page's place is free again")
 
 
-async def test_too_many_pages_are_told_to_wait() -> None:
-    async with serving(stream_max_clients=1) as at, httpx.AsyncClient() as client:
-        stream = messages(client, f"{at.url}/api/v1/stream")
+async def test_too_many_pages_get_a_time_to_wait() -> None:
+    async with serving(stream_max_clients=1) as at:
+        stream = at.messages("/api/v1/stream")
         await anext(stream)
-        refused = await client.get(f"{at.url}/api/v1/stream")
+        refused = await at.get("/api/v1/stream")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "5"
         await stream.aclose()
 
 
-async def test_page_and_its_files_are_self_contained() -> None:
-    async with serving() as at, httpx.AsyncClient() as client:
-        page = await client.get(at.url)
+async def test_page_and_its_files_are_self_contained(at: ConsoleUnderTest) -> None:
+    async with httpx.AsyncClient(base_url=at.url) as client:
+        page = await client.get("/")
         assert page.status_code == 200 and "text/html" in page.headers["content-type"]
         for name, value in PAGE_HEADERS.items():
             assert page.headers[name] == value
         assert "unsafe" not in page.headers["content-security-policy"]
         for path in ("main.js", "live.js", "waterfall.js", "base.css", "favicon.svg"):
-            asset = await client.get(f"{at.url}/page/{path}")
+            asset = await client.get(f"/page/{path}")
             assert asset.status_code == 200, path
             outside = asset.text.replace("http://www.w3.org/2000/svg", "")
             assert "http://" not in outside and "https://" not in outside and "innerHTML" not in outside
-        assert (await client.get(f"{at.url}/page/../app.py")).status_code == 404
-        assert (await client.get(f"{at.url}/page/app.py")).status_code == 404
-        assert (await client.head(at.url)).status_code == 200
-        again = await client.get(at.url, headers={"If-None-Match": page.headers["etag"]})
+        assert (await client.get("/page/../app.py")).status_code == 404
+        assert (await client.get("/page/app.py")).status_code == 404
+        assert (await client.head("/")).status_code == 200
+        again = await client.get("/", headers={"If-None-Match": page.headers["etag"]})
         assert again.status_code == 304 and not again.content
         assert page.text.count('rel="modulepreload"') > 10, "modules are asked for at once"
 
 
-async def test_the_console_changes_nothing_itself() -> None:
+async def test_the_console_changes_nothing_itself(at: ConsoleUnderTest) -> None:
     """Every door that takes something in: spans, and what is passed on to the service that owns it."""
-    async with serving() as at, httpx.AsyncClient() as client:
-        document = (await client.get(f"{at.url}/openapi.json")).json()
-        mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
-        passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
-        assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
+    document = await at.read("/openapi.json")
+    mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
+    passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
+    assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
 
 
-async def test_it_lives_without_bus_and_store_and_says_since_when() -> None:
-    async with serving() as at, httpx.AsyncClient() as client:
-        await at.publish(*story.fleet_events(time.time()))
-        await until(lambda: at.console.view.sources["store"].is_up, "the store")
-        at.broker.down = at.store.down = True
-        await until(lambda: not any(s.is_up for s in at.console.view.sources.values()), "both sources down")
-        fleet = (await client.get(f"{at.url}/api/v1/fleet")).json()
-        assert fleet["sources"]["bus"]["stale_since"] > 0 and fleet["sources"]["store"]["stale_since"] > 0
-        assert len(fleet["models"]) == 6
-        assert (await client.get(f"{at.url}/ready")).status_code == 200
-        at.broker.down = at.store.down = False
-        await until(lambda: all(s.is_up for s in at.console.view.sources.values()), "both sources back")
-
-
-@contextlib.asynccontextmanager
-async def real_console(nats_url: str, redis_url: str) -> AsyncIterator[Console]:
-    """A console on the true bus and store."""
-    settings = ConsoleSettings(resync_s=0.1, stream_beat_s=0.05)
-    console = Console(settings, ConsoleMetrics(CollectorRegistry()))
-    build_app(console)
-    bus, store = NatsBus(nats_url, "console-1"), RedisStore(redis_url)
-    feed = Feed(console, bus, store, bus.connect)
-    feed.start()
-    try:
-        yield console
-    finally:
-        await feed.stop()
-        await bus.close()
-        await store.close()
+async def test_it_lives_without_bus_and_store_and_says_since_when(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.fleet_events(time.time()))
+    await until(lambda: at.console.view.sources["store"].is_up, "the store")
+    at.broker.down = at.store.down = True
+    await until(lambda: not any(s.is_up for s in at.console.view.sources.values()), "both sources down")
+    fleet = await at.read("/api/v1/fleet")
+    assert fleet["sources"]["bus"]["stale_since"] > 0 and fleet["sources"]["store"]["stale_since"] > 0
+    assert len(fleet["models"]) == 6
+    assert (await at.get("/ready")).status_code == 200
+    at.broker.down = at.store.down = False
+    await until(lambda: all(s.is_up for s in at.console.view.sources.values()), "both sources back")
 
 
 async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> None:
-    async with real_console(own_nats.url, own_valkey.url) as console:
-        writer, store = NatsBus(own_nats.url, "writer-1"), RedisStore(own_valkey.url)
+    console = Console(ConsoleSettings(resync_s=0.1), ConsoleMetrics(CollectorRegistry()))
+    bus, writer = NatsBus(own_nats.url, "console-1"), NatsBus(own_nats.url, "writer-1")
+    store, revisions = RedisStore(own_valkey.url), itertools.count(1)
+    feed = Feed(console, bus, store, bus.connect)
+
+    async def beats_come() -> None:
+        """Telemetry is not stored: a beat is sent until one has been received."""
+        seen_before = console.view.node_table.moved_at("node-9")
+        async with asyncio.timeout(WAIT_S):
+            while console.view.node_table.moved_at("node-9") == seen_before:
+                node = story.node("node-9", time.time(), (), revision=next(revisions))
+                with contextlib.suppress(Exception):
+                    await writer.publish(story.fact(NodeBeat(node=node), time.time()))
+                await asyncio.sleep(0.1)
+
+    def answer() -> list[bool]:
+        return [source.is_up for source in console.view.sources.values()]
+
+    async with contextlib.AsyncExitStack() as stack:
+        for end in (store.close, writer.close, bus.close, feed.stop):  # the last is called first
+            stack.push_async_callback(end)
+        feed.start()
         await asyncio.wait_for(writer.connect(), WAIT_S)
-        await until(lambda: all(s.is_up for s in console.view.sources.values()), "both sources")
-        model, revisions = story.model("m1", "from-the-table", 10), itertools.count(1)
-        await store.put("models", "m1", to_json(model))
+        await until(lambda: all(answer()), "both sources")
+        await store.put("models", "m1", to_json(story.model("m1", "from-the-table", 10)))
         await store.put("models", "broken", b"{not json")
         await until(lambda: "m1" in console.view.models, "a row of the store")
-
-        async def comes(event: Any, seen: Any, what: str) -> None:
-            async with asyncio.timeout(WAIT_S):
-                while not seen():
-                    with contextlib.suppress(Exception):
-                        await writer.publish(event())
-                    await asyncio.sleep(0.1)
-            assert seen(), what
-
-        def beat() -> Event:
-            node = story.node("node-9", time.time(), (), revision=next(revisions))
-            return story.fact(NodeBeat(node=node), time.time())
-
-        await comes(beat, lambda: "node-9" in console.view.nodes, "telemetry")
-        fact = story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time())
-        await writer.publish(fact)
+        await beats_come()
+        await writer.publish(story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time()))
         await until(lambda: "m2" in console.view.models, "a fact")
 
         own_nats.kill()
         own_valkey.kill()
-        await until(lambda: not any(s.is_up for s in console.view.sources.values()), "both down")
+        await until(lambda: not any(answer()), "both down")
         own_nats.start()
         own_valkey.start()
-        await until(lambda: all(s.is_up for s in console.view.sources.values()), "both back")
-        seen_before = console.view.node_table.moved_at("node-9")
-        await comes(
-            beat, lambda: console.view.node_table.moved_at("node-9") > seen_before, "telemetry after the restart"
-        )
-        await writer.close()
-        await store.close()
+        await until(lambda: all(answer()), "both back")
+        await beats_come()
 
 
 async def test_a_bus_that_was_never_reached_is_closed_without_a_word() -> None:
@@ -335,64 +301,33 @@ async def test_stopping_ends_even_when_a_cancellation_is_swallowed() -> None:
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-def chain() -> list[Event]:
-    """A request waits, so an instance is asked for, placed by a decision, and comes up."""
-    waiting = RequestWaiting(
-        model_key="m", request_id="req-1", router_id="router-1", num_waiting=1, waiting_since=NOW, deadline_at=NOW + 60
-    )
-    placed = DecisionRecord(
-        decision_id="d-p-1-1", kind="place", policy="first_fit", service="placer", reason="first GPU with 2 GiB free",
-        made_at=NOW, model_key="m", instance_id="i-1", node_id="node-1", gpu_id="node-1/0", chosen="node-1/0",
-        inputs={"need_bytes": 1 << 30, "engine": "emulated"}, rivals=(Rival(name="node-2/0", score=0.0, why="full"),),
-        cause_id="e-place", traceparent=story.traceparent(4),
-    )  # fmt: skip
-    ready = story.instance("i-1", "m", "node-1", InstanceState.READY, NOW, emulated=True)
-    place = PlaceInstance(instance_id="i-1", model=story.model("m", "m", 10), reason="1 waiting", wanted_at=NOW)
-    payloads: list[tuple[str, Any, str, str]] = [
-        ("e-waiting", waiting, "req-1", "router-1"),
-        ("e-place", place, "e-waiting", "autoscaler-1"),
-        ("e-decision", DecisionMade(decision=placed), "e-place", "placer-1"),
-        ("e-ready", InstanceReady(instance=ready), "e-start", "agent-node-1"),
-    ]
-    return [
-        Event(event_id=id_, type=data.TYPE, occurred_at=NOW, issuer=by, data=data, cause_id=cause,
-              traceparent=story.traceparent(4), epoch=1)
-        for id_, data, cause, by in payloads
+async def test_an_event_leads_to_its_causes_and_effects(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.placement(NOW))
+    latest = await at.read("/api/v1/events/latest")
+    assert [row["type"] for row in latest["rows"]][-4:] == [
+        "request.waiting", "placer.place", "decision.made", "instance.ready",
     ]  # fmt: skip
-
-
-async def test_an_event_leads_to_its_causes_and_effects() -> None:
-    async with serving() as at:
-        await at.publish(*chain())
-        latest = await at.read("/api/v1/events/latest")
-        assert [row["type"] for row in latest["rows"]][-4:] == [
-            "request.waiting", "placer.place", "decision.made", "instance.ready",
-        ]  # fmt: skip
-        assert latest["command"] == "glowplug tap" and "instance.ready" in latest["types"]
-        found = await at.read("/api/v1/events/e-decision")
-        assert [row["event_id"] for row in found["chain"]] == ["e-place", "e-waiting"]
-        assert found["event"]["data"]["decision"]["reason"] == "first GPU with 2 GiB free"
-        assert [row["event_id"] for row in (await at.read("/api/v1/events/e-place"))["effects"]] == ["e-decision"]
-        async with httpx.AsyncClient() as client:
-            assert (await client.get(f"{at.url}/api/v1/events/none")).status_code == 404
-            refused = await client.get(f"{at.url}/api/v1/events/latest", params={"plane": "odd"})
-            assert refused.status_code == 400 and refused.json()["error"]["param"] == "plane"
+    assert latest["command"] == "glowplug tap" and "instance.ready" in latest["types"]
+    found = await at.read("/api/v1/events/e-decision")
+    assert [row["event_id"] for row in found["chain"]] == ["e-place", "e-waiting"]
+    assert found["event"]["data"]["decision"]["reason"].startswith("first GPU with 301 MiB free")
+    assert [row["event_id"] for row in (await at.read("/api/v1/events/e-place"))["effects"]] == ["e-decision"]
+    assert (await at.get("/api/v1/events/none")).status_code == 404
+    refused = await at.get("/api/v1/events/latest", plane="odd")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "plane"
 
 
 async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() -> None:
-    async with serving(events_per_beat=5) as at, httpx.AsyncClient() as client:
-        await at.publish(*chain())
-        url = f"{at.url}/api/v1/events?plane=evt&model=m&type=request.&q=REQ-1"
-        stream = messages(client, url)
+    async with serving(events_per_beat=5) as at:
+        await at.publish(*story.placement(NOW))
+        url = "/api/v1/events?plane=evt&model=smol-poet&type=request.&q=REQ-W"
+        stream = at.messages(url)
         name, opening = await anext(stream)
         assert name == "events" and [row["event_id"] for row in opening["rows"]] == ["e-waiting"]
-        assert opening["command"] == "glowplug tap --plane evt --type request. --model m --grep REQ-1"
-        waiting = chain()[0]
-        flood = [
-            Event(event_id=f"e-{n}", type=waiting.type, occurred_at=NOW, issuer="router-1", data=waiting.data)
-            for n in range(200)
-        ]
-        await at.publish(*flood, *chain()[1:])
+        assert opening["command"] == "glowplug tap --plane evt --type request. --model smol-poet --grep REQ-W"
+        waiting = story.placement(NOW)[0]
+        flood = [dataclasses.replace(waiting, event_id=f"e-{n}") for n in range(200)]
+        await at.publish(*flood, *story.placement(NOW)[1:])
         rows, skipped = [], 0
         async with asyncio.timeout(WAIT_S):
             async for name, batch in stream:
@@ -408,58 +343,52 @@ async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() 
 
 async def test_views_of_events_are_few_and_end_with_the_console() -> None:
     async with serving(events_max_watchers=1) as at:
-        client = httpx.AsyncClient()
-        stream = messages(client, f"{at.url}/api/v1/events")
+        stream = at.messages("/api/v1/events")
         await anext(stream)
-        refused = await client.get(f"{at.url}/api/v1/events")
+        refused = await at.get("/api/v1/events")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "5"
     async with asyncio.timeout(WAIT_S):
         rest = [name async for name, _ in stream]
     assert set(rest) <= {"more"}, "it ended by itself"
-    await client.aclose()
 
 
-async def test_a_decision_has_its_causes_and_what_came_of_it() -> None:
-    async with serving() as at:
-        await at.publish(*chain())
-        (line,) = (await at.read("/api/v1/decisions", trace=story.trace_id(4)))["decisions"]
-        assert line["emulated"] and line["num_rivals"] == 1
-        page = await at.read(f"/api/v1/decisions/{line['decision_id']}")
-        assert page["record"]["inputs"]["need_bytes"] == 1 << 30 and page["record"]["rivals"][0]["why"] == "full"
-        assert [row["type"] for row in page["chain"]] == ["placer.place", "request.waiting"]
-        assert page["outcome"]["state"] == "ready" and page["outcome"]["phases"][1]["predicted_s"] > 0
-        assert page["event_id"] == "e-decision" and page["command"] == "glowplug why i-1"
-        none = await at.read("/api/v1/decisions", kind="evict")
-        assert none["decisions"] == [] and none["num_kept"] == 1 and none["facets"]["policy"] == ["first_fit"]
+async def test_a_decision_has_its_causes_and_what_came_of_it(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.placement(NOW))
+    (line,) = (await at.read("/api/v1/decisions", trace=story.trace_id(0)))["decisions"]
+    assert line["emulated"] and line["num_rivals"] == 2
+    page = await at.read(f"/api/v1/decisions/{line['decision_id']}")
+    assert (
+        page["record"]["inputs"]["need_bytes"] == 203 << 20
+        and page["record"]["rivals"][0]["why"] == "203 MiB are needed"
+    )
+    assert [row["type"] for row in page["chain"]] == ["placer.place", "request.waiting"]
+    assert page["outcome"]["state"] == "ready" and page["outcome"]["phases"][1]["predicted_s"] > 0
+    assert page["event_id"] == "e-decision" and page["command"] == "glowplug why i-9"
+    none = await at.read("/api/v1/decisions", kind="evict")
+    assert none["decisions"] == [] and none["num_kept"] == 1 and none["facets"]["policy"] == ["first_fit"]
 
 
-async def test_decisions_of_before_the_console_come_from_the_store() -> None:
-    async with serving() as at:
-        for number in range(3):
-            await at.store.append("decisions", to_json(story.decisions(NOW)[number]), keep=10)
-        async with asyncio.timeout(WAIT_S):
-            while (await at.read("/api/v1/decisions"))["num_kept"] < 3:
-                await asyncio.sleep(0.05)
-        found = (await at.read("/api/v1/decisions"))["decisions"]
-        assert [line["decision_id"] for line in found] == ["d-2", "d-1", "d-0"]
+async def test_decisions_of_before_the_console_come_from_the_store(at: ConsoleUnderTest) -> None:
+    for number in range(3):
+        await at.store.append("decisions", to_json(story.decisions(NOW)[number]), keep=10)
+    await until(lambda: len(at.console.decisions) == 3, "three decisions")
+    found = (await at.read("/api/v1/decisions"))["decisions"]
+    assert [line["decision_id"] for line in found] == ["d-2", "d-1", "d-0"]
 
 
-async def test_a_console_without_a_predictor_says_so() -> None:
-    async with serving() as at:
-        page = await at.read("/api/v1/forecasts", model="m")
-        assert "GLOWPLUG_PREDICTOR_URL" in page["problem"] and page["windows"] == []
+async def test_a_console_without_a_predictor_says_so(at: ConsoleUnderTest) -> None:
+    page = await at.read("/api/v1/forecasts", model="m")
+    assert "GLOWPLUG_PREDICTOR_URL" in page["problem"] and page["windows"] == []
 
 
 @pytest.mark.parametrize("log_prompts", [True, False])
 async def test_prompts_reach_the_disk_only_when_they_are_asked_for(tmp_path: Path, log_prompts: bool) -> None:
-    said = story.make_span(
-        1, 1, 0, "chat", NOW, 1.0, {"gen_ai.prompt": "canary-of-a-prompt", "kept": "canary-of-a-word"}
-    )
+    said = {"gen_ai.prompt": "canary-of-a-prompt", "kept": "canary-of-a-word"}
     async with serving(state_dir=tmp_path, log_prompts=log_prompts) as at:
         at.console.open_disk()
-        await at.export(story.export({"engine": [said]}))
-        assert at.console.disk is not None
-        at.console.disk.close()
+        await at.export(story.export(engine=[story.Trace(1, NOW).span(1, 0, "chat", 0.0, 1.0, said)]))
+        assert at.console.traces.disk is not None
+        at.console.traces.disk.close()
     on_disk = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert b"canary-of-a-word" in on_disk and (b"canary-of-a-prompt" in on_disk) is log_prompts
 
@@ -472,14 +401,14 @@ async def test_traces_outlive_their_console(tmp_path: Path, trace_disk: bool) ->
             first.console.open_disk()
         await first.export(trace)
         before = await first.read(f"/api/traces/{story.trace_id(0)}")
-        if first.console.disk is not None:
-            first.console.disk.close()
+        if first.console.traces.disk is not None:
+            first.console.traces.disk.close()
     async with serving(state_dir=tmp_path) as second:
         if trace_disk:
             second.console.open_disk()
             assert await second.read(f"/api/traces/{story.trace_id(0)}") == before
             assert (await second.read("/api/v1/requests/r-0/trace"))["stages"] == []
-            assert second.console.disk is not None
-            second.console.disk.close()
+            assert second.console.traces.disk is not None
+            second.console.traces.disk.close()
         else:
             assert (await second.read("/api/v1/traces"))["num_kept"] == 0

@@ -95,7 +95,7 @@ async def test_a_session_opens_everything_until_the_logout() -> None:
         kept = {"Cookie": cookie.partition(";")[0]}
         assert (await client.post("/logout")).status_code == 204
         assert not client.cookies
-        assert (await client.get("/api/v1/fleet", headers=kept)).status_code == 401, "also whoever kept the cookie"
+        assert (await client.get("/api/v1/fleet", headers=kept)).status_code == 401, "also with a cookie that was kept"
 
 
 async def test_the_cookie_is_for_https_alone_where_that_is_spoken() -> None:
@@ -123,7 +123,7 @@ async def test_a_session_ends_by_itself_and_with_it_what_is_open() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"key": 7}', b'{"key": "' + b"x" * 2000 + b'"}', b"\xff"])
-async def test_what_is_no_login_is_told_so(body: bytes) -> None:
+async def test_what_is_no_login_is_refused(body: bytes) -> None:
     async with locked() as (_, client):
         answer = await client.post("/login", content=body, headers={"Content-Type": "application/json"})
         large = await client.post("/login", content=b"x" * (login.MAX_LOGIN_BYTES + 1))

@@ -109,7 +109,7 @@ async def _parts() -> AsyncIterator[bytes]:
         yield b"x" * 1024
 
 
-async def test_too_many_chats_are_told_to_wait(owner: FakeOwner) -> None:
+async def test_too_many_chats_get_a_time_to_wait(owner: FakeOwner) -> None:
     owner.script = [FIRST, asyncio.Event()]
     async with between(owner, chat_max_streams=1) as (_, client):
         async with client.stream("POST", CHAT, content=b"{}", headers=JSON) as first:
@@ -153,7 +153,7 @@ async def test_actions_go_to_their_owner_with_the_token_they_came_with(owner: Fa
     assert all("cookie" not in headers for *_, headers, _ in owner.asked)
 
 
-async def test_an_owner_that_is_silent_is_told_from_one_that_is_not_there(owner: FakeOwner) -> None:
+async def test_an_owner_that_is_silent_is_distinguished_from_one_that_is_not_there(owner: FakeOwner) -> None:
     async with between(owner, action_timeout_s=0.2) as (_, client):
         answer = await client.post("/api/v1/models/slow/load")
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
@@ -163,9 +163,8 @@ async def test_addresses_are_learned_from_services_that_start_and_settings_stand
     async with between(owner, autoscaler_url="", router_url="http://127.0.0.1:9") as (at, client):
         assert (await client.post("/api/v1/models/m/load")).json()["error"]["code"] == "no_address"
         for name, data_url in (("autoscaler", ""), ("router", owner.url), ("prefetcher", "")):
-            started = ServiceStarted(
-                service=name, service_id=f"{name}-1", url=owner.url, version="0", data_url=data_url
+            await at.tell(
+                ServiceStarted(service=name, service_id=f"{name}-1", url=owner.url, version="0", data_url=data_url)
             )
-            await at.publish(story.fact(started, 1.0))
         assert (await client.post("/api/v1/models/m/load")).status_code == 401
         assert (await client.get("/playground/router")).json() == {"router": "http://127.0.0.1:9"}

@@ -4,10 +4,12 @@ Debian's Prometheus and promtool."""
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from glowplug.telemetry import document
 
@@ -79,6 +81,20 @@ def faults(expr: str, series_known: dict[str, set[str]]) -> list[str]:
         found += [f"{one.name} has no label {label}" for label, _ in one.matchers if label not in own]
     made = set(re.findall(r'label_replace\(.*?, "([a-z_]+)"', expr))
     return found + [f"nothing here has the label {label}" for label in grouped_by(expr) - labels - made]
+
+
+def check(kind: str, *files: str) -> None:
+    """`promtool check`: AssertionError with what it says of a file that is not right."""
+    done = promtool("check", kind, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_expressions(exprs: Iterable[str], tmp_path: Path) -> None:
+    """AssertionError unless Prometheus parses each of them."""
+    rules = [{"record": f"checked:{i}", "expr": expr} for i, expr in enumerate(exprs)]
+    file = tmp_path / "expressions.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "checked", "rules": rules}]}))
+    check("rules", str(file))
 
 
 def promtool(*args: str) -> subprocess.CompletedProcess[str]:

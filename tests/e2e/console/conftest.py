@@ -6,12 +6,15 @@ tell it more events and spans), `page` a fresh tab of playwright's async API; `t
 `expect` cannot say.
 """
 
+import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from services.console.forecasts import ForecastPage, ForecastPoint, WindowPoint
 from tests import browser as chromium
 from tests import console_story as story
 from tests.console_server import ConsoleUnderTest, FakeOwner, owning, serving
@@ -51,17 +54,34 @@ async def browser() -> AsyncIterator[Browser]:
         yield started
 
 
-@pytest.fixture
-def complaints() -> list[str]:
-    """What the page has complained about: uncaught errors, warnings of its console, its security policy, failed
-    requests. A test that expects some of it clears the list and so says that it did."""
-    return []
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def page(browser: Browser, complaints: list[str]) -> AsyncIterator[Page]:
-    """A fresh tab, 1440 by 900, dark. Complaints left at the end fail the test."""
+async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
+    """A fresh tab, 1440 by 900, dark. Its complaints fail the test: uncaught errors, warnings of its console, its
+    security policy, failed requests. A test marked `complains(text, ...)` expects those that contain one of these."""
+    complaints: list[str] = []
     tab = await chromium.new_page(browser, complaints)
     yield tab
     await tab.context.close()
-    assert complaints == [], "the page complained"
+    marker = request.node.get_closest_marker("complains")
+    expected = marker.args if marker else ()
+    assert [line for line in complaints if not any(text in line for text in expected)] == [], "the page complained"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def forecast(page: Page) -> None:
+    """The predictor's word on smol-chat: ten windows that came, and forecasts of six."""
+    now = time.time()
+    start = now - now % 60
+    windows = [
+        WindowPoint(started_at=start - 60 * n, is_open=n == 0, requests=10 + n, cold=1, prompt_tokens=100,
+                    response_tokens=300, is_exact=True, concurrency=1.5, concurrency_peak=3)
+        for n in range(9, -1, -1)
+    ]  # fmt: skip
+    points = [
+        ForecastPoint(metric="requests", target_at=start + 60 * n, window_s=60.0, value=12.0 + n,
+                      quantiles=((0.1, 8.0), (0.9, 20.0)), made_at=now - 5, error_ratio=0.21, source="test")
+        for n in range(-2, 4)
+    ]  # fmt: skip
+    known = ForecastPage(now=now, model_key="smol-chat", policy="test", windows=windows, forecasts=points)
+    answer = msgspec.to_builtins(known)
+    await page.route("**/api/v1/forecasts?model=smol-chat", lambda route: route.fulfill(json=answer))

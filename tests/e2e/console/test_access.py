@@ -3,8 +3,8 @@
 One browser walks all the views and reports everything it found, so that one run names every fault.
 """
 
+import dataclasses
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,14 +12,24 @@ import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
+from glowplug.domain.instance import InstanceState
+from glowplug.events.facts import InstanceStopped
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.complains("503")]
 
 VIEWS = ("fleet", "models", "requests", "traces", "decisions", "forecasts", "events", "playground")
-INSIDE = (f"trace/{story.trace_id(0)}", "model/smol-chat", "decision/d-3")
+INSIDE = {  # a view of one thing -> what shows that it has been read
+    f"trace/{story.trace_id(0)}": "[role=treegrid] [role=row]",
+    f"trace/{story.trace_id(8)}": ".phase-line",
+    "model/smol-chat": ".starts-panel",
+    "decision/d-3": ".because",
+    "decision/d-9": ".decision-outcome .gaps",
+    "event/e-decision": ".payload",
+    "forecasts/model=smol-chat": ".chart-line",
+}
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 FOCUS = """(() => {
   const at = document.activeElement;
@@ -41,20 +51,28 @@ TABBABLE = """[...document.querySelectorAll("a[href], button, input, select, tex
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shown(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> AsyncIterator[ConsoleUnderTest]:
-    """A console that also has a trace, open in the page. It knows no router: the playground's question gets a 503."""
+async def shown(at: ConsoleUnderTest, page: Page, forecast: None) -> ConsoleUnderTest:
+    """A console that also has traces, a decision whole and forecasts, open in the page. It knows no router: the
+    playground's question gets a 503."""
+    *steps, ready = story.placement(time.time())
+    over = dataclasses.replace(ready.data.instance, state=InstanceState.STOPPED, revision=9)
+    await at.publish(*steps, ready)
+    await at.tell(InstanceStopped(instance=over))
     await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
+    await at.export(story.predicted_trace(8, time.time() - 10))
     await page.goto(at.url)
     await until(page, "document.getElementById('status').textContent.startsWith('live')")
-    yield at
-    complaints[:] = [line for line in complaints if "503" not in line]
+    return at
 
 
 async def go(page: Page, address: str) -> None:
     """Another view, as a link leads there, once it shows something."""
     await page.evaluate(f"location.hash = '#/{address}'")
     await until(page, "document.querySelector('main').innerText.length > 40")
-    await page.wait_for_timeout(300)  # views ask for their rows; there is no sign common to all of them
+    if address in INSIDE:
+        await page.locator(INSIDE[address]).first.wait_for(state="attached")
+    else:
+        await page.wait_for_timeout(300)  # lists ask for their rows; there is no sign common to all of them
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

@@ -2,12 +2,13 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
 
 from glowplug.controllers.placer.controller import CORDONS, Cordon
-from glowplug.domain.hardware import Grant, GrantOwner, Link
+from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.envelope import to_json
@@ -34,10 +35,14 @@ GRANTS = (
 )
 
 
-def progressed(done_mib: int, node_id: str = "node-3") -> WeightsProgressed:
+def progressed(done_mib: int) -> WeightsProgressed:
     return WeightsProgressed(
-        node_id=node_id, model_key="smol-tutor", digest=DIGEST, num_bytes_done=done_mib * MIB, num_bytes=139 * MIB
+        node_id="node-3", model_key="smol-tutor", digest=DIGEST, num_bytes_done=done_mib * MIB, num_bytes=139 * MIB
     )
+
+
+def beat(number: int, grants: tuple[Grant, ...] = (), revision: int = 2, **fields: Any) -> NodeBeat:
+    return NodeBeat(node=story.node(f"node-{number}", time.time(), grants, revision=revision, **fields))
 
 
 async def test_memory_is_drawn_by_owner_and_model(at: ConsoleUnderTest, page: Page) -> None:
@@ -61,12 +66,11 @@ async def test_memory_is_drawn_by_owner_and_model(at: ConsoleUnderTest, page: Pa
 
 async def test_prewarmed_and_reserved_bytes_look_like_what_they_are(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(at.url)
-    now = time.time()
     grants = (
         Grant(holder="r-1", owner=GrantOwner.PREWARM, num_bytes=64 * MIB),
         Grant(holder="r-2", owner=GrantOwner.RESERVATION, num_bytes=128 * MIB),
     )
-    await at.publish(story.fact(NodeBeat(node=story.node("node-3", now, grants, revision=2)), now))
+    await at.tell(beat(3, grants))
     node = page.locator(".node[data-node=node-3]")
     await expect(node.locator(".grant")).to_have_count(2)
     await expect(node.locator(".holder")).to_have_text(["r-1prewarmed", "r-2reserved"])
@@ -76,13 +80,9 @@ async def test_what_happens_shows_without_a_reload(at: ConsoleUnderTest, page: P
     await page.goto(at.url)
     coder = page.locator(".motion", has_text="smol-coder")
     await expect(coder.locator(".state")).to_contain_text("loading")
-    now = time.time()
-    ready = story.instance("i-b7d4", "smol-coder", "node-1", InstanceState.READY, now, revision=6)
+    ready = story.instance("i-b7d4", "smol-coder", "node-1", InstanceState.READY, time.time(), revision=6)
     loads = {"smol-coder": ModelLoad(num_in_flight=5, in_flight_by_instance={"i-b7d4": 5})}
-    await at.publish(
-        story.fact(InstanceReady(instance=ready), now),
-        story.fact(RouterLoadReported(router_id="router-1", loads=loads), now),
-    )
+    await at.tell(InstanceReady(instance=ready), RouterLoadReported(router_id="router-1", loads=loads))
     await expect(coder.locator(".state")).to_have_class("state ready")
     await expect(coder).to_contain_text("5 running")
     await expect(page.locator(".node[data-node=node-1] .holder", has_text="smol-coder")).to_have_text("smol-coder5/8")
@@ -90,18 +90,14 @@ async def test_what_happens_shows_without_a_reload(at: ConsoleUnderTest, page: P
 
 async def test_weights_on_a_link_are_seen_coming(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(at.url)
-    now = time.time()
     link = Link(link_id="node-3/nic", bytes_per_s=100 * MIB, bytes_in_flight=99 * MIB, num_transfers=1)
-    await at.publish(
-        story.fact(NodeBeat(node=story.node("node-3", now, (), links=(link,), revision=2)), now),
-        story.fact(progressed(40), now),
-    )
+    await at.tell(beat(3, links=(link,)), progressed(40))
     node = page.locator(".node[data-node=node-3]")
     await expect(node.locator(".link.busy")).to_contain_text("99 MiB in flight")
     await expect(node.locator(".fetch")).to_contain_text("40 MiB of 139 MiB")
     await expect(page.locator(".transfer")).to_contain_text("smol-tutor→ node-3")
     at.clock.forward(0.5)
-    await at.publish(story.fact(progressed(90), time.time()))
+    await at.tell(progressed(90))
     await expect(node.locator(".fetch")).to_contain_text("90 MiB of 139 MiB")
     await expect(node.locator(".fetch")).to_contain_text("100 MiB/s")
     width = await page.evaluate("document.querySelector('.fetch .thin i').style.width")
@@ -110,10 +106,7 @@ async def test_weights_on_a_link_are_seen_coming(at: ConsoleUnderTest, page: Pag
         node_id="node-3", model_key="smol-tutor", digest=DIGEST, num_bytes=139 * MIB, seconds=1.0, source="http"
     )
     idle = dataclasses.replace(link, bytes_in_flight=0, num_transfers=0)
-    await at.publish(
-        story.fact(whole, now),
-        story.fact(NodeBeat(node=story.node("node-3", now, (), links=(idle,), revision=3)), now),
-    )
+    await at.tell(whole, beat(3, links=(idle,), revision=3))
     await expect(page.locator(".fetch, .transfer")).to_have_count(0)
     await expect(node.locator(".link").first).to_contain_text("idle")
 
@@ -122,8 +115,7 @@ async def test_a_node_that_leaves_is_called_silent_and_one_that_drains_drained(
     at: ConsoleUnderTest, page: Page
 ) -> None:
     await page.goto(at.url)
-    now = time.time()
-    await at.publish(story.fact(NodeLeft(node_id="node-3", reason="no heartbeat"), now))
+    await at.tell(NodeLeft(node_id="node-3", reason="no heartbeat"))
     await expect(page.locator(".node[data-node=node-3] .node-state")).to_contain_text("silent since")
     await expect(page.locator(".figures dd").first).to_have_text("2 of 31 silent")
     await at.store.put(CORDONS, "node-1", to_json(Cordon("node-1", True)))
@@ -145,8 +137,7 @@ async def test_nodes_are_filtered_by_what_they_hold(at: ConsoleUnderTest, page: 
     await expect(page.locator(".node h3 b")).to_have_text(["node-2"])
     await expect(page.locator(".nodes-panel .note")).to_have_text("1 of 3 nodes")
     gone = story.instance("i-33f0", "big-emulated", "node-2", InstanceState.STOPPED, time.time(), revision=9)
-    beat = NodeBeat(node=story.node("node-2", time.time(), story.grants("i-0a9e", 139, 64), revision=2))
-    await at.publish(story.fact(InstanceStopped(instance=gone), time.time()), story.fact(beat, time.time()))
+    await at.tell(InstanceStopped(instance=gone), beat(2, story.grants("i-0a9e", 139, 64)))
     await expect(page.locator(".node")).to_have_count(0)
 
 
@@ -165,12 +156,8 @@ async def test_a_click_leads_to_the_model_the_decision_and_the_trace(at: Console
 
 
 async def test_emulated_gpus_are_called_emulated(at: ConsoleUnderTest, page: Page) -> None:
-    now = time.time()
-    gpus = tuple(
-        dataclasses.replace(story.node("node-4", now, ()).gpus[0], gpu_id=f"node-4/{i}", kind="emulated")
-        for i in range(2)
-    )
-    await at.publish(story.fact(NodeBeat(node=story.node("node-4", now, (), gpus=gpus, engines=("emulated",))), now))
+    gpus = tuple(Gpu(gpu_id=f"node-4/{i}", total_bytes=640 * MIB, kind="emulated") for i in range(2))
+    await at.tell(beat(4, gpus=gpus, engines=("emulated",)))
     await page.goto(at.url)
     node = page.locator(".node[data-node=node-4]")
     await expect(node.locator(".node-head")).to_contain_text("2 GPUs")

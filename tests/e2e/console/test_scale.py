@@ -46,7 +46,7 @@ async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
         await page.close()  # before its console stops, or it says that it lost it
 
 
-async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page) -> None:
+async def test_a_page_that_read_too_slowly_says_so_and_is_whole_again(page: Page) -> None:
     async with serving(stream_queue=4) as at, slow_link(int(at.url.rpartition(":")[2])) as link:
         await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(link.url)
@@ -54,10 +54,10 @@ async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page
         link.open.clear()
         revision = 2
         while not at.console.hub.num_dropped:
-            await at.publish(*(deployed(number, revision) for number in range(400)))
+            await at.tell(*(deployed(number, revision) for number in range(400)))
             revision += 1
             await asyncio.sleep(0.06)  # a beat, so that each wave is a message of its own
-        await at.publish(story.fact(ModelDeployed(model=story.model("last", "the-last-one", 1)), 1.0))
+        await at.tell(ModelDeployed(model=story.model("last", "the-last-one", 1)))
         link.open.set()
         await expect(page.locator("#status")).to_contain_text("dropped")
         whole = len(at.console.view.models)
@@ -66,11 +66,10 @@ async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page
         await page.close()
 
 
-def deployed(number: int, revision: int) -> object:
+def deployed(number: int, revision: int) -> ModelDeployed:
     """A model whose row is large and other than last time."""
     name = f"wide-{number}-{revision}-" + "x" * 2000
-    model = story.model(f"wide-{number}", name, 1, revision=revision)
-    return story.fact(ModelDeployed(model=model), 1.0, 1000 * revision + number)
+    return ModelDeployed(model=story.model(f"wide-{number}", name, 1, revision=revision))
 
 
 async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: ConsoleUnderTest, page: Page) -> None:
@@ -79,11 +78,11 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
     await until(page, f"{CARDS} === 3")
     await page.evaluate(
         """import("/page/live.js").then(({ live }) => live.patch({
-             now: live.now, seq: 0, removed: { nodes: ["nobody"] },
+             now: live.now, seq: 0, removed: { nodes: ["unknown"] },
              changed: { nodes: [{ node_id: "unseen", draining: true }], models: [{ key: "unseen", num_waiting: 3 }] },
            }))"""
     )
-    await at.publish(story.fact(ModelDeployed(model=story.model("aaa", "a-new-model", 20)), 1.0))
+    await at.tell(ModelDeployed(model=story.model("aaa", "a-new-model", 20)))
     await expect(page.locator(".figures dd").nth(3)).to_have_text("3 of 7")
     assert await page.evaluate(CARDS) == 3
 

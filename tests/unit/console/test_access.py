@@ -5,7 +5,7 @@ import pytest
 from services.console import login
 from services.console.login import Access, TooManyWrongKeys, WrongKey
 
-SOMEBODY, ANOTHER = "10.0.0.1", "10.0.0.2"
+ONE_CLIENT, ANOTHER = "10.0.0.1", "10.0.0.2"
 
 
 class Clock:
@@ -25,7 +25,7 @@ def made(clock: Clock) -> Access:
     return Access("the key", 3600.0, clock)
 
 
-def guess(made: Access, address: str = SOMEBODY, key: str = "wrong") -> type[Exception] | None:
+def guess(made: Access, address: str = ONE_CLIENT, key: str = "wrong") -> type[Exception] | None:
     try:
         made.check(key, address)
     except (WrongKey, TooManyWrongKeys) as error:
@@ -34,7 +34,7 @@ def guess(made: Access, address: str = SOMEBODY, key: str = "wrong") -> type[Exc
 
 
 def test_a_session_lasts_its_time_or_until_the_logout(made: Access, clock: Clock) -> None:
-    first, second = made.log_in("the key", SOMEBODY), made.log_in("the key", SOMEBODY)
+    first, second = made.log_in("the key", ONE_CLIENT), made.log_in("the key", ONE_CLIENT)
     assert first != second and len(first) >= 43
     clock.now_s += 3599
     assert made.is_open(first) and made.is_open(second)
@@ -48,13 +48,15 @@ def test_a_session_lasts_its_time_or_until_the_logout(made: Access, clock: Clock
 @pytest.mark.parametrize("key", ["", "the kex", "the key ", "\ud800", "é"])
 def test_another_key_opens_nothing(made: Access, key: str) -> None:
     with pytest.raises(WrongKey):
-        made.log_in(key, SOMEBODY)
+        made.log_in(key, ONE_CLIENT)
 
 
 def test_wrong_keys_are_bounded_by_address_and_time(made: Access, clock: Clock) -> None:
     assert [guess(made) for _ in range(login.MAX_WRONG)] == [WrongKey] * login.MAX_WRONG
     assert guess(made) is TooManyWrongKeys
-    assert guess(made, key="the key") is TooManyWrongKeys, "else a guess could still be told right from wrong"
+    assert guess(made, key="the key") is TooManyWrongKeys, (
+        "else a right guess could still be distinguished from a wrong one"
+    )
     assert guess(made, ANOTHER, "the key") is None, "others still log in"
     clock.now_s += login.WINDOW_S
     assert guess(made, key="the key") is None
@@ -76,6 +78,6 @@ def test_the_addresses_of_one_ipv6_network_are_one(made: Access) -> None:
 
 
 def test_sessions_are_bounded_and_the_oldest_leaves(made: Access) -> None:
-    first = made.log_in("the key", SOMEBODY)
-    tokens = [made.log_in("the key", SOMEBODY) for _ in range(login.MAX_SESSIONS)]
+    first = made.log_in("the key", ONE_CLIENT)
+    tokens = [made.log_in("the key", ONE_CLIENT) for _ in range(login.MAX_SESSIONS)]
     assert not made.is_open(first) and all(made.is_open(token) for token in tokens)

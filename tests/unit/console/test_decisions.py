@@ -8,15 +8,8 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.events.facts import DecisionMade, InstanceFailed, InstanceReady
 from services.console.decisions import DecisionLog, DecisionWanted
+from tests.console_story import a_decision as decision
 from tests.console_story import fact, instance, trace_id, traceparent
-
-
-def decision(number: int, **fields: object) -> DecisionRecord:
-    given: dict[str, object] = {
-        "decision_id": f"d-{number}", "kind": "place", "policy": "first_fit", "service": "placer",
-        "reason": "there is room", "made_at": float(number), **fields,
-    }  # fmt: skip
-    return DecisionRecord(**given)  # type: ignore[arg-type]
 
 
 def ids(log: DecisionLog, **wanted: str) -> list[str]:
@@ -53,7 +46,7 @@ def test_what_the_store_has_is_put_in_its_place() -> None:
         ({"instance": "i-1"}, ["d-2", "d-1"]),
         ({"node": "node-1", "kind": "place"}, ["d-1"]),
         ({"trace": trace_id(7)}, ["d-1"]),
-        ({"text": "NODE-1/0"}, ["d-2", "d-1"]),
+        ({"q": "NODE-1/0"}, ["d-2", "d-1"]),
         ({"policy": "lru", "model": "other"}, []),
     ],
 )

@@ -1,7 +1,7 @@
 """The rings of events: bounded by class, walked newest first, and watched without anyone waiting for a watcher."""
 
 import asyncio
-import itertools
+import dataclasses
 from typing import Any
 
 from glowplug.domain.instance import InstanceState
@@ -12,16 +12,11 @@ from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, Reques
 from glowplug.events.filters import EventFilter
 from services.console.events import ROW_OVERHEAD_BYTES, EventLog, trace_id_of
 from tests.console_story import instance, node, traceparent
-from tests.fleet_builder import a_model
-
-_ids = itertools.count(1)
+from tests.fleet_builder import a_model, an_event
 
 
-def event(data: Any, *, cause: str = "", issuer: str = "placer-1", at: float = 1.0, trace: str = "") -> Event:
-    return Event(
-        event_id=f"e{next(_ids)}", type=data.TYPE, occurred_at=at, issuer=issuer, data=data, cause_id=cause,
-        traceparent=trace,
-    )  # fmt: skip
+def event(data: Any, *, cause: str = "", issuer: str = "placer-1", trace: str = "") -> Event:
+    return dataclasses.replace(an_event(data, issuer=issuer, traceparent=trace), cause_id=cause)
 
 
 def stop(instance_id: str = "i-1", target: str = "node-1", **more: Any) -> Event:
@@ -82,19 +77,17 @@ def test_a_chain_leads_to_the_first_cause_and_survives_what_is_gone() -> None:
     second = event(start, cause=first.event_id)
     third = stop(cause=second.event_id)
     log = log_with(first, second, third)
-    assert [row.type for row in log.chain(third.cause_id)] == ["agent.start", "request.waiting"]
+    chain, is_whole = log.chain(third.cause_id)
+    assert [row.type for row in chain] == ["agent.start", "request.waiting"] and is_whole
     assert [row.event_id for row in log.effects(first.event_id)] == [second.event_id]
-    assert log.chain("gone") == []
+    assert log.chain("gone") == ([], False)
 
 
 def test_a_ring_of_causes_ends() -> None:
     one, two = stop(), stop()
-    looped = [Event(**{**_fields(a), "cause_id": b.event_id}) for a, b in ((one, two), (two, one))]
-    assert 0 < len(log_with(*looped).chain(one.event_id)) <= 32
-
-
-def _fields(one: Event) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in Event.__slots__}
+    looped = [dataclasses.replace(a, cause_id=b.event_id) for a, b in ((one, two), (two, one))]
+    chain, is_whole = log_with(*looped).chain(one.event_id)
+    assert 0 < len(chain) <= 32 and not is_whole
 
 
 def test_rows_say_what_is_emulated_and_which_trace_it_belongs_to() -> None:
@@ -104,7 +97,7 @@ def test_rows_say_what_is_emulated_and_which_trace_it_belongs_to() -> None:
     ready_row, waiting_row = log.latest(EventFilter(), 9)
     assert ready_row.emulated and not waiting_row.emulated
     assert waiting_row.trace_id == trace_id_of(traceparent(3)) != ""
-    assert trace_id_of(traceparent(3)[:-2] + "00") == "", "nobody keeps a trace that is not sampled"
+    assert trace_id_of(traceparent(3)[:-2] + "00") == "", "no trace is kept that is not sampled"
 
 
 def test_no_event_shows_a_system_prompt_or_a_secret_of_an_address() -> None:
@@ -124,7 +117,7 @@ def test_no_event_shows_a_system_prompt_or_a_secret_of_an_address() -> None:
         assert log.latest(EventFilter(text="words of a person"), 9) == []
 
 
-async def test_a_watcher_gets_the_newest_and_is_told_how_many_it_did_not_get() -> None:
+async def test_a_watcher_gets_the_newest_and_is_sent_how_many_it_did_not_get() -> None:
     log = EventLog(watch_limit=3)
     watcher = log.watch(EventFilter(planes=("cmd",)))
     for n in range(10):
@@ -135,7 +128,7 @@ async def test_a_watcher_gets_the_newest_and_is_told_how_many_it_did_not_get() -
     assert (batch.num_skipped, batch.num_passed) == (7, 11)
 
 
-async def test_a_watcher_hears_the_pulse_when_nothing_matches_and_ends_with_the_console() -> None:
+async def test_a_watcher_is_sent_an_empty_batch_when_nothing_matches_and_ends_with_the_console() -> None:
     log = EventLog()
     watcher = log.watch(EventFilter(text="never"))
     batches = watcher.batches(log, beat_s=0.0, heartbeat_s=0.01)

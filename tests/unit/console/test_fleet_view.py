@@ -2,8 +2,10 @@
 rows made when touched, loads that name what they changed, fetches with a rate."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
+import pytest
 
 from glowplug.controllers.placer.controller import Cordon
 from glowplug.domain.instance import InstanceState
@@ -15,7 +17,6 @@ from glowplug.events.facts import (
     InstanceStopped,
     ModelDeployed,
     ModelUndeployed,
-    NodeBeat,
     NodeLeft,
     RequestRejected,
     RouterLoadReported,
@@ -40,21 +41,20 @@ from tests import console_story as story
 NOW = 5_000.0
 
 
-def told() -> FleetView:
-    view = FleetView()
-    for name in ("bus", "store"):
-        view.source(name, True, NOW)
-    for event in story.fleet_events(NOW):
-        view.take(event, NOW)
-    return view
+@pytest.fixture
+def view() -> FleetView:
+    return story.view(NOW)
+
+
+def take(view: FleetView, payload: Any, at: float = NOW) -> None:
+    view.take(story.fact(payload, at), at)
 
 
 def row(view: FleetView, key: str, now_s: float = NOW) -> ModelRow:
     return next(model for model in view.snapshot(now_s).models if model.key == key)
 
 
-def test_models_say_what_they_are() -> None:
-    view = told()
+def test_models_say_what_they_are(view: FleetView) -> None:
     states = {model.key: (model.temperature, model.state) for model in view.snapshot(NOW).models}
     assert states == {
         "smol-chat": ("hot", "ready"),
@@ -74,61 +74,54 @@ def test_models_say_what_they_are() -> None:
     assert row(view, "big-emulated").emulated and not chat.emulated
 
 
-def test_an_older_revision_never_wins_and_the_dead_stay_dead() -> None:
-    view = told()
+def test_an_older_revision_never_wins_and_the_dead_stay_dead(view: FleetView) -> None:
     late = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.LOADING, NOW, revision=4)
-    view.take(story.fact(InstanceReady(instance=late), NOW), NOW)
+    take(view, InstanceReady(instance=late))
     assert row(view, "smol-chat").state == "ready"
     gone = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.STOPPED, NOW, revision=9)
-    view.take(story.fact(InstanceStopped(instance=gone), NOW), NOW)
+    take(view, InstanceStopped(instance=gone))
     again = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.READY, NOW, revision=8)
     view.restore("instances", {"i-71c2": again}, NOW)
     assert row(view, "smol-chat").state == "cold"
     old = dataclasses.replace(view.models["smol-chat"], name="older", revision=0)
-    view.take(story.fact(ModelDeployed(model=old), NOW), NOW)
+    take(view, ModelDeployed(model=old))
     assert row(view, "smol-chat").name == "smol-chat"
 
 
-def test_a_start_after_a_failure_clears_it() -> None:
-    view = told()
+def test_a_start_after_a_failure_clears_it(view: FleetView) -> None:
     ready = story.instance("i-new", "broken", "node-3", InstanceState.READY, NOW)
-    view.take(story.fact(InstanceReady(instance=ready), NOW), NOW)
+    take(view, InstanceReady(instance=ready))
     assert row(view, "broken").failure is None
     failed = story.instance("i-x", "broken", "node-3", InstanceState.FAILED, NOW + 5, reason="killed")
-    view.take(story.fact(InstanceFailed(instance=failed), NOW + 5), NOW + 5)
+    take(view, InstanceFailed(instance=failed), NOW + 5)
     failure = row(view, "broken").failure
     assert failure is not None and failure.reason == "killed"
     stopped = story.instance("i-new", "broken", "node-3", InstanceState.STOPPED, NOW + 9, revision=7)
-    view.take(story.fact(InstanceStopped(instance=stopped), NOW + 9), NOW + 9)
+    take(view, InstanceStopped(instance=stopped), NOW + 9)
     assert row(view, "broken").state == "cold"
 
 
-def test_a_silent_node_is_lost_and_comes_back() -> None:
-    view = told()
+def test_a_silent_node_is_lost_and_comes_back(view: FleetView) -> None:
     assert all(node.is_alive for node in view.snapshot(NOW).nodes)
     later = NOW + NODE_LEASE_S + 1
     assert [node.lost_since for node in view.snapshot(later).nodes] == [NOW, NOW, NOW]
     for event in story.beats(later, revision=2):
         view.take(event, later)
     assert all(node.is_alive for node in view.snapshot(later).nodes)
-    view.take(story.fact(NodeLeft(node_id="node-2", reason="stopped"), later), later)
+    take(view, NodeLeft(node_id="node-2", reason="stopped"), later)
     assert [node.is_alive for node in view.snapshot(later).nodes] == [True, False, True]
 
 
-def test_a_node_whose_row_the_store_lost_stays_while_it_beats_and_leaves_when_it_is_silent() -> None:
-    view, kept = told(), {"node-1": story.node("node-1", NOW, ())}
+def test_a_node_whose_row_the_store_lost_stays_while_it_beats_and_no_longer(view: FleetView) -> None:
     later = NOW + ABSENT_S
     for event in story.beats(later, revision=2)[:2]:
         view.take(event, later)
-    view.restore("nodes", kept, later + 1)
-    assert [(node.node_id, node.is_alive) for node in view.snapshot(later + 1).nodes] == [
-        ("node-1", True),
-        ("node-2", True),
-    ], "node-3 has been silent for too long"
+    view.restore("nodes", {"node-1": story.node("node-1", NOW, ())}, later + 1)
+    alive = {node.node_id: node.is_alive for node in view.snapshot(later + 1).nodes}
+    assert alive == {"node-1": True, "node-2": True}, "node-3 has been silent for too long"
 
 
-def test_a_console_that_hears_nothing_does_not_call_nodes_lost() -> None:
-    view = told()
+def test_a_console_that_receives_nothing_does_not_call_nodes_lost(view: FleetView) -> None:
     for name in ("bus", "store"):
         view.source(name, False, NOW + 1)
     snapshot = view.snapshot(NOW + 600)
@@ -137,7 +130,7 @@ def test_a_console_that_hears_nothing_does_not_call_nodes_lost() -> None:
 
 
 def test_grants_name_their_model_and_emulation() -> None:
-    node = told().snapshot(NOW).nodes[1]
+    node = story.view(NOW).snapshot(NOW).nodes[1]
     assert [(g.model_key, g.owner, g.emulated) for g in node.gpus[0].grants] == [
         ("smol-poet", "weights", False),
         ("smol-poet", "kv", False),
@@ -146,29 +139,25 @@ def test_grants_name_their_model_and_emulation() -> None:
     ]
 
 
-def test_loads_of_several_routers_add_up_and_expire() -> None:
-    view = told()
-    other = RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)})
-    view.take(story.fact(other, NOW + 1), NOW + 1)
+def test_loads_of_several_routers_add_up_and_expire(view: FleetView) -> None:
+    take(view, RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)}), NOW + 1)
     assert row(view, "smol-coder", NOW + 1).num_waiting == 9
     assert row(view, "smol-coder", NOW + LOAD_STALE_S + 0.5).num_waiting == 2
     assert row(view, "smol-coder", NOW + LOAD_STALE_S + 2).num_waiting == 0
 
 
-def test_rows_the_store_lost_leave_after_a_grace_time() -> None:
-    view = told()
+def test_rows_the_store_lost_leave_after_a_grace_time(view: FleetView) -> None:
     view.restore("models", {}, NOW)
     assert len(view.models) == 6
     for after_s in (0.0, ABSENT_S, ABSENT_S + 1):
         assert len(view.models) == 6
         view.restore("models", {"smol-chat": view.models["smol-chat"]}, NOW + after_s)
     assert list(view.models) == ["smol-chat"]
-    view.take(story.fact(ModelUndeployed(model_key="smol-chat"), NOW), NOW)
+    take(view, ModelUndeployed(model_key="smol-chat"))
     assert view.models == {}
 
 
-def test_logs_are_bounded_and_newest_first() -> None:
-    view = told()
+def test_logs_are_bounded_and_newest_first(view: FleetView) -> None:
     for i in range(3 * REQUESTS_KEPT):
         view.take(story.fact(story.request_finished(i, NOW + i), NOW + i, i, story.traceparent(i)), NOW + i)
     requests = view.snapshot(NOW).requests
@@ -186,11 +175,9 @@ def test_a_refused_request_is_one_line_with_its_code() -> None:
         model_key=ended.model_key, request_id=ended.request_id, router_id="router-1", status=503, code="no_capacity"
     )
     for fact in (ended, refused, dataclasses.replace(refused, request_id="alone")):
-        view.take(story.fact(fact, 99.0), 99.0)
-    assert [(row.request_id, row.code) for row in view.snapshot(99.0).requests] == [
-        ("alone", "no_capacity"),
-        (ended.request_id, "no_capacity"),
-    ]
+        take(view, fact, 99.0)
+    requests = [(row.request_id, row.code) for row in view.snapshot(99.0).requests]
+    assert requests == [("alone", "no_capacity"), (ended.request_id, "no_capacity")]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -198,7 +185,7 @@ class Row(msgspec.Struct, frozen=True):
     value: int
 
 
-def test_a_row_is_made_once_however_often_it_was_touched_and_told_only_when_other() -> None:
+def test_a_row_is_made_once_however_often_it_was_touched_and_reported_only_when_other() -> None:
     values, made = {"a": 1, "b": 2}, []
 
     def make(key: str, _: float) -> Row | None:
@@ -209,14 +196,14 @@ def test_a_row_is_made_once_however_often_it_was_touched_and_told_only_when_othe
     table.touch(["a", "b", "a"])
     table.touch(["a"])
     table.refresh(NOW)
-    assert sorted(made) == ["a", "b"] and table.take_changed() == {"a", "b"}
+    assert sorted(made) == ["a", "b"] and table.take_changed() == {"a": None, "b": None}
     table.touch(["a"])
     table.refresh(NOW)
-    assert table.take_changed() == set(), "touched, but as it was"
+    assert table.take_changed() == {}, "touched, but as it was"
     del values["a"]
     table.touch(["a", "never-was"])
     table.refresh(NOW)
-    assert table.take_changed() == {"a"} and set(table.rows) == {"b"}
+    assert table.take_changed() == {"a": Row("a", 1)} and set(table.rows) == {"b"}
 
 
 def test_loads_name_what_changed_and_forget_silent_routers() -> None:
@@ -267,43 +254,38 @@ def test_a_fetch_that_ended_is_gone_at_once() -> None:
     assert [row.digest for row in fetches.rows("node-1")] == ["b"]
 
 
-def drawn() -> FleetView:
+@pytest.fixture
+def drawn(view: FleetView) -> FleetView:
     """A view whose rows have all been read."""
-    view = told()
     changed(view, NOW)
     return view
 
 
 def changed(view: FleetView, now_s: float) -> tuple[set[str], set[str], set[str]]:
     view.refresh(now_s)
-    return view.model_rows.take_changed(), view.instance_rows.take_changed(), view.node_rows.take_changed()
+    models, instances, nodes = view.model_rows, view.instance_rows, view.node_rows
+    return set(models.take_changed()), set(instances.take_changed()), set(nodes.take_changed())
 
 
-def test_a_beat_that_says_nothing_new_changes_nothing() -> None:
-    view = drawn()
-    for number, event in enumerate(story.beats(NOW + 1, revision=2)):
-        view.take(story.fact(NodeBeat(node=event.data.node), NOW + 1, number), NOW + 1)
-    models, instances, nodes = changed(view, NOW + 1)
+def test_a_beat_that_says_nothing_new_changes_nothing(drawn: FleetView) -> None:
+    for event in story.beats(NOW + 1, revision=2):
+        drawn.take(event, NOW + 1)
+    models, instances, nodes = changed(drawn, NOW + 1)
     assert (models, instances, nodes) == ({"smol-coder"}, set(), set()), "only what is left of the start under way"
 
 
-def test_a_load_report_changes_the_models_and_instances_it_is_about() -> None:
-    view = drawn()
+def test_a_load_report_changes_the_models_and_instances_it_is_about(drawn: FleetView) -> None:
     loads = {"smol-chat": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-71c2": 1})}
-    view.take(story.fact(RouterLoadReported(router_id="router-1", loads=loads), NOW), NOW)
-    models, instances, nodes = changed(view, NOW)
+    take(drawn, RouterLoadReported(router_id="router-1", loads=loads))
+    models, instances, nodes = changed(drawn, NOW)
     assert (models, instances, nodes) == ({"smol-chat", "smol-poet", "smol-coder"}, {"i-71c2", "i-0a9e"}, set())
 
 
-def test_a_drained_node_shows_by_the_decision_before_its_row_is_read() -> None:
-    view = drawn()
-    drain = story.decisions(NOW)[0]
-    fields = {f: getattr(drain, f) for f in drain.__dataclass_fields__}
-    decided = type(drain)(**fields | {"decision_id": "d-x", "kind": "drain", "node_id": "node-1", "chosen": "drain"})
-    view.take(story.fact(DecisionMade(decision=decided), NOW, 99), NOW)
-    assert changed(view, NOW)[2] == {"node-1"}
-    assert view.node_rows.rows["node-1"].cordoned and view.node_rows.rows["node-1"].draining
-    view.restore(CORDONS, {"node-1": Cordon("node-1", True)}, NOW)
-    assert changed(view, NOW)[2] == set()
-    view.restore(CORDONS, {}, NOW)
-    assert changed(view, NOW)[2] == {"node-1"} and not view.node_rows.rows["node-1"].cordoned
+def test_a_drained_node_shows_by_the_decision_before_its_row_is_read(drawn: FleetView) -> None:
+    take(drawn, DecisionMade(decision=story.a_decision(99, "drain", node_id="node-1", chosen="drain")))
+    assert changed(drawn, NOW)[2] == {"node-1"}
+    assert drawn.node_rows.rows["node-1"].cordoned and drawn.node_rows.rows["node-1"].draining
+    drawn.restore(CORDONS, {"node-1": Cordon("node-1", True)}, NOW)
+    assert changed(drawn, NOW)[2] == set()
+    drawn.restore(CORDONS, {}, NOW)
+    assert changed(drawn, NOW)[2] == {"node-1"} and not drawn.node_rows.rows["node-1"].cordoned

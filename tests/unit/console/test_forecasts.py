@@ -1,10 +1,10 @@
 """What the page reads of the predictor: windows as they came, forecasts with quantiles or without, and why none."""
 
+import json
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Response
 
 from glowplug.domain.errors import NoCapacity
 from services.console.forecasts import Forecasts, read_page
@@ -56,21 +56,17 @@ def test_forecasts_to_come_name_their_metric_with_quantiles_and_target() -> None
 
 
 class FakeUpstream:
-    """A predictor that answers in the test's own process, or fails as told."""
+    """A predictor that answers in the test's own process, or cannot be reached."""
 
     def __init__(self, windows: Any = None, error: Exception | None = None) -> None:
         self.num_asked, self.error = 0, error
-        app = FastAPI()
-        app.add_api_route("/v1/windows", lambda model: windows)
-        app.add_api_route("/v1/forecasts", lambda model: NONE)
-        app.add_api_route("/broken", lambda: Response("no", 500))
-        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://predictor")
+        self._answers = {"/v1/windows?model=m": windows, "/v1/forecasts?model=m": NONE}
 
     async def open(self, service: str, method: str, path: str, **_: Any) -> httpx.Response:
         self.num_asked += 1
         if self.error is not None:
             raise self.error
-        return await self._client.send(self._client.build_request(method, path), stream=True)
+        return httpx.Response(200, stream=httpx.ByteStream(json.dumps(self._answers[path]).encode()))
 
 
 async def test_the_predictor_is_asked_once_for_all_pages_that_look() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.console import jaeger, otlp
+from services.console import jaeger
 from services.console.jaeger import BadQuery, Search
 from services.console.trace_store import TraceStore
 from tests import console_story as story
@@ -18,7 +18,7 @@ def store() -> TraceStore:
         story.warm_trace(1, NOW - 50, "m", "r-1"),
         story.failed_trace(2, NOW - 10, "n", "r-2"),
     ):
-        kept.add(otlp.decode(request.SerializeToString(), otlp.PROTOBUF).spans)
+        kept.add(story.received(request).spans)
     return kept
 
 
@@ -55,7 +55,7 @@ def test_events_are_logs(store: TraceStore) -> None:
         ({"service": "glowplug-router"}, [2, 1, 0]),
         ({"service": "glowplug-router", "limit": "1"}, [2]),
         ({"service": "glowplug-engine"}, [0]),
-        ({"service": "nobody"}, []),
+        ({"service": "unknown"}, []),
         ({"service": "glowplug-router", "lookback": "1m"}, [2, 1]),
         ({"service": "glowplug-router", "lookback": "1m", "start": "0"}, [2, 1, 0]),
         ({"end": str(int((NOW - 60) * 1e6))}, [0]),

@@ -1,13 +1,15 @@
-"""Starts of a model as the console remembers them, and what is told of a model's declaration."""
+"""Starts of a model as the console remembers them, and what is shown of a model's declaration."""
 
 from dataclasses import replace
+from typing import Any
 
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
-from glowplug.events.facts import InstanceFailed, InstanceReady, WeightsFetched, WeightsProgressed
+from glowplug.events.facts import WeightsFetched, WeightsProgressed
 from services.console.decisions import DecisionLog
-from services.console.model_detail import FETCH_LEASE_S, STARTS_KEPT, StartHistory, declared, why_so
+from services.console.fleet_view import Fetches
+from services.console.model_detail import FETCH_LEASE_S, STARTS_KEPT, StartHistory, coming, declared, why_so
 from tests import console_story as story
 
 AT = 1000.0
@@ -25,17 +27,15 @@ def ready(number: int, ready_at: float = AT + 4.0) -> Instance:
     return instance(number, InstanceState.READY, ready_at=ready_at, phases=(DECIDE, LOAD))
 
 
-def history_of(*facts: object) -> StartHistory:
+def history_of(*instances: Instance) -> StartHistory:
     history = StartHistory()
-    for fact in facts:
-        history.take(story.fact(fact, AT), AT)
+    for made in instances:
+        history.put(made)
     return history
 
 
 def test_a_start_is_remembered_once_with_its_phases_and_what_was_predicted() -> None:
-    fact = InstanceReady(instance=ready(1))
-    history = history_of(fact, fact)
-    history.put(instance(1, InstanceState.DRAINING, ready_at=AT + 4.0))
+    history = history_of(ready(1), ready(1), instance(1, InstanceState.DRAINING, ready_at=AT + 4.0))
     [start] = history.starts("chat")
     assert (start.seconds, start.reason) == (4.0, ""), "counted from the decision"
     assert [(p.name, p.offset_s, p.duration_s, p.predicted_s) for p in start.phases] == [
@@ -47,34 +47,32 @@ def test_a_start_is_remembered_once_with_its_phases_and_what_was_predicted() -> 
 def test_a_start_that_failed_says_why_and_an_engine_that_died_later_is_no_failed_start() -> None:
     failed = instance(1, InstanceState.FAILED, reason="no kernel image", changed_at=AT + 3.0)
     died = instance(2, InstanceState.FAILED, reason="killed", ready_at=AT + 4.0)
-    history = history_of(InstanceFailed(instance=failed), InstanceFailed(instance=died))
-    assert [(s.instance_id, s.reason, s.seconds) for s in history.starts("chat")] == [
-        ("i-2", "", 4.0),
-        ("i-1", "no kernel image", 3.0),
-    ]
+    starts = history_of(failed, died).starts("chat")
+    assert [(s.instance_id, s.reason, s.seconds) for s in starts] == [("i-2", "", 4.0), ("i-1", "no kernel image", 3.0)]
 
 
 def test_only_the_latest_starts_are_kept() -> None:
-    history = history_of(*(InstanceReady(instance=ready(i, AT + i)) for i in range(2, 30)))
-    starts = history.starts("chat")
+    starts = history_of(*(ready(i, AT + i) for i in range(2, 30))).starts("chat")
     assert len(starts) == STARTS_KEPT and starts[0].instance_id == "i-29"
 
 
 def test_a_start_under_way_shows_its_fetch_and_what_is_over() -> None:
     starting = instance(1, InstanceState.STARTING)
     progress = WeightsProgressed(node_id="node-1", model_key="chat", digest="d", num_bytes_done=30, num_bytes=120)
-    history = history_of(progress)
-    [coming] = history.coming([starting], AT)
-    assert coming.fetch is not None and (coming.fetch.num_bytes_done, coming.fetch.num_bytes) == (30, 120)
-    assert [p.name for p in coming.phases] == ["decide"] and coming.began_at == AT
-    [silent] = history.coming([starting], AT + FETCH_LEASE_S)
+    fetches = Fetches()
+    fetches.progress(progress, AT)
+    [start] = coming([starting], fetches, AT)
+    assert start.fetch is not None and (start.fetch.num_bytes_done, start.fetch.num_bytes) == (30, 120)
+    assert [p.name for p in start.phases] == ["decide"] and start.began_at == AT
+    [silent] = coming([starting], fetches, AT + FETCH_LEASE_S)
     assert silent.fetch is None
-    fetched = WeightsFetched(node_id="node-1", model_key="chat", digest="d", num_bytes=120, seconds=1.0, source="http")
-    history.take(story.fact(fetched, AT), AT)
-    [loading] = history.coming([instance(1, InstanceState.LOADING)], AT)
+    fetches.end(
+        WeightsFetched(node_id="node-1", model_key="chat", digest="d", num_bytes=120, seconds=1.0, source="http")
+    )
+    [loading] = coming([instance(1, InstanceState.LOADING)], fetches, AT)
     assert loading.fetch is None
     assert [(p.name, p.offset_s, p.duration_s) for p in loading.phases][1:] == [("fetch", 1.0, 1.0)]
-    assert history.coming([ready(1)], AT) == []
+    assert coming([ready(1)], fetches, AT) == []
 
 
 def test_what_may_be_a_secret_in_a_declaration_stays_out() -> None:
@@ -86,26 +84,29 @@ def test_what_may_be_a_secret_in_a_declaration_stays_out() -> None:
     assert shown["max_queue"] == model.max_queue and shown["on_cold"] == "hold"
 
 
-def test_an_address_that_is_none_shows_nothing_and_stops_nobody() -> None:
+def test_an_address_that_is_none_shows_nothing_and_raises_nothing() -> None:
     model = replace(story.model("chat", "chat", 10), weights=WeightsRef(uri="https://user:pass@[::1/a.gguf"))
     assert declared(model)["weights"]["uri"] == ""
     at_signs = replace(model, weights=WeightsRef(uri="https://user:p@ss@models.example/a.gguf"))
     assert declared(at_signs)["weights"]["uri"] == "https://models.example/a.gguf"
 
 
-def decided(number: int, kind: str, reason: str, **fields: object) -> DecisionRecord:
-    history_of = {"policy": "p", "service": "placer", "model_key": "chat", "made_at": AT + number, **fields}
-    return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **history_of)  # type: ignore[arg-type]
+def decided(number: int, kind: str, reason: str, **fields: Any) -> DecisionRecord:
+    return story.a_decision(number, kind, reason, **{"model_key": "chat", "made_at": AT + number, **fields})
 
 
 def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:
     log = DecisionLog()
     assert "no request has asked for it" in why_so("chat", [], log).reason
-    log.put(decided(1, "place", "chat starts on node-1/0: there is room"))
+    log.put(decided(1, "place", "chat starts on node-1/0: 20 GiB are free"))
     log.put(decided(2, "scale", "an instance of chat drains: it has been idle", service="autoscaler"))
     running = instance(1, InstanceState.READY, ready_at=AT, decision_id="d-1")
     there = why_so("chat", [running], log)
-    assert (there.reason, there.decision_id, there.made_at) == ("chat starts on node-1/0: there is room", "d-1", AT + 1)
+    assert (there.reason, there.decision_id, there.made_at) == (
+        "chat starts on node-1/0: 20 GiB are free",
+        "d-1",
+        AT + 1,
+    )
     gone = instance(1, InstanceState.STOPPED)
     assert why_so("chat", [gone], log).decision_id == "d-2", "cold: the latest decision about it"
     log.put_instance(gone)

@@ -8,8 +8,6 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceStopped, ModelUndeployed
-from services.console import otlp
-from services.console.fleet_view import FleetView
 from services.console.stream import Client, Hub, TooManyClients
 from services.console.trace_store import TraceStore
 from tests import console_story as story
@@ -17,15 +15,8 @@ from tests import console_story as story
 NOW = 5_000.0
 
 
-def a_view() -> FleetView:
-    view = FleetView()
-    for event in story.fleet_events(NOW):
-        view.take(event, NOW)
-    return view
-
-
 async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
-    view, hub = a_view(), Hub()
+    view, hub = story.view(NOW), Hub()
     client = hub.join(view, NOW)
     hub.flush(view, NOW)
     gone = story.instance("i-0a9e", "smol-poet", "node-2", InstanceState.STOPPED, NOW, revision=9)
@@ -56,7 +47,7 @@ async def take(client: Client, count: int) -> list[tuple[str, Any]]:
     return found
 
 
-async def test_a_slow_page_loses_the_oldest_and_is_told() -> None:
+async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
     client = Client(limit=3)
     dropped = [client.put(f"event: m\ndata: {i}\n\n".encode()) for i in range(5)]
     assert dropped == [0, 0, 0, 1, 1]
@@ -65,23 +56,14 @@ async def test_a_slow_page_loses_the_oldest_and_is_told() -> None:
 
 
 async def test_a_quiet_stream_says_that_it_lives() -> None:
-    beats = [raw async for raw in limited(Client(limit=3), 2)]
-    assert beats == [b": beat\n\n"] * 2
+    messages = Client(limit=3).messages(heartbeat_s=0.001)
+    assert [await anext(messages), await anext(messages)] == [b": beat\n\n"] * 2
 
 
-async def limited(client: Client, count: int):  # type: ignore[no-untyped-def]
-    async for raw in client.messages(heartbeat_s=0.001):
-        yield raw
-        count -= 1
-        if not count:
-            return
-
-
-async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
-    view, hub, store = a_view(), Hub(), TraceStore()
+async def test_a_trace_that_grows_many_times_is_sent_once_per_flush() -> None:
+    view, hub, store = story.view(NOW), Hub(), TraceStore()
     client = hub.join(view, NOW)
-    batch = otlp.decode(story.cold_trace(0, NOW, "m", "r").SerializeToString(), otlp.PROTOBUF)
-    for pair in batch.spans:
+    for pair in story.received(story.cold_trace(0, NOW, "m", "r")).spans:
         for summary in store.add([pair]):
             hub.trace_changed(summary)
     hub.flush(view, NOW)
@@ -92,7 +74,7 @@ async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
 
 
 async def test_two_pages_are_kept_in_step() -> None:
-    view, hub = a_view(), Hub()
+    view, hub = story.view(NOW), Hub()
     first = hub.join(view, NOW)
     view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
     second = hub.join(view, NOW)
@@ -102,7 +84,7 @@ async def test_two_pages_are_kept_in_step() -> None:
 
 
 async def test_places_are_bounded_and_freed() -> None:
-    view, hub = a_view(), Hub(max_clients=1)
+    view, hub = story.view(NOW), Hub(max_clients=1)
     client = hub.join(view, NOW)
     with pytest.raises(TooManyClients):
         hub.join(view, NOW)
@@ -111,7 +93,7 @@ async def test_places_are_bounded_and_freed() -> None:
 
 
 async def test_closing_lets_every_page_go() -> None:
-    view, hub = a_view(), Hub()
+    view, hub = story.view(NOW), Hub()
     client = hub.join(view, NOW)
     reading = asyncio.create_task(take(client, 99))
     await asyncio.sleep(0)

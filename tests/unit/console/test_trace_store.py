@@ -3,12 +3,12 @@
 import sqlite3
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from glowplug.telemetry import semconv
-from services.console import otlp
 from services.console.spans import Resource, Span, SpanEvent
 from services.console.trace_store import TraceDisk, TraceStore
 from tests import console_story as story
@@ -16,21 +16,22 @@ from tests import console_story as story
 RESOURCE = Resource("svc", (("service.instance.id", "svc-1"),))
 ROUTER = Resource("glowplug-router", (("host.name", "a"),))
 SECRET = "canary-of-a-prompt"
+encode = msgspec.msgpack.encode
 
 
-def span(trace: int, span_id: int, *, parent: int = 0, start: int = 1, request_id: str = "", pad: int = 0) -> Span:
-    attributes = [("glowplug.request_id", request_id)] if request_id else []
-    attributes += [("pad", "x" * pad)] if pad else []
+NAMES = {"request_id": semconv.ATTR_REQUEST_ID, "model": semconv.ATTR_MODEL}
+
+
+def span(
+    trace: int, number: int = 1, *, parent: int = 0, start: int = 1, events: tuple[SpanEvent, ...] = (), **about: Any
+) -> Span:
+    """Span `number` of a trace; `about` are its attributes, request_id and model under the names they have there."""
+    attributes = tuple((NAMES.get(name, name), value) for name, value in about.items())
+    parent_id = f"{parent:016x}" if parent else ""
     return Span(
-        trace_id=f"{trace:032x}",
-        span_id=f"{span_id:016x}",
-        parent_id=f"{parent:016x}" if parent else "",
-        name=f"s{span_id}",
-        kind=1,
-        start_ns=start,
-        end_ns=start + 10,
-        attributes=tuple(attributes),
-    )
+        f"{trace:032x}", f"{number:016x}", parent_id, f"s{number}", 1, start, start + 10, attributes=attributes,
+        events=events,
+    )  # fmt: skip
 
 
 def add(store: TraceStore, *spans: Span) -> None:
@@ -72,7 +73,7 @@ def test_the_oldest_trace_leaves_with_all_that_points_at_it() -> None:
 def test_bytes_are_bounded_and_counted_down_again() -> None:
     store = TraceStore(max_bytes=100_000)
     for trace in range(500):
-        add(store, span(trace + 1, 1, pad=900), span(trace + 1, 2, pad=900))
+        add(store, span(trace + 1, 1, pad="x" * 900), span(trace + 1, 2, pad="x" * 900))
         assert store.num_bytes <= 100_000
     assert store.num_evicted > 400
     assert len(store) * 2 == store.num_spans
@@ -84,16 +85,14 @@ def test_one_endless_trace_cannot_push_out_the_others() -> None:
     add(store, *(span(2, i + 1, parent=1 if i else 0) for i in range(200)))
     summary = store.summary("2")
     assert summary is not None and (summary.num_spans, summary.num_dropped) == (50, 150)
-    add(store, *(span(3, i + 1, pad=1000) for i in range(50)))
+    add(store, *(span(3, i + 1, pad="x" * 1000) for i in range(50)))
     assert store.num_bytes <= 200_000
     assert store.get("1") is not None
 
 
 def test_what_it_counts_is_what_it_costs() -> None:
     """`num_bytes` is an upper bound of what the allocator sees, so the setting bounds the process."""
-    batches = [
-        otlp.decode(story.cold_trace(i, 1000.0, "m", f"r-{i}").SerializeToString(), otlp.PROTOBUF) for i in range(200)
-    ]
+    batches = [story.received(story.cold_trace(i, 1000.0, "m", f"r-{i}")) for i in range(200)]
     tracemalloc.start()
     store = TraceStore()
     for batch in batches:
@@ -105,33 +104,23 @@ def test_what_it_counts_is_what_it_costs() -> None:
 
 
 def test_the_model_is_that_of_the_request() -> None:
-    """Stopping another model to make room is part of the trace, but not what it is about."""
+    """Stopping another model to free memory is part of the trace, but not what it is about."""
     store = TraceStore()
-    victim = about(span(1, 5, parent=1), model="victim")
-    add(store, victim, about(span(1, 1, request_id="r"), model="wanted"))
-    add(store, about(span(1, 6, parent=1), model="victim-2"))
+    add(store, span(1, 5, parent=1, model="victim"), span(1, 1, request_id="r", model="wanted"))
+    add(store, span(1, 6, parent=1, model="victim-2"))
     summary = store.summary("1")
     assert summary is not None and summary.model == "wanted"
 
 
-def about(one: Span, *, model: str) -> Span:
-    return msgspec.structs.replace(one, attributes=(*one.attributes, ("glowplug.model", model)))
-
-
 def test_summary_of_a_whole_story() -> None:
     store = TraceStore()
-    store.add(otlp.decode(story.cold_trace(0, 1.0, "m", "r").SerializeToString(), otlp.PROTOBUF).spans)
-    store.add(otlp.decode(story.failed_trace(1, 1.0, "m", "q").SerializeToString(), otlp.PROTOBUF).spans)
+    for trace in (story.cold_trace(0, 1.0, "m", "r"), story.failed_trace(1, 1.0, "m", "q")):
+        store.add(story.received(trace).spans)
     failed, cold = store.newest()
     assert cold.is_cold and not cold.num_errors and not cold.is_emulated and cold.model == "m"
     assert cold.services[0] == "glowplug-agent" and len(cold.services) == 6
     assert failed.num_errors == 2 and failed.is_emulated and not failed.is_cold
     assert store.services() == list(cold.services)
-
-
-def request_span(trace: int, number: int = 1, **more: object) -> Span:
-    given = {"name": "router.request", "kind": 2, "start_ns": 10**18 + trace, "end_ns": 10**18 + trace + 5, **more}
-    return Span(trace_id=f"{trace:032x}", span_id=f"{number:016x}", parent_id="", **given)  # type: ignore[arg-type]
 
 
 class Rig:
@@ -142,7 +131,7 @@ class Rig:
         self.store = TraceStore(**bounds)
         max_bytes = bounds.get("max_bytes", 1 << 22)
         self.disk = TraceDisk(path, max_bytes=max_bytes, keep_content=keep_content, on_failure=self.failed.append)
-        self.store.restore(self.disk.open(), self.disk)
+        self.store.restore(self.disk)
 
     def restart(self, **changes: object) -> "Rig":
         self.disk.close()
@@ -160,10 +149,9 @@ def path(tmp_path: Path) -> Path:
 
 def test_traces_survive_a_restart_whole_and_in_order(path: Path) -> None:
     first = Rig(path)
-    about = ((semconv.ATTR_REQUEST_ID, "req-7"), (semconv.ATTR_MODEL, "m"), ("n", 3), ("x", 1.5), ("b", True))
     events = (SpanEvent(10**18, "first token", (("k", "v"),)),)
-    first.store.add([(request_span(1, 1, attributes=about, events=events), ROUTER), (request_span(2), ROUTER)])
-    first.store.add([(request_span(1, 2), ROUTER), (request_span(1, 2), ROUTER)])
+    add(first.store, span(1, request_id="req-7", model="m", n=3, x=1.5, b=True, events=events), span(2))
+    first.store.add([(span(1, 2), ROUTER), (span(1, 2), ROUTER)])
     second = first.restart()
     assert second.ids == first.ids == [2, 1]
     assert second.store.get(f"{1:032x}") == first.store.get(f"{1:032x}")
@@ -175,7 +163,7 @@ def test_traces_survive_a_restart_whole_and_in_order(path: Path) -> None:
 def test_what_leaves_the_ring_leaves_the_disk(path: Path) -> None:
     first = Rig(path, max_traces=2)
     for number in range(1, 6):
-        first.store.add([(request_span(number), ROUTER)])
+        add(first.store, span(number))
     second = first.restart(max_traces=10)
     assert second.ids == [5, 4]
     third = second.restart(max_traces=1)
@@ -187,7 +175,7 @@ def test_a_broken_file_is_put_aside_and_a_new_one_begun(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"this is no database at all" * 1000)
     rig = Rig(path)
-    rig.store.add([(request_span(1), ROUTER)])
+    add(rig.store, span(1))
     assert rig.restart().ids == [1]
     assert path.with_name("traces.sqlite.broken").read_bytes().startswith(b"this is no")
 
@@ -198,7 +186,7 @@ def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
         newer.execute("pragma user_version = 99")
     newer.close()
     rig = Rig(path)
-    rig.store.add([(request_span(1), ROUTER)])
+    add(rig.store, span(1))
     assert rig.restart().ids == [1]
     with sqlite3.connect(path.with_name("traces.sqlite.broken")) as kept:
         assert kept.execute("pragma user_version").fetchone() == (99,)
@@ -208,7 +196,7 @@ def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
 def test_a_place_that_cannot_be_written_costs_the_restart_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     rig = Rig(tmp_path / "file" / "traces.sqlite")
-    rig.store.add([(request_span(1), ROUTER)])
+    add(rig.store, span(1))
     rig.disk.close()
     assert rig.ids == [1] and rig.disk.problem
     assert sum(rig.failed) == 1
@@ -216,11 +204,9 @@ def test_a_place_that_cannot_be_written_costs_the_restart_only(tmp_path: Path) -
 
 def test_a_full_disk_loses_the_oldest_and_goes_on(path: Path) -> None:
     rig = Rig(path, max_bytes=1 << 16, max_traces=10_000)
-    bulky = (("text", "x" * 1000),)
-    rig.store.journal = None  # as if farewells were lost: the file knows its own bound
-    for number in range(1, 2000):
-        one = request_span(number, attributes=bulky)
-        rig.disk.keep(one.trace_id, one.span_id, *_encoded(one))
+    for number in range(1, 2000):  # none of them is forgotten: the file knows its own bound
+        one = span(number, text="x" * 1000)
+        rig.disk.keep(one.trace_id, one.span_id, encode(one), encode(ROUTER))
         if number % 100 == 0:
             rig.disk.write()
     rig.disk.close()
@@ -238,37 +224,21 @@ def test_a_disk_that_is_full_from_the_start_is_tried_again(path: Path, monkeypat
     with monkeypatch.context() as without_room:
         without_room.setattr(TraceDisk, "_connect", full)
         rig = Rig(path)
-        rig.store.add([(request_span(1), ROUTER)])
+        add(rig.store, span(1))
         rig.disk.write()
         assert "full" in rig.disk.problem and sum(rig.failed) == 1
-    rig.store.add([(request_span(2), ROUTER)])
+    add(rig.store, span(2))
     rig.disk.write()
     assert not rig.disk.problem
     assert rig.restart().ids == [2]
 
 
-def _encoded(one: Span) -> tuple[bytes, bytes]:
-    store = TraceStore()
-    taken: list[tuple[bytes, bytes]] = []
-
-    class Kept:
-        def keep(self, trace_id: str, span_id: str, request_span: bytes, resource: bytes) -> None:
-            taken.append((request_span, resource))
-
-        def forget(self, trace_id: str) -> None:
-            return None
-
-    store.journal = Kept()
-    store.add([(one, ROUTER)])
-    return taken[0]
-
-
 @pytest.mark.parametrize("keep_content", [True, False])
 def test_prompts_leave_the_file_with_the_leave_to_keep_them(path: Path, keep_content: bool) -> None:
-    said = (("gen_ai.prompt", SECRET), (semconv.ATTR_MODEL, "m"))
+    said = {"gen_ai.prompt": SECRET, semconv.ATTR_MODEL: "m"}
     first = Rig(path, keep_content=True)
-    events = (SpanEvent(10**18, "gen_ai.content", said),)
-    first.store.add([(request_span(1, attributes=said, events=events), Resource("r", said))])
+    events = (SpanEvent(10**18, "gen_ai.content", tuple(said.items())),)
+    first.store.add([(span(1, events=events, **said), Resource("r", tuple(said.items())))])
     second = first.restart(keep_content=keep_content)
     (found,) = second.store.get(f"{1:032x}") or ()
     assert (found[0].attribute("gen_ai.prompt") == SECRET) is keep_content
@@ -281,7 +251,7 @@ def test_prompts_leave_the_file_with_the_leave_to_keep_them(path: Path, keep_con
 def test_more_than_the_disk_can_take_is_dropped_and_counted(path: Path) -> None:
     failed: list[int] = []
     disk = TraceDisk(path, max_bytes=1 << 20, keep_content=False, on_failure=failed.append, max_pending=3)
-    one = request_span(1)
+    one = span(1)
     for number in range(5):
-        disk.keep(one.trace_id, f"{number:016x}", *_encoded(one))
+        disk.keep(one.trace_id, f"{number:016x}", encode(one), encode(ROUTER))
     assert failed == [1, 1]

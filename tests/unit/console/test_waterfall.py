@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console import otlp
 from services.console.spans import Resource, Span
 from services.console.trace_api import Waterfall, waterfall
 from services.console.trace_store import TraceStore
@@ -67,7 +66,7 @@ def test_every_span_is_exactly_one_row(parents: list[tuple[int, int]]) -> None:
 
 def test_phases_and_offsets_of_a_cold_start() -> None:
     store = TraceStore()
-    store.add(otlp.decode(story.cold_trace(0, 100.0, "m", "r").SerializeToString(), otlp.PROTOBUF).spans)
+    store.add(story.received(story.cold_trace(0, 100.0, "m", "r")).spans)
     summary, spans = store.summary(story.trace_id(0)), store.get(story.trace_id(0))
     assert summary and spans
     drawn = waterfall(summary, spans)

@@ -13,7 +13,7 @@ as Algorithm 1 has them; the rule is best fit of a buddy allocator.
 
 from collections.abc import Iterable, Sequence
 
-from glowplug.domain.hardware import GrantOwner, Node
+from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement.dormant import Clearing, clear, grow, taking
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
