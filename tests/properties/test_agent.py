@@ -242,7 +242,7 @@ class EnginesWalk(Walk):
             self.kv_used.pop(i, None)
             if not ok:
                 self.end(i)
-            self.tell(msg.EngineAsleep(i) if ok else msg.EngineGone(i))
+            self.tell(msg.EngineAsleep(i, self.random.choice((-1, 0, 3, 500))) if ok else msg.EngineGone(i))
         elif kind == "launch":
             self.tell(msg.EngineLaunched(i) if ok else failed)
         elif kind == "AwaitWeights":
@@ -337,7 +337,7 @@ class EnginesWalk(Walk):
             for holder, owner in held:
                 state = holdings[holder].instance.state
                 assert not state.is_gone or (state is InstanceState.FAILED and holdings[holder].stop is not None)
-                assert state is not InstanceState.SWAPPED_OUT
+                assert (state is InstanceState.SWAPPED_OUT) is (owner is GrantOwner.SLEEPER)
                 assert (owner is GrantOwner.PREWARM) == holdings[holder].instance.replica
         for (kind, i), effect in self.pending.items():
             if kind == "ConsolidateEngine" and i in self.processes and i in holdings:
@@ -361,6 +361,7 @@ def test_bytes_are_conserved_whatever_comes_in_whatever_order(seed: int) -> None
     walk = EnginesWalk(seed)
     walk.run()
     walk.rest()
+    assert not walk.agent.violations()
     walk.check()
 
 
@@ -503,6 +504,7 @@ class TableWalk(Walk):
             msg.ConsolidationFailed: ("broken",),
             msg.HealthSeen: self.random.choice(((True,),) * 9 + ((False,), (False, False))),
             msg.InFlight: self.random.choice(((0,), (2, 20 * MIB), (3, 90 * MIB))),
+            msg.EngineAsleep: (self.random.choice((-1, 0, 20 * MIB, 60 * MIB)),),
             msg.EngineGone: (self.random.random() < 0.7,),
             msg.StopAsked: ("an operator", self.random.choice((0.0, 5.0))),
         }
