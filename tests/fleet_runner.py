@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from glowplug.policies.registry import KINDS
 from glowplug.runtime.supervisor.plan import num_ports
 from glowplug.runtime.supervisor.sweep import processes_of
 from tests.ports import free_ports
@@ -103,6 +104,12 @@ class Fleet:
             "data"
         ]
         return data
+
+    def policies(self) -> dict[str, str]:
+        """The policy in force of each kind, as the services say."""
+        services = ("router", "predictor", "placer", "autoscaler", "prefetcher")
+        answers = [httpx.get(self.process(name)["url"] + "/policies").json() for name in services]
+        return {kind: policy for answer in answers for kind, policy in answer.items() if kind in KINDS}
 
     def chat(self, model: str, *, max_tokens: int = 8, timeout_s: float = 90.0, **fields: Any) -> httpx.Response:
         body = {"model": model, "max_tokens": max_tokens, "messages": [{"role": "user", "content": "hello"}]} | fields

@@ -39,8 +39,9 @@ class Process:
         return f"http://127.0.0.1:{self.env['GLOWPLUG_DATA_PORT']}"
 
     def start(self) -> "Process":
+        argv, folder = [sys.executable, "-m", self.module], self.log_path.parent  # not this checkout: PYTHONPATH counts
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", self.module], env=self.env, stdout=log, stderr=log)
+            self.process = subprocess.Popen(argv, cwd=folder, env=self.env, stdout=log, stderr=log)
         return self
 
     def signal(self, number: int) -> None:

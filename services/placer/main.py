@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import fields
 
 from prometheus_client import REGISTRY
 
@@ -18,19 +19,10 @@ from services.placer.settings import PlacerSettings
 
 
 def params_of(settings: PlacerSettings) -> PlacerParams:
-    """The controller's bounds as configured."""
+    """The controller's bounds as configured: the settings of the same names, and the stages of a start."""
+    same = {field.name for field in fields(PlacerParams)} & PlacerSettings.model_fields.keys()
     return PlacerParams(
-        node_lease_s=settings.node_lease_s,
-        min_residency_s=settings.min_residency_s,
-        fair_wait_s=settings.fair_wait_s,
-        evict_grace_s=settings.evict_grace_s,
-        turns=settings.turns,
-        victims=settings.victims,
-        fair_requests=settings.fair_requests,
-        evict_becomes=settings.evict_becomes,
-        prewarm_every_s=settings.prewarm_every_s,
-        network_bytes_per_s=settings.network_bytes_per_s,
-        pcie_bytes_per_s=settings.pcie_bytes_per_s,
+        **{name: getattr(settings, name) for name in same},
         start_stages=StageSeconds(
             container_s=settings.start_container_s,
             cuda_s=settings.start_cuda_s,

@@ -133,7 +133,7 @@ def test_a_stopped_server_is_named(fleet: Fleet, name: str, about: str) -> None:
 
 
 def test_a_killed_agent_whose_supervisor_is_gone_is_named() -> None:
-    """Nobody starts it again: its port is closed."""
+    """Without a supervisor nothing starts it again: its port is closed."""
     with (
         tempfile.TemporaryDirectory(prefix="gp-doctor-", ignore_cleanup_errors=True) as folder,
         Fleet.start(Path(folder), {"one": MODELS["one"]}, GLOWPLUG_RESTART_MAX_S="60") as fleet,

@@ -1,4 +1,4 @@
-"""Another policy is a setting away: a fleet that runs by the papers, told so by its environment alone."""
+"""Another policy is a setting away: a fleet runs by the papers because its environment says so."""
 
 import subprocess
 import sys
@@ -31,9 +31,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:
-    said: dict[str, str] = {}
-    for name in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
-        said |= httpx.get(fleet.process(name)["url"] + "/policies").json()
+    said = fleet.policies()
     for kind in ("scaling", "prediction", "placement", "routing", "prewarming", "eviction", "caching"):
         of_the_union = SYSTEMS["union"].policies[kind]
         assert said[kind] == CHOSEN.get(f"GLOWPLUG_POLICY_{kind.upper()}", of_the_union), kind

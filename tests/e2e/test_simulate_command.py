@@ -20,16 +20,10 @@ from axe_playwright_python.async_playwright import Axe
 from tests import browser
 from tests.unit.simulator.scenarios import write
 
+LATE = "late.csv, line 4: response_tokens: 'x' is not"
 GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
-FILES = {
-    "setup.json",
-    "results.json",
-    "events.jsonl",
-    "decisions.jsonl",
-    "requests.jsonl",
-    "timeline.jsonl",
-    "report.html",
-}
+LINES = {"events.jsonl", "decisions.jsonl", "requests.jsonl", "timeline.jsonl"}
+FILES = {"setup.json", "results.json", "report.html", *LINES}
 BREAKS = """
 from glowplug.simulator.checkers import Checker
 from glowplug.simulator.kernel import Kernel
@@ -53,10 +47,24 @@ Checker.look, Kernel.step = look, bare
 """Every Python that starts with this beside it has one more invariant, workers of --jobs too."""
 
 
-def glowplug(folder: Path, *argv: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-    """One command, run in `folder`, that ends with `code`."""
-    full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
-    ended = subprocess.run([*GLOWPLUG, *argv], capture_output=True, text=True, env=full, cwd=folder, timeout=110)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the tiny scenario in it."""
+    write(tmp_path)
+    return tmp_path
+
+
+def shell(folder: Path, line: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """One line as a person types it in `folder`; `glowplug` ends with `code`."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")}
+    ended = subprocess.run(
+        ["sh", "-c", line.replace("glowplug ", f"{shlex.join(GLOWPLUG)} ", 1)],
+        capture_output=True,
+        text=True,
+        env={**clean, "PYTHONPATH": str(folder / "broken"), **env},
+        cwd=folder,
+        timeout=110,
+    )
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended
 
@@ -65,23 +73,21 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_run_prints_its_table_and_leaves_a_whole_folder(tmp_path: Path) -> None:
-    write(tmp_path)
-    said = glowplug(tmp_path, "simulate", "tiny.yaml", "--seed", "3")
+def test_a_run_prints_its_table_and_leaves_a_whole_folder(folder: Path) -> None:
+    said = shell(folder, "glowplug simulate tiny.yaml --seed 3")
     assert said.stdout.startswith("simulated: Two models on two GPUs")
     assert "report  runs/tiny/report.html" in said.stdout
-    assert set(bytes_of(tmp_path / "runs/tiny")) == FILES
-    results = json.loads((tmp_path / "runs/tiny/results.json").read_text())
-    requests = (tmp_path / "runs/tiny/requests.jsonl").read_text().splitlines()
+    assert set(bytes_of(folder / "runs/tiny")) == FILES
+    results = json.loads((folder / "runs/tiny/results.json").read_text())
+    requests = (folder / "runs/tiny/requests.jsonl").read_text().splitlines()
     assert results["simulated"] is True
     assert results["total"]["num_arrived"] == len(requests) > 10
 
 
-def test_a_folder_that_cannot_be_made_is_named_before_anything_is_run(tmp_path: Path) -> None:
-    write(tmp_path)
-    said = glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "tiny.yaml/run", code=2)
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_run(folder: Path) -> None:
+    said = shell(folder, "glowplug simulate tiny.yaml --out tiny.yaml/run", code=2)
     assert said.stderr == "glowplug: --out: tiny.yaml/run: Not a directory\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+    assert [path.name for path in folder.iterdir()] == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -108,99 +114,86 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.
         assert (said, (tmp_path / "runs").exists()) == (b"", False)
 
 
-def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(folder: Path) -> None:
     for name, seed in (("a", "1"), ("b", "2")):
-        glowplug(tmp_path, "simulate", "tiny.yaml", "--out", name, PYTHONHASHSEED=seed)
-    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "c", "--seed", "9")
-    assert bytes_of(tmp_path / "a")["requests.jsonl"] != bytes_of(tmp_path / "c")["requests.jsonl"]
+        shell(folder, f"glowplug simulate tiny.yaml --out {name}", PYTHONHASHSEED=seed)
+    assert bytes_of(folder / "a") == bytes_of(folder / "b")
+    shell(folder, "glowplug simulate tiny.yaml --out c --seed 9")
+    assert bytes_of(folder / "a")["requests.jsonl"] != bytes_of(folder / "c")["requests.jsonl"]
 
 
 def test_the_union_on_the_mixed_fleet_is_the_same_in_two_processes_that_hash_differently(tmp_path: Path) -> None:
     scenario = str(Path(__file__).parents[2] / "scenarios" / "mixed_fleet.yaml")
-    many = ("simulate", scenario, "--set", "seconds=40", "--set", "drain_s=20", "--seeds", "1..2")
+    many = f"simulate {scenario} --set seconds=40 --set drain_s=20 --seeds 1..2"
     env = {"GLOWPLUG_DATA": str(tmp_path / "none")}
-    glowplug(tmp_path, *many, "--out", "a", **env, PYTHONHASHSEED="1")
-    glowplug(tmp_path, *many, "--out", "b", "--jobs", "2", **env, PYTHONHASHSEED="77")
+    shell(tmp_path, f"glowplug {many} --out a", **env, PYTHONHASHSEED="1")
+    shell(tmp_path, f"glowplug {many} --out b --jobs 2", **env, PYTHONHASHSEED="77")
     first = bytes_of(tmp_path / "a")
     assert first == bytes_of(tmp_path / "b")
     assert first["seed-1/decisions.jsonl"] != first["seed-2/decisions.jsonl"]
 
 
-def test_two_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
-    write(tmp_path)
-    many = ("simulate", "tiny.yaml", "--compare", "models.chat.max_concurrency=1,8", "--seeds", "0..1")
-    one = glowplug(tmp_path, *many, "--out", "a").stdout
-    two = glowplug(tmp_path, *many, "--out", "b", "--jobs", "2").stdout
+def test_two_processes_give_the_bytes_of_one(folder: Path) -> None:
+    many = "simulate tiny.yaml --compare models.chat.max_concurrency=1,8 --seeds 0..1"
+    one = shell(folder, f"glowplug {many} --out a").stdout
+    two = shell(folder, f"glowplug {many} --out b --jobs 2").stdout
     assert one.replace("a/report", "b/report") == two
-    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
-    assert len([name for name in bytes_of(tmp_path / "a") if name.endswith("requests.jsonl")]) == 4
+    assert bytes_of(folder / "a") == bytes_of(folder / "b")
+    assert len([name for name in bytes_of(folder / "a") if name.endswith("requests.jsonl")]) == 4
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("tiny.yaml", "--set", "policies.routing=luck"), "policies.routing: there is no routing policy 'luck'"),
-        (
-            ("tiny.yaml", "--compare", "policies.routing=least_loaded,luck"),
-            "policies.routing: there is no routing policy",
-        ),
-        (("tiny.yaml", "--set", "models.chat.weights_bytes=99GB"), "models.chat: weights and KV take"),
-        (("tiny.yaml", "--set", "workload.source=empty.csv"), "empty.csv: is empty"),
-        (("tiny.yaml", "--set", "workload.source=late.csv"), "late.csv, line 4: response_tokens: 'x' is not"),
-        (
-            ("tiny.yaml", "--set", "workload.source=late.csv", "--set", "workload.rps=0"),  # not before it is run
-            "late.csv, line 4: response_tokens: 'x' is not",
-        ),
-        (("none.yaml",), "none.yaml: No such file"),
-        (("tiny.yaml", "--seed", "1", "--seeds", "0..2"), "--seed and --seeds: one of them"),
-        (("tiny.yaml", "--seeds", "x"), "--seeds: 'x' is not like"),
-        (("tiny.yaml", "--out", "mine"), "mine is there, and is no folder of a run"),
+        ("tiny.yaml --set policies.routing=luck", "policies.routing: there is no routing policy 'luck'"),
+        ("tiny.yaml --compare policies.routing=least_loaded,luck", "policies.routing: there is no routing policy"),
+        ("tiny.yaml --set models.chat.weights_bytes=99GB", "models.chat: weights and KV take"),
+        ("tiny.yaml --set workload.source=empty.csv", "empty.csv: is empty"),
+        ("tiny.yaml --set workload.source=late.csv", LATE),
+        ("tiny.yaml --set workload.source=late.csv --set workload.rps=0", LATE),  # not before it is run
+        ("none.yaml", "none.yaml: No such file"),
+        ("tiny.yaml --seed 1 --seeds 0..2", "--seed and --seeds: one of them"),
+        ("tiny.yaml --seeds x", "--seeds: 'x' is not like"),
+        ("tiny.yaml --out mine", "mine is there, and is no folder of a run"),
     ],
 )
-def test_an_error_is_one_line_and_nothing_is_written(tmp_path: Path, argv: tuple[str, ...], said: str) -> None:
-    write(tmp_path)
-    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
-    (tmp_path / "late.csv").write_text("t_s,prompt_tokens,response_tokens\n0,1,1\n1,1,1\n2,1,x\n", encoding="utf-8")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years", encoding="utf-8")
-    before = bytes_of(tmp_path)
-    ended = glowplug(tmp_path, "simulate", *argv, code=2)
+def test_an_error_is_one_line_and_nothing_is_written(folder: Path, argv: str, said: str) -> None:
+    (folder / "empty.csv").write_text("", encoding="utf-8")
+    (folder / "late.csv").write_text("t_s,prompt_tokens,response_tokens\n0,1,1\n1,1,1\n2,1,x\n", encoding="utf-8")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.txt").write_text("years", encoding="utf-8")
+    before = bytes_of(folder)
+    ended = shell(folder, f"glowplug simulate {argv}", code=2)
     assert ended.stdout == ""
     assert ended.stderr.startswith("glowplug: ")
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert bytes_of(tmp_path) == before
-    assert not (tmp_path / "runs").exists()
+    assert bytes_of(folder) == before
+    assert not (folder / "runs").exists()
 
 
-def test_a_run_elsewhere_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    write(tmp_path)
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
-    assert "--force" in glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a", code=2).stderr
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a", "--force", "--no-record")
-    assert set(bytes_of(tmp_path / "a")) == {"setup.json", "results.json", "report.html"}
+def test_a_run_elsewhere_is_replaced_only_when_asked(folder: Path) -> None:
+    shell(folder, "glowplug simulate tiny.yaml --out a")
+    assert "--force" in shell(folder, "glowplug simulate tiny.yaml --out a", code=2).stderr
+    shell(folder, "glowplug simulate tiny.yaml --out a --force --no-record")
+    assert set(bytes_of(folder / "a")) == FILES - LINES
 
 
 def test_without_the_traces_the_run_says_so(tmp_path: Path) -> None:
     workload = {"source": "azure_2024_conv_10s", "rps": 1, "max_total_tokens": 1024}
     write(tmp_path, workload=workload)
-    ended = glowplug(tmp_path, "simulate", "tiny.yaml", GLOWPLUG_DATA=str(tmp_path / "none"))
+    ended = shell(tmp_path, "glowplug simulate tiny.yaml", GLOWPLUG_DATA=str(tmp_path / "none"))
     assert "azure_2024_conv_10s" in ended.stderr
     assert "generated" in ended.stderr
     assert "the traffic is generated" in (tmp_path / "runs/tiny/report.html").read_text(encoding="utf-8")
 
 
-def test_a_plan_finds_the_least_and_says_what_it_tried(tmp_path: Path) -> None:
-    write(tmp_path)
-    found = json.loads(
-        glowplug(tmp_path, "plan", "tiny.yaml", "--slo", "ttft_attainment=0.6", "--gpus", "1..4", "-o", "json").stdout
-    )
+def test_a_plan_finds_the_least_and_says_what_it_tried(folder: Path) -> None:
+    found = json.loads(shell(folder, "glowplug plan tiny.yaml --slo ttft_attainment=0.6 --gpus 1..4 -o json").stdout)
     met = {point["gpus"]: point["met"] for point in found["points"]}
     assert found["answer"] == min(number for number, holds in met.items() if holds)
-    assert (tmp_path / "runs/tiny-plan/report.html").is_file()
-    said = glowplug(tmp_path, "plan", "tiny.yaml", "--slo", "ttft_p50=0.000001", "--gpus", "1..2").stdout
+    assert (folder / "runs/tiny-plan/report.html").is_file()
+    said = shell(folder, "glowplug plan tiny.yaml --slo ttft_p50=0.000001 --gpus 1..2").stdout
     assert "no number in this range meets ttft_p50 of at most 1e-06 s" in said
 
 
@@ -208,9 +201,9 @@ def test_a_plan_for_a_trace_of_ones_own_is_the_same_in_two_processes(tmp_path: P
     rows = "".join(f"{n * 0.7:.1f},{100 + n},{20 + n % 50}\n" for n in range(80))
     (tmp_path / "own.csv").write_text(f"t_s,prompt_tokens,response_tokens\n{rows}", encoding="utf-8")
     write(tmp_path, workload={"source": "own.csv"})
-    asked = ("plan", "tiny.yaml", "--slo", "e2e_p95=600", "--slo", "refused=1", "--seeds", "0,1", "--gpus", "2..2")
-    one = glowplug(tmp_path, *asked, "--out", "a").stdout
-    two = glowplug(tmp_path, *asked, "--out", "b", "--jobs", "2").stdout
+    asked = "plan tiny.yaml --slo e2e_p95=600 --slo refused=1 --seeds 0,1 --gpus 2..2"
+    one = shell(tmp_path, f"glowplug {asked} --out a").stdout
+    two = shell(tmp_path, f"glowplug {asked} --out b --jobs 2").stdout
     assert one.replace("a/report", "b/report") == two
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
     assert json.loads((tmp_path / "a/results.json").read_text())["total"]["num_arrived"] == 80
@@ -245,44 +238,45 @@ def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
-def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_policy(tmp_path: Path) -> None:
-    write(tmp_path)
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
-    glowplug(tmp_path, "replay", "a", "--out", "b")
-    a, b = bytes_of(tmp_path / "a"), bytes_of(tmp_path / "b")
+def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_policy(folder: Path) -> None:
+    shell(folder, "glowplug simulate tiny.yaml --out a")
+    shell(folder, "glowplug replay a --out b")
+    a, b = bytes_of(folder / "a"), bytes_of(folder / "b")
     assert a["requests.jsonl"] == b["requests.jsonl"]
-    said = glowplug(tmp_path, "replay", "a", "--set", "models.chat.max_concurrency=1", "--out", "c").stdout
+    said = shell(folder, "glowplug replay a --set models.chat.max_concurrency=1 --out c").stdout
     assert [line.split()[0] for line in said.splitlines() if line.startswith(("rec", "repl"))] == [
         "recorded",
         "replayed",
     ]
-    assert bytes_of(tmp_path / "c")["requests.jsonl"] != a["requests.jsonl"]
+    assert bytes_of(folder / "c")["requests.jsonl"] != a["requests.jsonl"]
 
 
-def test_events_alone_are_enough_to_replay(tmp_path: Path) -> None:
+def test_events_alone_are_enough_to_replay(folder: Path) -> None:
     """A recording of a live fleet is such a file: the fleet, the models and their costs are read off it."""
-    write(tmp_path)
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
-    rows = json.loads(glowplug(tmp_path, "replay", "a/events.jsonl", "--out", "b", "-o", "json").stdout)["runs"]
+    shell(folder, "glowplug simulate tiny.yaml --out a")
+    rows = json.loads(shell(folder, "glowplug replay a/events.jsonl --out b -o json").stdout)["runs"]
     recorded, replayed = (row["total"] for row in rows)
     assert recorded["num_arrived"] == replayed["num_arrived"]
     assert replayed["ttft_s_p50"] == pytest.approx(recorded["ttft_s_p50"], rel=0.35)
     assert replayed["tpot_s_p50"] == pytest.approx(recorded["tpot_s_p50"], rel=0.2)
-    assert {"scenario.yaml", "arrivals.csv"} < set(bytes_of(tmp_path / "b"))
-    page = (tmp_path / "b/report.html").read_text()
+    assert {"scenario.yaml", "arrivals.csv"} < set(bytes_of(folder / "b"))
+    page = (folder / "b/report.html").read_text()
     assert "replayed: from empty GPUs; 0 of 2 held something when the recording began" in page
 
 
-def test_a_replayed_recording_can_be_moved_and_replayed_again(tmp_path: Path) -> None:
+def test_a_replayed_recording_can_be_moved_and_replayed_again(folder: Path) -> None:
     """No folder of this machine is written down: the trace lies beside the run, and goes with it."""
-    write(tmp_path)
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
-    glowplug(tmp_path, "replay", "a/events.jsonl", "--out", "b")
-    assert not [name for name, data in bytes_of(tmp_path / "b").items() if str(tmp_path).encode() in data]
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "b").rename(tmp_path / "elsewhere/b")
-    glowplug(tmp_path, "replay", "elsewhere/b", "--out", "c")
-    assert bytes_of(tmp_path / "c")["requests.jsonl"] == bytes_of(tmp_path / "elsewhere/b")["requests.jsonl"]
+    shell(folder, "glowplug simulate tiny.yaml --out a")
+    shell(folder, "glowplug replay a/events.jsonl --out b")
+    assert not [name for name, data in bytes_of(folder / "b").items() if str(folder).encode() in data]
+    (folder / "elsewhere").mkdir()
+    (folder / "b").rename(folder / "elsewhere/b")
+    shell(folder, "glowplug replay elsewhere/b --out c")
+    assert bytes_of(folder / "c")["requests.jsonl"] == bytes_of(folder / "elsewhere/b")["requests.jsonl"]
+
+
+def rejected(**data: object) -> str:
+    return json.dumps({"type": "request.rejected", "occurred_at": 1, "data": data}) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -291,37 +285,30 @@ def test_a_replayed_recording_can_be_moved_and_replayed_again(tmp_path: Path) ->
         ("", "holds no request"),
         ("{}\n", "line 1: is no event of ours"),
         ("not json\n", "line 1: is no JSON"),
+        (rejected(model_key="m"), "line 1: data: object missing"),
         (
-            '{"type": "request.rejected", "occurred_at": 1, "data": {"model_key": "m"}}\n',
-            "line 1: data: object missing",
-        ),
-        (
-            '{"type": "request.rejected", "occurred_at": 1, "data": {"model_key": "m", "request_id": "r",'
-            ' "router_id": "a", "status": 429, "code": "queue_full"}}\n',
+            rejected(model_key="m", request_id="r", router_id="a", status=429, code="queue_full"),
             "holds no model.deployed",
         ),
     ],
 )
 def test_a_recording_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "r.jsonl").write_text(text, encoding="utf-8")
-    ended = glowplug(tmp_path, "replay", "r.jsonl", code=2)
+    ended = shell(tmp_path, "glowplug replay r.jsonl", code=2)
     assert said in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_tap_and_why_read_a_run(tmp_path: Path) -> None:
-    write(tmp_path)
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
-    lines = glowplug(tmp_path, "tap", "--run", "a", "-t", "model.deployed").stdout.splitlines()
+def test_tap_and_why_read_a_run(folder: Path) -> None:
+    shell(folder, "glowplug simulate tiny.yaml --out a")
+    lines = shell(folder, "glowplug tap --run a -t model.deployed").stdout.splitlines()
     assert [line.split()[2] for line in lines] == ["model.deployed"] * 2
-    event = json.loads(
-        glowplug(tmp_path, "tap", "--run", "a", "-p", "tel", "-t", "request.finished", "-n", "1", "-o", "json").stdout
-    )
-    why = glowplug(tmp_path, "why", event["data"]["request_id"], "--run", "a").stdout
+    event = json.loads(shell(folder, "glowplug tap --run a -p tel -t request.finished -n 1 -o json").stdout)
+    why = shell(folder, f"glowplug why {event['data']['request_id']} --run a").stdout
     assert why.startswith("simulated, from a\n")
     assert "decided to place by union" in why
-    assert "nothing is known of 'x'" in glowplug(tmp_path, "why", "x", "--run", "a", code=1).stderr
-    assert "is no folder of a run" in glowplug(tmp_path, "why", "x", "--run", "none", code=2).stderr
+    assert "nothing is known of 'x'" in shell(folder, "glowplug why x --run a", code=1).stderr
+    assert "is no folder of a run" in shell(folder, "glowplug why x --run none", code=2).stderr
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.MISSING)
@@ -331,9 +318,9 @@ def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: P
     scenario = yaml.safe_load(path.read_text())
     scenario["policies"] = "serverless_vllm"  # whose rivals are GPUs, with their bytes
     scenario["models"].append({"name": "idle"})
-    scenario["workload"]["alpha"] = 12  # of three models nobody asks for the last
+    scenario["workload"]["alpha"] = 12  # of three models the last gets no request
     path.write_text(yaml.safe_dump(scenario))
-    glowplug(tmp_path, "simulate", "tiny.yaml", "--compare", "policies.routing=least_loaded,round_robin", "--out", "a")
+    shell(tmp_path, "glowplug simulate tiny.yaml --compare policies.routing=least_loaded,round_robin --out a")
     assert asyncio.run(opened(tmp_path / "a/report.html", scheme)) == []
 
 
@@ -369,21 +356,6 @@ async def opened(path: Path, scheme: Any) -> list[str]:
     return complaints
 
 
-def shell_line(folder: Path, line: str, code: int, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")}
-    command = line.replace("glowplug ", f"{shlex.quote(sys.executable)} -m glowplug.cli.main ", 1)
-    found = subprocess.run(
-        ["sh", "-c", command],
-        capture_output=True,
-        text=True,
-        env={**clean, "PYTHONPATH": str(folder / "broken"), **env},
-        cwd=folder,
-        timeout=110,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    return found
-
-
 def breaking(folder: Path, until_s: str = "float('inf')") -> None:
     (folder / "broken").mkdir(exist_ok=True)
     (folder / "broken" / "sitecustomize.py").write_text(BREAKS.replace("{until_s}", until_s), encoding="utf-8")
@@ -402,7 +374,7 @@ def test_simulate_prints_the_command_of_the_seed_that_failed(tmp_path: Path, job
         "glowplug simulate 'two words.yaml' --set seconds=40 -s 'title=a; b' --seeds 3..4 --check"
         f" --compare models.chat.max_concurrency=2,3 --jobs {jobs}"
     )
-    broken = shell_line(tmp_path, many, 1, GLOWPLUG_DATA=str(tmp_path / "no data"))
+    broken = shell(tmp_path, many, 1, GLOWPLUG_DATA=str(tmp_path / "no data"))
     assert "two words, 3, seed 4, at" in broken.stderr
     assert "the fifth request is one too many" in broken.stderr
     again = again_of(broken.stderr)
@@ -410,7 +382,7 @@ def test_simulate_prints_the_command_of_the_seed_that_failed(tmp_path: Path, job
         f"GLOWPLUG_DATA='{tmp_path}/no data' glowplug simulate 'two words.yaml' --set seconds=40 --set 'title=a; b'"
         " --set models.chat.max_concurrency=3 --seed 4 --check"
     )
-    alone = shell_line(tmp_path, again, 1)
+    alone = shell(tmp_path, again, 1)
     assert what(alone.stderr) == what(broken.stderr)
     assert again_of(alone.stderr) == again
     assert not (tmp_path / "runs").exists()
@@ -421,11 +393,10 @@ def what(said: str) -> str:
     return said.partition(" at ")[2].splitlines()[0]
 
 
-def test_plan_prints_the_number_of_gpus_and_the_seed_that_failed(tmp_path: Path) -> None:
-    breaking(tmp_path)
-    write(tmp_path)
+def test_plan_prints_the_number_of_gpus_and_the_seed_that_failed(folder: Path) -> None:
+    breaking(folder)
     tried = "glowplug plan tiny.yaml --slo 'ttft_p95=9s' --slo refused=0.5 --gpus 1..3 --server node --seeds 3,4 -j 2"
-    broken = shell_line(tmp_path, f"{tried} --check --set models.chat.max_concurrency=3", 1)
+    broken = shell(folder, f"{tried} --check --set models.chat.max_concurrency=3", 1)
     again = again_of(broken.stderr)
     [gpus] = [word for word in shlex.split(again) if ".." in word]
     assert gpus in ("1..1", "3..3")
@@ -433,19 +404,17 @@ def test_plan_prints_the_number_of_gpus_and_the_seed_that_failed(tmp_path: Path)
         "glowplug plan tiny.yaml --set models.chat.max_concurrency=3 --slo ttft_p95=9s --slo refused=0.5"
         f" --server node --gpus {gpus} --seeds 4 --check"
     )
-    assert what(shell_line(tmp_path, again, 1).stderr) == what(broken.stderr)
+    assert what(shell(folder, again, 1).stderr) == what(broken.stderr)
 
 
-def test_replay_prints_its_command_and_a_bare_assertion_says_where_it_stands(tmp_path: Path) -> None:
-    """An assertion inside the simulator's own code has no words: it is told with the run all the same."""
-    write(tmp_path)
-    shell_line(tmp_path, "glowplug simulate tiny.yaml --seed 2 --out a", 0)
-    breaking(tmp_path, until_s="1_699_920_000.0")
-    broken = shell_line(
-        tmp_path, "glowplug replay a --check --set models.chat.max_concurrency=1 --compare seconds=30,40", 1
-    )
+def test_replay_prints_its_command_and_a_bare_assertion_says_where_it_stands(folder: Path) -> None:
+    """An assertion inside the simulator's own code has no words: the run is named all the same."""
+    shell(folder, "glowplug simulate tiny.yaml --seed 2 --out a", 0)
+    breaking(folder, until_s="1_699_920_000.0")
+    tried = "glowplug replay a --check --set models.chat.max_concurrency=1 --compare seconds=30,40"
+    broken = shell(folder, tried, 1)
     assert "tiny, 30, seed 2: sitecustomize.py, line" in broken.stderr
     assert "assert self.now_s < 1_699_920_000.0" in broken.stderr
     again = again_of(broken.stderr)
     assert again == "glowplug replay a --set models.chat.max_concurrency=1 --set seconds=30 --check"
-    assert "assert self.now_s < 1_699_920_000.0" in shell_line(tmp_path, again, 1).stderr
+    assert "assert self.now_s < 1_699_920_000.0" in shell(folder, again, 1).stderr

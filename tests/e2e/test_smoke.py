@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -18,11 +17,6 @@ def state() -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(scope="module")
-def fleet(state: Path) -> dict[str, Any]:
-    return document(state)
-
-
 def test_everything_is_ready_within_its_memory(state: Path) -> None:
     value = as_json(state, "status")
     assert {p["state"] for p in value["processes"]} == {"ready"}
@@ -34,8 +28,8 @@ def test_everything_is_ready_within_its_memory(state: Path) -> None:
     assert 0 < value["memory_bytes"] < 1.2e9
 
 
-def test_cold_then_warm_through_the_official_client(state: Path, fleet: dict[str, Any]) -> None:
-    client = openai.OpenAI(base_url=f"{fleet['urls']['data']}/v1", api_key="none on loopback", max_retries=0)
+def test_cold_then_warm_through_the_official_client(state: Path) -> None:
+    client = openai.OpenAI(base_url=f"{document(state)['urls']['data']}/v1", api_key="none on loopback", max_retries=0)
     assert {"smol-chat", "smol-poet"} <= {model.id for model in client.models.list()}
     for _ in ("cold", "warm"):
         stream = client.chat.completions.create(

@@ -3,10 +3,8 @@ fits at a time."""
 
 from pathlib import Path
 
-import httpx
 import pytest
 
-from glowplug.policies.registry import KINDS
 from glowplug.policies.systems import SYSTEMS
 from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
@@ -28,12 +26,9 @@ engine_args: {{profile: "llama-2-7b/h800", launch_s: 0.2, warmup_s: 0.1}}
 def test_a_fleet_told_one_word_runs_that_system_and_answers(name: str, tmp_path: Path) -> None:
     models = {model: MODEL.format(name=model) for model in ("one", "two")}
     with Fleet.start(tmp_path, models, nodes=1, GLOWPLUG_POLICIES=name, GLOWPLUG_GPU_BUDGETS="1GiB") as fleet:
-        said: dict[str, str] = {}
-        for service in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
-            said |= httpx.get(fleet.process(service)["url"] + "/policies").json()
-        assert {kind: said[kind] for kind in KINDS} == SYSTEMS[name].policies
+        assert fleet.policies() == SYSTEMS[name].policies
         wait_until("one answers", lambda: fleet.chat("one").status_code == 200)
-        if name != "muxserve_like":  # in its placement nobody leaves for another
+        if name != "muxserve_like":  # in its placement no model leaves for another
             wait_until("two answers", lambda: fleet.chat("two").status_code == 200)
         for process in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):
             assert "Traceback" not in fleet.logs(process, lines=10_000)

@@ -37,7 +37,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def system(request: pytest.FixtureRequest, fleet: Fleet) -> System:
-    """That the fleet was told to run."""
+    """The system that this fleet runs."""
     return SYSTEMS[request.node.callspec.params["fleet"]]
 
 

@@ -1,4 +1,4 @@
-"""Sections of the papers that code, tests and pages cite exist: whoever looks one up finds it."""
+"""Sections of the papers that code, tests and pages cite exist: a reader who looks one up finds it."""
 
 import re
 

@@ -27,9 +27,7 @@ def _of_docs(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def configuration() -> ModuleType:
-    return _of_docs("configuration")
+CONFIGURATION = _of_docs("configuration")
 
 
 def test_the_table_of_capabilities_is_what_the_drivers_declare() -> None:
@@ -46,25 +44,22 @@ def test_the_readme_pairs_each_service_with_the_policies_that_its_settings_choos
         assert set(re.findall(r"`(\w+)`", rows[service])) == chosen, service
 
 
-def test_the_page_of_events_is_current() -> None:
-    assert text("docs/events.md") == events_document.document(), events_document.__doc__
+@pytest.mark.parametrize(
+    ("page", "generator"),
+    [
+        ("docs/events.md", events_document),
+        ("docs/metrics.md", metrics_document),
+        ("docs/instance-states.md", _of_docs("instance_states")),
+        ("docs/configuration.md", CONFIGURATION),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_generated_page_is_current(page: str, generator: ModuleType) -> None:
+    assert text(page) == generator.document(), generator.__doc__
 
 
-def test_the_page_of_metrics_is_current() -> None:
-    assert text("docs/metrics.md") == metrics_document.document(), metrics_document.__doc__
-
-
-def test_the_page_of_instance_states_is_the_agents_table() -> None:
-    states = _of_docs("instance_states")
-    assert text("docs/instance-states.md") == states.document(), states.__doc__
-
-
-def test_the_page_of_settings_is_current(configuration: ModuleType) -> None:
-    assert text("docs/configuration.md") == configuration.document(), configuration.__doc__
-
-
-def test_no_settings_class_is_left_out(configuration: ModuleType) -> None:
-    written = {cls.__name__ for cls in configuration.classes().values()}
+def test_no_settings_class_is_left_out() -> None:
+    written = {cls.__name__ for cls in CONFIGURATION.classes().values()}
     defined = {
         node.name
         for f in python("libs/glowplug", "services")

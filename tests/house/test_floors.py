@@ -13,15 +13,13 @@ from tests.house.tree import ROOT, SERVICES, files
 PACKAGES = {"glowplug", "services"}
 
 
-@pytest.fixture(scope="module")
-def linter() -> dict[str, Any]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return dict(project["tool"]["importlinter"])
+LINTER: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
 
-@pytest.fixture(scope="module")
-def contracts(linter: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(linter["contracts"])
+def contract(kind: str) -> dict[str, Any]:
+    """The one contract of its kind."""
+    (found,) = (c for c in LINTER["contracts"] if c["type"] == kind)
+    return dict(found)
 
 
 def test_nothing_imports_up_or_sideways() -> None:
@@ -31,9 +29,9 @@ def test_nothing_imports_up_or_sideways() -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
-def test_imports_for_types_alone_count_as_imports(linter: dict[str, Any]) -> None:
-    assert not linter.get("exclude_type_checking_imports")
-    assert not any(contract.get("ignore_imports") for contract in linter["contracts"])
+def test_imports_for_types_alone_count_as_imports() -> None:
+    assert not LINTER.get("exclude_type_checking_imports")
+    assert not any(contract.get("ignore_imports") for contract in LINTER["contracts"])
 
 
 def test_siblings_import_each_other_in_no_circle() -> None:
@@ -45,22 +43,20 @@ def test_siblings_import_each_other_in_no_circle() -> None:
     assert not any(circles.values()), {parent: imports for parent, imports in circles.items() if imports}
 
 
-def test_every_package_stands_on_a_floor(contracts: list[dict[str, Any]]) -> None:
-    (floors,) = (c for c in contracts if c["type"] == "layers")
-    named = {name.strip() for layer in floors["layers"] for name in layer.split("|")}
+def test_every_package_stands_on_a_floor() -> None:
+    named = {name.strip() for layer in contract("layers")["layers"] for name in layer.split("|")}
     packages = {f"glowplug.{f.split('/')[2]}" for f in files() if f.startswith("libs/glowplug/") and f.count("/") > 2}
     assert named == {"services", *packages}
 
 
-def test_every_service_is_kept_apart_from_the_others(contracts: list[dict[str, Any]]) -> None:
-    (apart,) = (c for c in contracts if c["type"] == "independence")
+def test_every_service_is_kept_apart_from_the_others() -> None:
     found = {f.split("/")[1] for f in files() if f.startswith("services/") and f.count("/") > 1}
-    assert set(apart["modules"]) == {f"services.{name}" for name in found}
+    assert set(contract("independence")["modules"]) == {f"services.{name}" for name in found}
     assert found == set(SERVICES)
 
 
-def test_pure_packages_may_not_touch_clock_network_or_log(contracts: list[dict[str, Any]]) -> None:
-    (forbidden,) = (c for c in contracts if c["type"] == "forbidden")
+def test_pure_packages_may_not_touch_clock_network_or_log() -> None:
+    forbidden = contract("forbidden")
     pure = {f"glowplug.{name}" for name in ("domain", "policies", "fleet", "controllers")}
     assert set(forbidden["source_modules"]) == pure
     world = {"asyncio", "time", "random", "os", "socket", "logging", "nats", "redis", "fastapi"}

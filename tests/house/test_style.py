@@ -88,27 +88,19 @@ def test_units_are_seconds_and_bytes() -> None:
     assert not wrong
 
 
-def test_subjects_are_built_in_one_place() -> None:
-    root = "glowplug" + ".v1"
-    built = [
-        (f, line)
-        for f in python("libs", "services", "bench")
-        for line, literal in literals(f)
-        if root in literal and f != "libs/glowplug/events/subjects.py"
+@pytest.mark.parametrize(
+    ("pattern", "place", "folders"),
+    [
+        ("glowplug" + r"\.v1", "libs/glowplug/events/subjects.py", ("libs", "services", "bench")),
+        (r"^(?!glowplug_vllm$)glowplug_[a-z_]+$", "libs/glowplug/telemetry/semconv.py", ("libs/glowplug", "services")),
+    ],
+    ids=["subjects", "metrics"],
+)
+def test_names_of_a_kind_are_built_in_one_place(pattern: str, place: str, folders: tuple[str, ...]) -> None:
+    found = [
+        (f, *named) for f in python(*folders) if f != place for named in literals(f) if re.search(pattern, named[1])
     ]
-    assert not built
-
-
-def test_metrics_are_named_in_one_place() -> None:
-    pattern = re.compile(r"glowplug_[a-z_]+")
-    packages = {"glowplug_vllm"}
-    named = [
-        (f, line, literal)
-        for f in python("libs/glowplug", "services")
-        for line, literal in literals(f)
-        if pattern.fullmatch(literal) and literal not in packages and f != "libs/glowplug/telemetry/semconv.py"
-    ]
-    assert not named
+    assert not found
 
 
 def test_tests_patch_nothing_of_ours() -> None:
@@ -121,7 +113,7 @@ def test_tests_patch_nothing_of_ours() -> None:
 
 @pytest.mark.parametrize("path", [f for f in python("tests") if f.rpartition("/")[2].startswith("test_")])
 def test_every_test_asserts(path: str) -> None:
-    """A test asserts, expects an error, or hands over to a function that does."""
+    """A test asserts, expects an error, or calls a function that does."""
     for node in functions(path):
         if node.name.startswith("test_"):
             source = ast.unparse(node)
@@ -135,13 +127,13 @@ def test_nothing_in_the_tree_is_of_one_machine() -> None:
     homes = re.compile(
         r"/(?:home|Users)/[a-z][\w.-]*/|/root/|/work/|\bpypi\.org|files\.pythonhosted|registry\.npmjs|proxy\.golang"
     )
-    told = [
+    named = [
         (f, match.group())
         for f in files()
         if not f.startswith("tests/house/") and not f.endswith((".png", ".svg", ".ico", ".woff2"))
         if (match := homes.search(text(f)))
     ]
-    assert not told
+    assert not named
 
 
 def test_shell_scripts_stop_at_the_first_error() -> None:

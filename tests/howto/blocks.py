@@ -1,7 +1,7 @@
 """The fenced blocks of a page of the docs, and the words a fence may carry. docs/testing.md tells what they mean."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -9,7 +9,8 @@ NEEDS = frozenset({"docker", "kubernetes", "gpu", "vllm", "root", "internet", "m
 SHELLS = frozenset({"sh", "bash", "shell", "console", "shell-session", "zsh", "shellsession"})
 SETTINGS = {"sh": {"needs", "background", "exits"}, "text": set[str]()}
 OTHER = {"file"}  # words of every other language
-_FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *([^`\n]*)$")
+_OPENING = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<info>[^`\n]*)$", re.MULTILINE)
+_FENCE = re.compile(rf"{_OPENING.pattern}\n(?P<body>.*?)^ *(?P=fence)[`~]* *$", re.MULTILINE | re.DOTALL)
 _FLEET = re.compile(r"^<!-- *fleet:(.*?)-->", re.MULTILINE)
 
 
@@ -26,7 +27,6 @@ class Block:
     language: str
     words: dict[str, str]
     text: str
-    indent: str = ""
     follows: bool = False  # nothing but empty lines stands between it and the fence before
 
     @property
@@ -72,15 +72,6 @@ class Page:
         return any(not block.needs for block in self.commands)
 
 
-@dataclass
-class _Open:
-    line: int
-    indent: str
-    fence: str
-    info: str
-    lines: list[str] = field(default_factory=list)
-
-
 def words_of(info: str) -> tuple[str, dict[str, str]]:
     """'sh needs=gpu background' -> ('sh', {'needs': 'gpu', 'background': ''})."""
     language, *rest = info.split() or [""]
@@ -90,30 +81,24 @@ def words_of(info: str) -> tuple[str, dict[str, str]]:
 def parse(path: str, text: str) -> Page:
     """Raises BadFence."""
     blocks: list[Block] = []
-    current: _Open | None = None
-    between = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        match = _FENCE.match(line)
-        if current is None:
-            if match:
-                current = _Open(number, match[1], match[2], match[3])
-            else:
-                between += line.strip()
-        elif match and match[2].startswith(current.fence) and not match[3]:
-            language, words = words_of(current.info)
-            body = "\n".join(row.removeprefix(current.indent) for row in current.lines) + "\n"
-            blocks.append(
-                Block(path, current.line, language, words, body, current.indent, bool(blocks) and not between)
-            )
-            current, between = None, ""
-        else:
-            current.lines.append(line)
-    if current is not None:
-        raise BadFence(f"{path}:{current.line}: the fence has no end")
+    end = 0
+    for match in _FENCE.finditer(text):
+        language, words = words_of(match["info"])
+        body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
+        follows = bool(blocks) and not text[end : match.start()].strip()
+        blocks.append(Block(path, _line_at(match.start(), text), language, words, body, follows))
+        end = match.end()
+    prose = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    if unclosed := _OPENING.search(prose):
+        raise BadFence(f"{path}:{_line_at(unclosed.start(), prose)}: the fence has no end")
     for block in blocks:
         block.check()
     asked = _FLEET.search(text)
     return Page(path, tuple(blocks), words_of("fleet " + asked[1])[1] if asked else None)
+
+
+def _line_at(position: int, text: str) -> int:
+    return text.count("\n", 0, position) + 1
 
 
 def read(path: str) -> Page:
@@ -138,9 +123,8 @@ def shows(wanted: str, output: str) -> str:
         if line.strip() in ("", "..."):
             continue
         pattern = ""
-        for (
-            word
-        ) in line.split():  # blanks between words are as many as there are; beside a lone `...` there may be none
+        for word in line.split():
+            # Blanks between words are as many as there are; beside a lone `...` there may be none.
             gap = r"\s*" if word == "..." or pattern.endswith((".*", r"\s*")) or not pattern else r"\s+"
             pattern += gap + ".*".join(re.escape(part) for part in word.split("..."))
         if not any(re.fullmatch(rf"\s*{pattern}\s*", row) for row in rows):

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from glowplug.runtime.supervisor.probe import free_block
+from tests.house.tree import files
 from tests.howto.blocks import ROOT, Block, Page, expected, shows
 
 BLOCK_S = 150.0
@@ -23,19 +24,6 @@ POLL_S = 0.02
 NUM_PORTS = 60
 DEFAULT_BASE = 8000
 MARK = "_HOWTO_SANDBOX"
-LINKED = (
-    "Makefile",
-    "README.md",
-    "pyproject.toml",
-    "bench",
-    "scenarios",
-    "deploy",
-    "docs",
-    "libs",
-    "proto",
-    "services",
-    "tests",
-)
 _ADDRESS = re.compile(r"\b((?:127\.0\.0\.1|localhost|\[::1\]):|GLOWPLUG_(?:DATA_)?PORT=)8(\d{3})\b")
 
 
@@ -57,7 +45,7 @@ class Sandbox:
     def open(cls, folder: Path) -> "Sandbox":
         work = folder / "clone"
         work.mkdir()
-        for name in LINKED:
+        for name in {path.partition("/")[0] for path in files() if not path.startswith(".")}:
             (work / name).symlink_to(ROOT / name)
         _environment(work / ".venv")
         # An answer that is an error ends curl with 22; a page need not say so each time.

@@ -16,6 +16,8 @@ _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1.*?^\t*\2$", re.MULTILINE | re.DOT
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _SEPARATORS = {"|", "||", "&", "&&", ";", ";;", "(", ")", "|&", "\n"}
 _WRAPPERS = {"sudo", "env", "exec", "time", "nohup", "if", "then", "while", "do", "!", "else", "until", "command"}
+FILE_FLAGS = {"-f", "--file", "--filename", "-k", "--kustomize"}
+COMPOSE_VERBS = {"stop", "start", "restart", "kill", "pause", "unpause", "exec", "logs", "run", "rm", "build", "pull"}
 FOLDERS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
@@ -46,13 +48,9 @@ def problems(block: Block) -> list[str]:
     found = []
     for words in commands(block.text):
         name, arguments = Path(words[0]).name, words[1:]
-        check = _CHECKS.get(name, _nothing)
-        found += [f"{block.where}: `{' '.join(words)}`: {why}" for why in (*check(arguments), *_files(words))]
+        wrong = [*_CHECKS[name](arguments)] if name in _CHECKS else []
+        found += [f"{block.where}: `{' '.join(words)}`: {why}" for why in (*wrong, *_files(words))]
     return found
-
-
-def _nothing(_: list[str]) -> Iterator[str]:
-    yield from ()
 
 
 def _files(words: list[str]) -> Iterator[str]:
@@ -87,49 +85,34 @@ def _make(arguments: list[str]) -> Iterator[str]:
             yield f"there is no `make {word}`"
 
 
-def _after(arguments: list[str], *flags: str) -> Iterator[str]:
-    """Values of options, given as `-f x` or `--file=x`."""
+def _given(arguments: list[str]) -> Iterator[str]:
+    """Values of the options that name a file or a folder, given as `-f x` or `--file=x`."""
     for at, word in enumerate(arguments):
-        if word in flags and at + 1 < len(arguments):
-            yield arguments[at + 1]
-        elif word.partition("=")[0] in flags and "=" in word:
-            yield word.partition("=")[2]
+        flag, _, value = word.partition("=")
+        if flag in FILE_FLAGS:
+            yield value or "".join(arguments[at + 1 : at + 2])
+
+
+def _named_files(arguments: list[str]) -> Iterator[str]:
+    for file in _given(arguments):
+        if file != "-" and "://" not in file and not re.search(r"[$<]", file) and not (ROOT / file).exists():
+            yield f"there is no {file}"
 
 
 def _compose(arguments: list[str]) -> Iterator[str]:
-    files = list(_after(arguments, "-f", "--file"))
+    yield from _named_files(arguments)
+    files = list(_given(arguments)) or ["deploy/docker-compose.yml"]
     services: set[str] = set()
-    for file in files or ["deploy/docker-compose.yml"]:
-        if not (ROOT / file).exists():
-            yield f"there is no {file}"
-        else:
-            services |= set((yaml.safe_load((ROOT / file).read_text()) or {}).get("services") or {})
-    verbs = {"stop", "start", "restart", "kill", "pause", "unpause", "exec", "logs", "run", "rm", "build", "pull"}
-    at = next((i for i, word in enumerate(arguments) if word in verbs), None)
-    named = [w for w in arguments[at + 1 :] if not w.startswith("-")] if at is not None else []
-    if (
-        named
-        and services
-        and not re.search(r"[$<]", named[0])
-        and named[0] not in services
-        and not named[0].isdecimal()
-    ):
-        yield f"no service {named[0]!r} in {', '.join(files) or 'deploy/docker-compose.yml'}"
+    for file in (ROOT / file for file in files if (ROOT / file).exists()):
+        services |= set((yaml.safe_load(file.read_text()) or {}).get("services") or {})
+    at = next((at for at, word in enumerate(arguments) if word in COMPOSE_VERBS), len(arguments))
+    named = next((word for word in arguments[at + 1 :] if not word.startswith("-")), "")
+    if named and services and not re.search(r"[$<]", named) and named not in services and not named.isdecimal():
+        yield f"no service {named!r} in {', '.join(files)}"
 
 
 def _docker(arguments: list[str]) -> Iterator[str]:
-    if arguments[:1] == ["compose"]:
-        yield from _compose(arguments[1:])
-        return
-    for file in _after(arguments, "-f", "--file"):
-        if not (ROOT / file).exists():
-            yield f"there is no {file}"
-
-
-def _kubectl(arguments: list[str]) -> Iterator[str]:
-    for file in _after(arguments, "-f", "--filename", "-k", "--kustomize"):
-        if file != "-" and "://" not in file and not re.search(r"[$<]", file) and not (ROOT / file).exists():
-            yield f"there is no {file}"
+    yield from _compose(arguments[1:]) if arguments[:1] == ["compose"] else _named_files(arguments)
 
 
 _CHECKS = {
@@ -137,6 +120,5 @@ _CHECKS = {
     "make": _make,
     "docker": _docker,
     "docker-compose": _compose,
-    "kubectl": _kubectl,
-    "helm": _nothing,
+    "kubectl": _named_files,
 }

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from glowplug.bus.nats_bus import NatsBus
-from glowplug.cli.doctor.server_facts import ask_store
+from glowplug.cli.doctor.servers import ask_store
 from glowplug.events.envelope import encode, to_json
 from glowplug.events.facts import InstanceFailed
 from glowplug.events.subjects import subject

@@ -4,14 +4,14 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
-from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Node
+from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import Forecast, ModelLoad
@@ -31,6 +31,7 @@ from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.prewarming.port import PrewarmView
 from glowplug.policies.registry import KINDS, choose
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import a_placer
 
 PLACEMENTS = sorted(KINDS["placement"])
 ABILITIES = ("emulated:prewarm", "emulated:stages", "emulated:swap")
@@ -146,10 +147,14 @@ def test_replicas_lie_nested_or_apart_and_never_twice(name, view, peaks):
 
 
 class Agents:
-    """Agents that carry out what they are told in the order they are told it, at once, and never refuse in silence."""
+    """Agents of two nodes that carry out what they are told in the order they are told it, at once, and never refuse
+    in silence; and their placer."""
 
-    def __init__(self, controller: PlacerController, nodes: list[Node]) -> None:
-        self.controller, self.nodes = controller, {n.node_id: n for n in nodes}
+    def __init__(self, placement: str, **given: Any) -> None:
+        nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
+        never = {"settle_s": 0.0, "fair_wait_s": 1e9, "min_residency_s": 0.0, "start_stages": SECONDS}
+        self.controller = a_placer(*nodes, models=MODELS, place=placement, prewarm="warmserve", **(never | given))
+        self.nodes = {node.node_id: node for node in nodes}
         self.rows: dict[str, Instance] = {}
         self.now_s = 1.0
         self.evicted: list[str] = []
@@ -288,14 +293,8 @@ def steps(chance: random.Random, agents: Agents) -> Iterator[None]:
 def test_bytes_are_never_promised_twice(name, seed):
     """Agents that carry out the orders as they come always have the bytes; the capacity agrees with them; nobody
     busy is evicted within the fair wait, and only replicas give way at once."""
-    nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
-    names = {"placement": name, "eviction": "swapserve", "prewarming": "warmserve"}
-    place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
-    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS)
-    controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
-    controller.restore("models", dict(BY_KEY), 0.0)
-    controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
-    agents = Agents(controller, nodes)
+    agents = Agents(name, evict="swapserve")
+    controller = agents.controller
     for _ in steps(random.Random(seed), agents):
         capacity = controller.fleet.capacity
         asked_to_leave = {g for p in controller.placements.values() if not p.sent for s in p.stages for g in s.gpu_ids}
@@ -354,14 +353,8 @@ class LossyAgents(Agents):
 @given(seed=st.integers(0, 10**6))
 def test_no_promise_outlives_what_it_was_made_for(name, seed):
     """Whatever gets lost on the way: in the end the claims are what the agents hold, and nobody waits for nothing."""
-    nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
-    names = {"placement": name, "eviction": "lru", "prewarming": "warmserve"}
-    place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
-    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, keep_gone_s=20.0)
-    controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
-    controller.restore("models", dict(BY_KEY), 0.0)
-    controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
-    agents = LossyAgents(controller, nodes)
+    agents = LossyAgents(name, keep_gone_s=20.0)
+    controller = agents.controller
     agents.chance = random.Random(seed)
     for _ in steps(random.Random(seed), agents):
         continue

@@ -27,7 +27,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from glowplug import __version__
 from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, StateDirOption, age, in_line, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, StateDirOption
+from glowplug.cli.terminal import CliError, age, in_line, say
 from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.model import Model
 from glowplug.events.envelope import SAID, MalformedEvent, from_json, to_json
@@ -261,21 +262,15 @@ def plan(
 ) -> Plan:
     """From the rows the autoscaler shows (by key), the files of its folder (None: not on this machine), and the nodes
     that drain already."""
-    conflicts: list[str] = []
-    write: dict[str, str] = {}
-    for name, text in sorted(backup.files.items()) if files is not None else ():
-        if files is not None and files.get(name) != text:
-            write[name] = text
-            if name in files:
-                conflicts.append(f"model file {name} is there with other content")
+    write = {name: text for name, text in sorted(backup.files.items()) if files is not None and files.get(name) != text}
+    conflicts = [f"model file {name} is there with other content" for name in write if name in (files or {})]
     deploy: list[dict[str, Any]] = []
     verbs: list[tuple[str, str]] = []
     unchanged: list[str] = []
     for key, model in sorted(backup.models.items()):
         row, wanted = models.get(key), body(model)
         from_file = Path(model.source).name in write  # its file, once written, is read by the autoscaler itself
-        now = body(row) if row is not None else None
-        same = now is not None and _declared(now) == _declared(wanted)
+        same = row is not None and _declared(body(row)) == _declared(wanted)
         if row is not None and not same:
             conflicts.append(f"model {model.name} is there and declared otherwise")
         if not same and not from_file:
@@ -300,13 +295,11 @@ def _declared(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 def _verbs(model: Model, row: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """What an operator had asked for and the declaration does not say."""
-    pinned, suspended = (bool(row["pinned"]), bool(row["suspended"])) if row else (False, False)
+    now = row or {"pinned": False, "suspended": False}
     found = []
-    if model.pinned and not pinned:
-        found.append(("pin", model.name))
-    elif pinned and not model.pinned:
-        found.append(("unpin", model.name))
-    if model.suspended and not suspended:
+    if model.pinned != bool(now["pinned"]):
+        found.append(("pin" if model.pinned else "unpin", model.name))
+    if model.suspended and not now["suspended"]:
         found.append(("drain", model.name))
     return found
 
@@ -325,7 +318,7 @@ def backup(
     write(file, pack(taken))
     for line in left_out:
         say(f"left out: {line}", err=True)
-    say(f"{file}: {_told(taken)}")
+    say(f"{file}: {_counted(taken)}")
 
 
 def restore(
@@ -339,11 +332,11 @@ def restore(
     kept = read(file)
     fleet = connect(state_dir)
     files = _model_files(fleet)
-    rows = {row["key"]: row for row in fleet.get("autoscaler", "/v1/models")["data"]}
-    nodes = fleet.get("placer", "/v1/nodes")["data"]
+    rows = {row["key"]: row for row in fleet.models()}
+    nodes = fleet.nodes()
     draining = frozenset(node["node_id"] for node in nodes if node["draining"])
     todo = plan(kept, rows, files, draining)
-    say(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
+    say(f"{file}: {_counted(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
     if todo.conflicts and not replace:
         for line in todo.conflicts:
             say(f"  {line}", err=True)
@@ -356,11 +349,10 @@ def restore(
 
 def _tables(fleet: FleetClient) -> tuple[dict[str, Model], tuple[str, ...], list[str]]:
     """Models and cordons, read in one transaction, and a line for each row that cannot be read. Raises CliError."""
-    url = fleet.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", "")
-    if not url:
+    if not fleet.redis_url:
         raise CliError("this fleet has no address of its store: set GLOWPLUG_REDIS_URL")
     try:
-        with Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as client:
+        with Redis.from_url(fleet.redis_url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as client:
             pipe = client.pipeline(transaction=True)
             pipe.hgetall(f"{PREFIX}:models")
             pipe.hgetall(f"{PREFIX}:{CORDONS}")
@@ -389,7 +381,7 @@ def _model_files(fleet: FleetClient) -> dict[str, str] | None:
         raise CliError(f"cannot read the model files of {folder}: {error}") from error
 
 
-def _told(kept: Backup) -> str:
+def _counted(kept: Backup) -> str:
     return f"{len(kept.models)} model(s), {len(kept.files)} model file(s), {len(kept.cordons)} drained node(s)"
 
 

@@ -1,6 +1,7 @@
 """The way to a running fleet: its addresses and tokens, and calls that fail with one clear line."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from glowplug.runtime.supervisor.statedir import FLEET_FILE, read_fleet
 
 TIMEOUT_S = 10.0
 SERVICES = ("data", "console", "router", "predictor", "placer", "autoscaler")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,45 @@ class FleetClient:
     api_key: str = ""
     console_key: str = ""
     nats_url: str = ""
-    document: dict[str, Any] = field(default_factory=dict)
+    document: Row = field(default_factory=dict)
+
+    @classmethod
+    def elsewhere(cls, urls: Mapping[str, str]) -> "FleetClient":
+        """A fleet that was not started here, with the tokens and the bus that the environment names."""
+        return cls(
+            urls={name: url.rstrip("/") for name, url in urls.items()},
+            admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
+            api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
+            console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
+            nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
+        )
+
+    @property
+    def redis_url(self) -> str:
+        """The store's address, "" where none is known."""
+        return self.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", "")
+
+    def models(self) -> list[Row]:
+        return self.rows("autoscaler", "/v1/models")
+
+    def nodes(self) -> list[Row]:
+        return self.rows("placer", "/v1/nodes")
+
+    def instances(self, *, model: str = "", gone: bool = False) -> list[Row]:
+        """Newest first; with `gone` those too that have stopped or failed."""
+        return self.rows("placer", "/v1/instances", model=model, gone=str(gone).lower())
+
+    def key_of(self, model: str) -> str:
+        """The key of a model that is named by name, alias or key; the text itself where there is no such model."""
+        try:
+            return str(self.get("autoscaler", f"/v1/models/{segment(model)}")["key"])
+        except CliError:
+            return model
+
+    def rows(self, service: str, path: str, **params: Any) -> list[Row]:
+        """The rows of a list. Raises CliError."""
+        data: list[Row] = self.get(service, path, **params)["data"]
+        return data
 
     def get(self, service: str, path: str, **params: Any) -> Any:
         """Decoded JSON of a GET. Raises CliError."""
@@ -60,11 +100,16 @@ class FleetClient:
     def headers(self, service: str) -> dict[str, str]:
         """What a service asks for: the console its key, the others the admin token."""
         token = (self.console_key or self.api_key) if service == "console" else self.admin_token
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        return bearer(token)
 
     def data_headers(self) -> dict[str, str]:
         """Headers of the OpenAI API."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return bearer(self.api_key)
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that carries a token or key; none for ""."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def segment(text: str) -> str:
@@ -83,28 +128,18 @@ def error_message(response: httpx.Response) -> str:
     return f"{message}; try again in {retry} s" if retry else message
 
 
-def _of_document(document: dict[str, Any], state_dir: Path) -> FleetClient:
-    """Raises CliError for what no supervisor of this version wrote."""
+def connect(state_dir: Path) -> FleetClient:
+    """The fleet of `state_dir`, else the one named by GLOWPLUG_*_URL. Raises NoFleet; CliError for a fleet.json that no
+    supervisor of this version wrote."""
+    document = read_fleet(state_dir)
+    if document is None:
+        named = {service: url for service in SERVICES if (url := os.environ.get(f"GLOWPLUG_{service.upper()}_URL"))}
+        if not named or not all(urlsplit(url).scheme for url in named.values()):
+            raise NoFleet(state_dir)
+        return FleetClient.elsewhere(named)
     texts: dict[str, Any] = {name: document.get(name) for name in ("admin_token", "api_key", "nats_url")}
     texts["console_key"] = document.get("console_key", "")
     urls = document.get("urls")
     if not isinstance(urls, dict) or not all(isinstance(text, str) for text in (*urls.values(), *texts.values())):
         raise CliError(f"{state_dir / FLEET_FILE} is not of this version: `glowplug down`, then `glowplug up`")
-    return FleetClient(urls=urls, document=document, **texts)
-
-
-def connect(state_dir: Path) -> FleetClient:
-    """The fleet of `state_dir`, else the one named by GLOWPLUG_*_URL. Raises NoFleet, CliError."""
-    document = read_fleet(state_dir)
-    if document is not None:
-        return _of_document(document, state_dir)
-    urls = {s: os.environ[f"GLOWPLUG_{s.upper()}_URL"] for s in SERVICES if os.environ.get(f"GLOWPLUG_{s.upper()}_URL")}
-    if not urls or not all(urlsplit(url).scheme for url in urls.values()):
-        raise NoFleet(state_dir)
-    return FleetClient(
-        urls={name: url.rstrip("/") for name, url in urls.items()},
-        admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
-        api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
-        console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
-        nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
-    )
+    return FleetClient(urls, document=document, **texts)

@@ -15,9 +15,11 @@ import httpx
 import typer
 import yaml
 
+from glowplug.cli.client import bearer
+from glowplug.cli.options import EngineOption, Format, NodesOption, OutputOption
 from glowplug.cli.talk import Answer, streamed
-from glowplug.cli.terminal import CliError, Format, OutputOption, say, seconds, table
-from glowplug.cli.up import EngineOption, NodesOption, settings_of, wait_for_models
+from glowplug.cli.terminal import CliError, say, seconds, table
+from glowplug.cli.up import settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.supervisor.fleet import Fleet, run_fleet
 from glowplug.runtime.supervisor.output import Output
@@ -131,16 +133,11 @@ def write_models(models_dir: Path, engine: str) -> None:
 async def story(fleet: Fleet, shown: Output) -> list[Row]:
     """The steps in order. A failed request is a row with an error; the story goes on."""
     data, engine = fleet.plan.urls()["data"], fleet.settings.engine
-    expected = len(sample_files(engine))
-    models = await wait_for_models(data, fleet.document()["api_key"])
-    deadline = time.monotonic() + 10
-    while len(models) < expected and time.monotonic() < deadline:
-        await asyncio.sleep(0.2)
-        models = await wait_for_models(data)
+    key = fleet.document()["api_key"]
+    models = await wait_for_models(data, key, at_least=len(sample_files(engine)))
     if not models:
         raise CliError("no model was registered")
-    headers = {"Authorization": f"Bearer {key}"} if (key := fleet.document()["api_key"]) else {}
-    async with httpx.AsyncClient(base_url=data, headers=headers, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=data, headers=bearer(key), trust_env=False) as client:
         shown.say(f"cold: {models[0]} is asked for the first time")
         rows = [await ask(client, "cold", models[0], engine)]
         shown.say(f"warm: {models[0]} again")

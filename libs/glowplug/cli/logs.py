@@ -3,15 +3,16 @@
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, StateDirOption, say
-from glowplug.cli.views import instances
+from glowplug.cli.client import FleetClient, Row, connect, segment
+from glowplug.cli.options import DEFAULT_STATE_DIR, StateDirOption
+from glowplug.cli.terminal import CliError, say
 
 POLL_S = 0.3
+GONE = ("stopped", "failed")
 
 
 def logs(
@@ -60,12 +61,11 @@ def _tail_file(path: Path, lines: int, follow: bool) -> None:
 
 def _engine_logs(fleet: FleetClient, name: str, lines: int, follow: bool) -> None:
     shown: dict[str, list[str]] = {}
-    mine = _instances_of(fleet, name)
-    if not mine:
+    found = _instances_of(fleet, name)
+    if not found:
         raise CliError(f"{name!r} is no service of this fleet and no model with an engine that runs or ran lately")
-    newest_only = mine[:1]
     while True:
-        for row in newest_only if not follow else mine:
+        for row in found if follow else found[:1]:
             known = shown.get(row["instance_id"], [])
             fresh = _fresh(known, _log_lines(fleet, row, lines))
             for line in fresh:
@@ -74,7 +74,7 @@ def _engine_logs(fleet: FleetClient, name: str, lines: int, follow: bool) -> Non
         if not follow:
             return
         time.sleep(1)
-        mine = [row for row in _instances_of(fleet, name) if row["state"] not in ("stopped", "failed")]
+        found = [row for row in _instances_of(fleet, name) if row["state"] not in GONE]
 
 
 def _fresh(known: list[str], now: list[str]) -> list[str]:
@@ -85,26 +85,22 @@ def _fresh(known: list[str], now: list[str]) -> list[str]:
     return now
 
 
-def _instances_of(fleet: FleetClient, name: str) -> list[dict[str, Any]]:
+def _instances_of(fleet: FleetClient, name: str) -> list[Row]:
     """Newest first; living ones before those that are gone."""
-    try:
-        key = fleet.get("autoscaler", f"/v1/models/{segment(name)}")["key"]
-    except CliError:
-        key = name
-    rows = [row for row in instances(fleet, gone=True) if name == row["instance_id"] or row["model_key"] == key]
-    return sorted(rows, key=lambda row: (row["state"] in ("stopped", "failed"), -row["created_at"]))
+    key = fleet.key_of(name)
+    rows = [row for row in fleet.instances(gone=True) if name == row["instance_id"] or row["model_key"] == key]
+    return sorted(rows, key=lambda row: (row["state"] in GONE, -row["created_at"]))
 
 
-def _log_lines(fleet: FleetClient, row: dict[str, Any], lines: int) -> list[str]:
+def _log_lines(fleet: FleetClient, row: Row, lines: int) -> list[str]:
     if not row["workers"]:
         raise CliError(f"{row['instance_id']} says of no node that it ran there")
     node_id = row["workers"][0]["node_id"]
-    nodes = {node["node_id"]: node["agent_url"] for node in fleet.document.get("nodes", [])}
-    if node_id not in nodes:
-        found = fleet.get("placer", "/v1/nodes")["data"]
-        nodes |= {n["node_id"]: n["agent_url"] for n in (found.values() if isinstance(found, dict) else found)}
-    if node_id not in nodes:
+    agents = {node["node_id"]: node["agent_url"] for node in fleet.document.get("nodes", [])}
+    if node_id not in agents:
+        agents |= {node["node_id"]: node["agent_url"] for node in fleet.nodes()}
+    if node_id not in agents:
         raise CliError(f"node {node_id}, where {row['instance_id']} ran, has left")
-    agent = FleetClient(urls={"agent": nodes[node_id]}, admin_token=fleet.admin_token)
+    agent = FleetClient(urls={"agent": agents[node_id]}, admin_token=fleet.admin_token)
     path = f"/v1/instances/{segment(row['instance_id'])}/logs"
     return agent.get_text("agent", path, tail=lines).splitlines()[-lines:]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, operate, simulate, talk, tap, top, up, views, what_if, why
+from glowplug.cli import backup, demo, logs, operate, simulate, talk, tap, up, views, what_if, why
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.supervisor.settings import FleetError
@@ -32,7 +32,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         operate.unpin,
         operate.drain,
     ),
-    "Looking": (views.models, views.ps, views.nodes, top.top, logs.logs, tap.tap, why.why, doctor),
+    "Looking": (views.models, views.ps, views.nodes, views.top, logs.logs, tap.tap, why.why, doctor),
     "What if (simulated)": (simulate.simulate, what_if.plan, what_if.replay, tap.record),
     "Keeping": (backup.backup, backup.restore, operate.cordon, operate.uncordon, operate.env),
     "Talking": (talk.run, talk.chat),

@@ -3,14 +3,17 @@ nodes, and what a service started by hand needs to join."""
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import yaml
 
 from glowplug.cli.client import connect, segment
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, emit, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, emit, say
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.runtime import model_files
 from glowplug.runtime.privileges import READER, USERS
@@ -41,11 +44,7 @@ def _bodies(path: Path) -> list[dict[str, Any]]:
         raise CliError(f"{path}: {error.message}") from error
     for document, model in zip(documents, checked, strict=True):
         if model.weights.uri:
-            document["weights"] = {
-                "uri": model.weights.uri,
-                "sha256": model.weights.sha256,
-                "num_bytes": model.weights.num_bytes,
-            }
+            document["weights"] = msgspec.to_builtins(model.weights)
     return documents
 
 
@@ -55,44 +54,24 @@ def undeploy(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR
     say(f"{model} undeployed")
 
 
-def _act(verb: str, model: str, state_dir: Path, done: str) -> None:
-    row = connect(state_dir).call("POST", "autoscaler", f"/v1/models/{segment(model)}/{verb}")
-    say(f"{row['name']}: {done} (now {row['state']})")
+def _verb(name: str, done: str, text: str) -> Callable[..., None]:
+    """The command that posts one verb of a model. `text` is its help."""
+
+    def command(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+        row = connect(state_dir).call("POST", "autoscaler", f"/v1/models/{segment(model)}/{name}")
+        say(f"{row['name']}: {done} (now {row['state']})")
+
+    command.__name__, command.__doc__ = name, text
+    return command
 
 
-def load(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Start an instance now, and lift a drain."""
-    _act("load", model, state_dir, "load asked for")
-
-
-def wake(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Wake an instance that sleeps, or start one where none does."""
-    _act("wake", model, state_dir, "wake asked for")
-
-
-def sleep(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Let its engines sleep once they have finished what they run; one that cannot sleep stops."""
-    _act("sleep", model, state_dir, "sleep asked for")
-
-
-def unload(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Drain its instances now; the next request starts one again."""
-    _act("unload", model, state_dir, "unload asked for")
-
-
-def drain(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Drain its instances and start none until `glowplug load`."""
-    _act("drain", model, state_dir, "drain asked for")
-
-
-def pin(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Keep one instance for good: never evicted, never asleep."""
-    _act("pin", model, state_dir, "pinned")
-
-
-def unpin(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Let it sleep and be evicted again."""
-    _act("unpin", model, state_dir, "unpinned")
+load = _verb("load", "load asked for", "Start an instance now, and lift a drain.")
+unload = _verb("unload", "unload asked for", "Drain its instances now; the next request starts one again.")
+wake = _verb("wake", "wake asked for", "Wake an instance that sleeps, or start one where none does.")
+sleep = _verb("sleep", "sleep asked for", "Let its engines sleep once they are done; one that cannot sleep stops.")
+drain = _verb("drain", "drain asked for", "Drain its instances and start none until `glowplug load`.")
+pin = _verb("pin", "pinned", "Keep one instance for good: never evicted, never asleep.")
+unpin = _verb("unpin", "unpinned", "Let it sleep and be evicted again.")
 
 
 def cordon(node: NodeArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
@@ -122,9 +101,7 @@ def env(
     values = {f"GLOWPLUG_{name.upper()}_URL": url for name, url in fleet.urls.items()}
     values |= {
         "GLOWPLUG_NATS_URL": own.get("nats_url") or fleet.nats_url,
-        "GLOWPLUG_REDIS_URL": own.get("redis_url")
-        or fleet.document.get("redis_url")
-        or os.environ.get("GLOWPLUG_REDIS_URL", ""),
+        "GLOWPLUG_REDIS_URL": own.get("redis_url") or fleet.redis_url,
         "GLOWPLUG_ADMIN_TOKEN": fleet.admin_token,
         "GLOWPLUG_API_KEY": fleet.api_key,
         "GLOWPLUG_CONSOLE_KEY": fleet.console_key,

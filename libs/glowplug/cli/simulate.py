@@ -9,41 +9,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
+from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, OutOption, OutputOption, SetOption
+from glowplug.cli.terminal import CliError, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.page_data import detail_of_run, html, page_data, variants_over_seeds
-from glowplug.simulator.run_folder import FILES
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.trace import fleet_for, is_path
 from glowplug.simulator.scenario.tree import SOURCE, override, with_default_system
 from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
 
 DATA = "GLOWPLUG_DATA"
-Table = tuple[tuple[str, ...], list[tuple[object, ...]]]
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+Column = tuple[str, str, Callable[[float | None], str]]
 MAX_MODELS = 40
-_MODEL_HEADERS = ("model", "requests", "ttft p50", "p95", "p99", "tpot p50", "p99", "in time", "warm", "unanswered")
-_FLEET_HEADERS = ("gpu-s", "starts", "hit", "fetched", "loaded")
+UNANSWERED = "unanswered"  # refused and unfinished: worked out here
 WRONG = 2
 REPORT = "report.html"
-MAX_JOBS = 64
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="A field of the scenario; repeat it.")
-]
-JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, max=MAX_JOBS, help="Runs at a time.")]
 TraceOption = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Requests as they stand in a CSV: t_s, prompt_tokens, ..."),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run; runs/<name> when it is left out.")]
-CheckOption = Annotated[bool, typer.Option("--check", help="Watch the invariants after every event (slow).")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace an earlier run in that folder.")]
 
 
 def simulate(
@@ -68,21 +60,22 @@ def simulate(
     """Run a scenario in the simulator: a table here, and a folder with a report to open in a browser."""
     if seed is not None and seeds:
         raise CliError("--seed and --seeds: one of them", WRONG)
-    with told_apart():
+    with errors_in_one_line():
         whole = load_with(scenario, trace, settings or ())
         chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
-        todo = cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
-        todo = [replace(case, check=watch) for case in todo]
         traced = () if trace is None else ("--trace", str(trace))
         todo = [
-            replace(
-                case, again=command("simulate", scenario, case, settings or (), (*traced, "--seed", str(case.seed)))
-            )
-            for case in todo
+            again("simulate", scenario, replace(case, check=watch), settings, (*traced, "--seed", str(case.seed)))
+            for case in cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
         ]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / (whole.name or "scenario"), force)
-        outcomes = carry_out(whole, todo, folder, jobs, record=not no_record)
+        with whole_folder(folder) as partial:
+            outcomes = run_in(partial, todo, jobs, record=not no_record)
+            write_report(partial, whole, todo, outcomes)
+            if no_record:  # the report needed those of the first case
+                for file in place(partial, todo, todo[0]).glob("*.jsonl"):
+                    file.unlink()
     show(outcomes, whole, folder, output)
 
 
@@ -104,28 +97,18 @@ def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]
 def check(todo: Sequence[Case]) -> Scenario:
     """The scenario of the first case, once every variant has been read: an error in the last is found before the first
     has run. Raises ScenarioError."""
-    first: Scenario | None = None
-    for case in {case.variant: case for case in reversed(todo)}.values():
-        scenario = load_tree(case.tree, case.beside)
-        first = scenario if case.variant == todo[0].variant else first
-    assert first is not None
-    for note in first.notes:
+    firsts = {case.variant: case for case in reversed(todo)}
+    scenarios = {name: load_tree(case.tree, case.beside) for name, case in firsts.items()}
+    scenario = scenarios[todo[0].variant]
+    for note in scenario.notes:
         say(f"glowplug: {note}", err=True)
-    return first
+    return scenario
 
 
-def carry_out(
-    scenario: Scenario,
-    todo: Sequence[Case],
-    folder: Path,
-    jobs: int,
-    *,
-    record: bool = True,
-    around: Callable[[list[Outcome]], tuple[list[Outcome], dict[str, Any]]] = lambda outcomes: (outcomes, {}),
-    files: Mapping[str, str] = MappingProxyType({}),
-) -> list[Outcome]:
-    """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `around` may add
-    outcomes and other parts of the page, `files` text beside it. The page shows the first case in full."""
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when all is written: what fails or is interrupted leaves nothing
+    behind. Raises CliError."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     above = [parent for parent in partial.parents if not parent.exists()]
     try:
@@ -134,17 +117,7 @@ def carry_out(
         _take_away(above)
         raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
     try:
-        places = [place(partial, todo, case) for case in todo]
-        with progress(len(todo)) as tick:
-            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tick)
-        shown, parts = around(outcomes)
-        detail = detail_of_run(places[0], load_tree(todo[0].tree, todo[0].beside).setup)
-        for name in FILES if not record else ():
-            if name.endswith(".jsonl"):
-                (places[0] / name).unlink()
-        data = page_data(scenario, shown, detail, **parts)
-        for name, text in {**files, REPORT: html(data)}.items():
-            (partial / name).write_text(text, encoding="utf-8")
+        yield partial
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -152,7 +125,21 @@ def carry_out(
         shutil.rmtree(partial, ignore_errors=True)
         if not folder.exists():
             _take_away(above)
-    return outcomes
+
+
+def run_in(partial: Path, todo: Sequence[Case], jobs: int, *, record: bool = True) -> list[Outcome]:
+    """Run all cases, each recorded below `partial`; without `record` the first alone."""
+    places = [place(partial, todo, case) if record or case is todo[0] else None for case in todo]
+    with progress(len(todo)) as tick:
+        return run_cases(todo, places, jobs, tick)
+
+
+def write_report(
+    partial: Path, scenario: Scenario, todo: Sequence[Case], outcomes: Sequence[Outcome], **parts: Any
+) -> None:
+    """The page of `outcomes`, with the first case in full. `parts`: other parts of the page, see `page_data`."""
+    detail = detail_of_run(place(partial, todo, todo[0]), load_tree(todo[0].tree, todo[0].beside).setup)
+    (partial / REPORT).write_text(html(page_data(scenario, outcomes, detail, **parts)), encoding="utf-8")
 
 
 def _take_away(folders: Iterable[Path]) -> None:
@@ -188,7 +175,7 @@ def free_folder(folder: Path, force: bool) -> Path:
 
 
 @contextmanager
-def told_apart() -> Iterator[None]:
+def errors_in_one_line() -> Iterator[None]:
     """What is wrong with a scenario ends the command with its one line; so does an invariant that breaks. Who ends it
     from outside (`kill`, a closed terminal) leaves no more behind than Ctrl-C does."""
     before = {number: signal.signal(number, _ended) for number in ENDS}
@@ -238,75 +225,19 @@ def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, output: 
     say(f"\nreport  {folder / REPORT}")
 
 
-def command(verb: str, target: Path | None, case: Case, settings: Iterable[str], options: Iterable[str]) -> str:
-    """`glowplug VERB TARGET` (None: no target) with every setting of the command and of the case's own variant, in the
-    order they were laid over, then `options`; quoted for a shell, with the data folder in front where the environment
-    names one."""
+def again(
+    verb: str, target: Path | None, case: Case, settings: Sequence[str] | None, options: Iterable[str] = ()
+) -> Case:
+    """`case` with the line that runs it alone: `glowplug VERB TARGET` (None: no target) with every setting of the
+    command and of the case's own variant, in the order they were laid over, then `options`; quoted for a shell, with
+    the data folder in front where the environment names one."""
     argv = ["glowplug", verb, *([str(target)] if target is not None else [])]
-    for setting in (*settings, *case.settings):
+    for setting in (*(settings or ()), *case.settings):
         argv += ["--set", setting]
-    argv += options
-    if case.check:
-        argv.append("--check")
+    argv += [*options, *(["--check"] if case.check else [])]
     data_folder = os.environ.get(DATA, "")
-    return (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
-
-
-def per_model(outcome: Outcome) -> Table:
-    """Every model, the busiest first, and all of them together; past 40 the quiet ones are one row of dots."""
-    rows = sorted(outcome.numbers["models"], key=lambda row: (-row["num_arrived"], row["model"]))
-    shown = [_model_row(row["model"], row) for row in rows[:MAX_MODELS]]
-    if len(rows) > MAX_MODELS:
-        rest = rows[MAX_MODELS:]
-        shown.append((f"... {len(rest)} more", sum(row["num_arrived"] for row in rest), *["-"] * 8))
-    return _MODEL_HEADERS, [*shown, _model_row("all", outcome.numbers["total"])]
-
-
-def comparison(outcomes: Sequence[Outcome]) -> Table:
-    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
-    rows: list[tuple[object, ...]] = []
-    for variant in variants_over_seeds(outcomes):
-        total, fleet = variant["total"], variant["fleet"]
-        left = _sum(total["num_refused"], total["num_unfinished"])
-        figures = [
-            _span(total["num_arrived"], _count),
-            *(_span(total[f"ttft_s_{p}"], _seconds) for p in ("p50", "p95", "p99")),
-            *(_span(total[f"tpot_s_{p}"], _seconds) for p in ("p50", "p99")),
-            *(_span(total[name], _share) for name in ("ttft_attainment", "warm_ratio")),
-            _span(left, _count),
-            _span(fleet["gpu_seconds"], _count),
-            _span(fleet["num_starts"], _count),
-            _span(fleet.get("hit_ratio"), _share),
-            *(_span(fleet[name], _bytes) for name in ("bytes_fetched", "bytes_loaded")),
-        ]
-        rows.append((variant["label"], *figures))
-    return ("variant", *_MODEL_HEADERS[1:], *_FLEET_HEADERS), rows
-
-
-def _model_row(name: str, row: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        name,
-        row["num_arrived"],
-        *(_seconds(row[f"ttft_s_{p}"]) for p in ("p50", "p95", "p99")),
-        *(_seconds(row[f"tpot_s_{p}"]) for p in ("p50", "p99")),
-        _share(row["ttft_attainment"]),
-        _share(row["warm_ratio"]),
-        row["num_refused"] + row["num_unfinished"],
-    )
-
-
-def _sum(a: Any, b: Any) -> Any:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return {name: a[name] + b[name] for name in a}
-    return a + b
-
-
-def _span(value: Any, show: Callable[[float | None], str]) -> str:
-    if not isinstance(value, dict):
-        return show(value)
-    half, mean = (value["max"] - value["min"]) / 2, value["mean"]
-    spread = f" ±{half / mean * 100:.0f}%" if mean and half / mean >= 0.005 else ""
-    return f"{show(mean)}{spread}"
+    line = (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
+    return replace(case, again=line)
 
 
 def _seconds(value: float | None) -> str:
@@ -325,3 +256,64 @@ def _count(value: float | None) -> str:
 
 def _bytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e12:.2f} TB" if value >= 1e12 else f"{value / 1e9:.0f} GB"
+
+
+# Header, field and look of each figure of requests, then of the fleet.
+_OF_REQUESTS: tuple[Column, ...] = (
+    ("requests", "num_arrived", _count),
+    ("ttft p50", "ttft_s_p50", _seconds),
+    ("p95", "ttft_s_p95", _seconds),
+    ("p99", "ttft_s_p99", _seconds),
+    ("tpot p50", "tpot_s_p50", _seconds),
+    ("p99", "tpot_s_p99", _seconds),
+    ("in time", "ttft_attainment", _share),
+    ("warm", "warm_ratio", _share),
+    ("unanswered", UNANSWERED, _count),
+)
+_OF_FLEET: tuple[Column, ...] = (
+    ("gpu-s", "gpu_seconds", _count),
+    ("starts", "num_starts", _count),
+    ("hit", "hit_ratio", _share),
+    ("fetched", "bytes_fetched", _bytes),
+    ("loaded", "bytes_loaded", _bytes),
+)
+
+
+def per_model(outcome: Outcome) -> Table:
+    """Every model, the busiest first, and all of them together; past 40 the quiet ones are one row of dots."""
+    rows = sorted(outcome.numbers["models"], key=lambda row: (-row["num_arrived"], row["model"]))
+    shown = [(row["model"], *_figures(_OF_REQUESTS, row)) for row in rows[:MAX_MODELS]]
+    if rest := rows[MAX_MODELS:]:
+        num_arrived = sum(row["num_arrived"] for row in rest)
+        shown.append((f"... {len(rest)} more", str(num_arrived), *["-"] * (len(_OF_REQUESTS) - 1)))
+    shown.append(("all", *_figures(_OF_REQUESTS, outcome.numbers["total"])))
+    return ("model", *(header for header, _, _ in _OF_REQUESTS)), shown
+
+
+def comparison(outcomes: Sequence[Outcome]) -> Table:
+    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
+    rows = [
+        (variant["label"], *_figures(_OF_REQUESTS, variant["total"]), *_figures(_OF_FLEET, variant["fleet"]))
+        for variant in variants_over_seeds(outcomes)
+    ]
+    return ("variant", *(header for header, _, _ in (*_OF_REQUESTS, *_OF_FLEET))), rows
+
+
+def _figures(columns: Sequence[Column], row: Mapping[str, Any]) -> list[str]:
+    """Cells of numbers, and of numbers over seeds: {"mean", "min", "max"}."""
+    return [_span(_unanswered(row) if name == UNANSWERED else row.get(name), show) for _, name, show in columns]
+
+
+def _unanswered(row: Mapping[str, Any]) -> Any:
+    refused, unfinished = row["num_refused"], row["num_unfinished"]
+    return (
+        {key: refused[key] + unfinished[key] for key in refused} if isinstance(refused, dict) else refused + unfinished
+    )
+
+
+def _span(value: Any, show: Callable[[float | None], str]) -> str:
+    if not isinstance(value, dict):
+        return show(value)
+    half, mean = (value["max"] - value["min"]) / 2, value["mean"]
+    spread = f" ±{half / mean * 100:.0f}%" if mean and half / mean >= 0.005 else ""
+    return f"{show(mean)}{spread}"

@@ -13,7 +13,8 @@ import httpx
 import typer
 
 from glowplug.cli.client import FleetClient, connect, error_message
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, emit, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, emit, say
 
 HELD_TIMEOUT_S = 300.0
 _TIMING = re.compile(r"([a-zA-Z_]+);dur=([0-9.]+)")

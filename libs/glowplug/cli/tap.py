@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +17,9 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from glowplug.bus.nats_bus import CHECK_HEADER
-from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, clock, in_line, say
+from glowplug.cli.client import FleetClient, Row, connect
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
+from glowplug.cli.terminal import CliError, clock, in_line, say
 from glowplug.domain.errors import GlowplugError
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
@@ -30,8 +30,6 @@ from glowplug.simulator.scenario.errors import ScenarioError
 
 Take = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
 CONNECT_TIMEOUT_S = 3
-RunOption = Annotated[Path | None, typer.Option("--run", help="A simulated run's folder instead of a fleet.")]
-Row = dict[str, Any]
 
 
 def tap(
@@ -66,24 +64,25 @@ def tap(
         text=grep,
     )
     show = _raw if raw else _json if output is Format.JSON else _line
-    if run is not None:
-        for line in events(run, wanted, show, count):
-            say(line)
-        return
     num_shown = 0
 
     def take(subject: str, data: bytes) -> bool:
         nonlocal num_shown
-        event = _event(data)
-        if _wants(wanted, subject, event, data):
+        event = decoded(data)
+        if wants(wanted, subject, event, data):
             say(show(subject, event, data))
             num_shown += 1
         return num_shown == count > 0
 
-    listen(connect(state_dir), "tap", planes, take)
+    if run is None:
+        listen(connect(state_dir), "tap", planes, take)
+        return
+    for row in lines_of(run, "events.jsonl"):
+        if take(row.pop("subject"), json.dumps(row, separators=(",", ":")).encode()):
+            return
 
 
-def _event(data: bytes) -> dict[str, Any]:
+def decoded(data: bytes) -> Row:
     """An event as JSON has it, of this version or another; {} for what is none."""
     try:
         return from_json(data, dict[str, Any])
@@ -91,7 +90,8 @@ def _event(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _wants(wanted: EventFilter, subject: str, event: dict[str, Any], raw: bytes) -> bool:
+def wants(wanted: EventFilter, subject: str, event: Row, raw: bytes) -> bool:
+    """Whether to show an event; False for one of a subject that is none of ours."""
     try:
         seen = sight(subject, str(event.get("issuer") or ""), event.get("data") or {})
     except ValueError:
@@ -99,15 +99,15 @@ def _wants(wanted: EventFilter, subject: str, event: dict[str, Any], raw: bytes)
     return wanted.wants(seen, raw)
 
 
-def _raw(subject: str, _event: dict[str, Any], data: bytes) -> str:
+def _raw(subject: str, _event: Row, data: bytes) -> str:
     return f"{subject} {data.decode('utf-8', 'replace')}"
 
 
-def _json(subject: str, event: dict[str, Any], _data: bytes) -> str:
+def _json(subject: str, event: Row, _data: bytes) -> str:
     return json.dumps({"subject": subject, **event})
 
 
-def _line(subject: str, event: dict[str, Any], _data: bytes) -> str:
+def _line(subject: str, event: Row, _data: bytes) -> str:
     """'13:04:05.123 instance.ready placer-1 instance_id=… model_key=…'."""
     occurred_at = event.get("occurred_at")
     occurred = float(occurred_at) if occurred_at and isinstance(occurred_at, int | float) else time.time()
@@ -130,16 +130,20 @@ def record(
     num = 0
     try:
         with partial.open("w", encoding="utf-8") as file:
-            for line in first:
-                file.write(json.dumps(line) + "\n")
+
+            def write(row: Row) -> None:
+                nonlocal num
+                file.write(json.dumps(row) + "\n")
+                num += 1
 
             def take(subject: str, data: bytes) -> bool:
-                with contextlib.suppress(MalformedEvent):  # what cannot be read is no event of ours
-                    file.write(json.dumps({"subject": subject, **from_json(data, dict[str, Any])}) + "\n")
+                if event := decoded(data):
+                    write({"subject": subject, **event})
                 return False
 
+            for row in first:
+                write(row)
             listen(fleet, "record", PLANES, take, seconds)
-        num = sum(1 for _ in partial.open(encoding="utf-8"))
         partial.rename(out)
     except OSError as error:
         raise CliError(f"{out}: {error.strerror}", 2) from error
@@ -149,14 +153,11 @@ def record(
     say(f"{num} events in {out}")
 
 
-def present(fleet: FleetClient) -> list[dict[str, Any]]:
+def present(fleet: FleetClient) -> list[Row]:
     """Models and nodes as they are now, as the facts that would report them."""
     now = time.time()
-    models = fleet.get("autoscaler", "/v1/models")["data"]
-    nodes = fleet.get("placer", "/v1/nodes")["data"]
-    nodes = list(nodes.values()) if isinstance(nodes, dict) else nodes
-    facts = [("model.deployed", model["key"], model["key"], {"model": model}) for model in models]
-    facts += [("node.beat", "_", node["node_id"], {"node": node}) for node in nodes]
+    facts = [("model.deployed", row["key"], row["key"], {"model": row}) for row in fleet.models()]
+    facts += [("node.beat", "_", row["node_id"], {"node": row}) for row in fleet.nodes()]
     return [
         {
             "subject": facts_of(kind, key).removesuffix("*") + entity_id,
@@ -181,7 +182,6 @@ def listen(fleet: FleetClient, name: str, planes: Sequence[str], take: Take, sec
 
 async def _listen(url: str, name: str, planes: Sequence[str], take: Take, seconds: float) -> None:
     over = asyncio.Event()
-
     failed: list[Exception] = []
 
     async def on_message(msg: Msg) -> None:
@@ -224,52 +224,8 @@ async def _listen(url: str, name: str, planes: Sequence[str], take: Take, second
         raise failed[0]
 
 
-def events(run: Path, wanted: EventFilter, show: Callable[[str, Row, bytes], str], count: int) -> Iterator[str]:
-    """Lines of the events that are wanted, up to `count` of them (0: all). Raises CliError."""
-    return islice(_events(run, wanted, show), count or None)
-
-
-def _events(run: Path, wanted: EventFilter, show: Callable[[str, Row, bytes], str]) -> Iterator[str]:
-    for row in _lines(run, "events.jsonl"):
-        subject = row.pop("subject")
-        raw = json.dumps(row, separators=(",", ":")).encode()
-        if wanted.wants(sight(subject, row["issuer"], row["data"]), raw):
-            yield show(subject, row, raw)
-
-
-def request_of(run: Path, subject: str) -> Row | None:
-    """The end of a request, when `subject` is the id of one."""
-    found: Row | None = next((row for row in _lines(run, "requests.jsonl") if row["request_id"] == subject), None)
-    return found
-
-
-def decisions_about(run: Path, subject: str, request: Row | None, limit: int) -> list[Row]:
-    """Newest first. A request is explained by the decisions about it and about the instance that served it. Raises
-    CliError for something the run knows nothing of."""
-    names = {subject, (request or {}).get("instance_id", "")} - {""}
-    fields: tuple[str, ...] = ("decision_id", "request_id", "instance_id", "model_key", "gpu_id", "node_id")
-    if request is not None:
-        fields = ("request_id", "instance_id")
-    found = [row for row in _lines(run, "decisions.jsonl") if any(row.get(name) in names for name in fields)]
-    if not found and request is None and not _is_known(run, subject):
-        raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this run")
-    return sorted(found, key=lambda row: -row["made_at"])[:limit]
-
-
-def _is_known(run: Path, subject: str) -> bool:
-    known: set[str] = set()
-    for row in _lines(run, "events.jsonl"):
-        data = row["data"]
-        for holder in ("model", "node", "instance"):
-            inner = data.get(holder) or {}
-            known |= {str(inner.get(name, "")) for name in ("key", "name", "node_id", "instance_id")}
-            known |= {gpu["gpu_id"] for gpu in inner.get("gpus") or ()}
-        if subject in known:
-            return True
-    return False
-
-
-def _lines(run: Path, name: str) -> Iterator[Row]:
+def lines_of(run: Path, name: str) -> Iterator[Row]:
+    """The rows of one file of a simulated run's folder. Raises CliError."""
     try:
         read_json(run, "setup.json")
         yield from read_lines(run, name)

@@ -1,4 +1,4 @@
-"""What commands share: their options, the errors they end with, and how text and values look on a terminal.
+"""The errors that commands end with, and how text and values look on a terminal.
 
 All that a command prints goes through `say`, since most of it came from somewhere else: model names, ids, events, log
 lines, answers of models, files. A control character moves the cursor, hides text or asks the terminal to do things; an
@@ -9,11 +9,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
+
+from glowplug.cli.options import Format
 
 _KEPT: Final = "\n\t"
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))  # C0, DEL and C1
@@ -21,17 +22,6 @@ _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))  # C0, DEL and C1
 _DIRECTIONS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xE0000, 0xE0080))
 _SURROGATES: Final = range(0xD800, 0xE000)  # lone ones cannot be written at all
 
-
-class Format(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-
-
-OutputOption = Annotated[Format, typer.Option("--output", "-o", help="A table for people or JSON for programs.")]
-StateDirOption = Annotated[
-    Path, typer.Option("--state-dir", envvar="GLOWPLUG_STATE_DIR", help="Where the local fleet keeps its state.")
-]
-DEFAULT_STATE_DIR = Path(".glowplug")
 
 FAILED, NO_FLEET, TAKEN = 1, 3, 4
 

@@ -1,6 +1,7 @@
 """`glowplug up`, `down` and `status`: the local fleet as a whole."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -16,8 +17,17 @@ import psutil
 import typer
 from pydantic import ValidationError
 
-from glowplug.cli.client import connect
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, age, emit, say
+from glowplug.cli.client import bearer, connect
+from glowplug.cli.options import (
+    DEFAULT_STATE_DIR,
+    EngineOption,
+    Format,
+    NodesOption,
+    OutputOption,
+    PortOption,
+    StateDirOption,
+)
+from glowplug.cli.terminal import CliError, age, emit, say
 from glowplug.domain.units import show_bytes
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
@@ -30,14 +40,7 @@ from glowplug.runtime.supervisor.sweep import engines_of, of_processes, sweep
 MODELS_WAIT_S = 10.0
 DOWN_WAIT_S = 60.0
 POLL_S = 0.1
-
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="Engine of the sample models: llamacpp, vllm or emulated.")
-]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Nodes (an agent and a prefetcher).")]
-PortOption = Annotated[
-    int | None, typer.Option("--port-base", min=0, max=65000, help="First port (data API); 0 finds a free block.")
-]
+BANNER_HAS = "glowplug run"
 
 
 def settings_of(state_dir: Path, **given: Any) -> FleetSettings:
@@ -126,21 +129,18 @@ def on_path(bin_dir: Path) -> list[str]:
     return [f"  `glowplug` is not on the path here: source {bin_dir / 'activate'}, or type {bin_dir / 'glowplug'}"]
 
 
-async def wait_for_models(data_url: str, api_key: str = "") -> list[str]:
-    """Names the data port lists, once it lists any; [] after a while without."""
+async def wait_for_models(data_url: str, api_key: str = "", at_least: int = 1) -> list[str]:
+    """Names the data port lists, once there are so many; those there are after a while."""
     deadline = time.monotonic() + MODELS_WAIT_S
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
-        while time.monotonic() < deadline:
-            try:
+    names: list[str] = []
+    async with httpx.AsyncClient(trust_env=False, headers=bearer(api_key)) as client:
+        while len(names) < at_least and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
                 response = await client.get(f"{data_url}/v1/models", timeout=2)
                 names = [row["id"] for row in response.json()["data"]]
-            except (httpx.HTTPError, ValueError, KeyError):
-                names = []
-            if names:
-                return names
-            await asyncio.sleep(POLL_S)
-    return []
+            if len(names) < at_least:
+                await asyncio.sleep(POLL_S)
+    return names
 
 
 def _up_detached(settings: FleetSettings) -> None:
@@ -158,22 +158,14 @@ def _up_detached(settings: FleetSettings) -> None:
     with log_path.open(encoding="utf-8", errors="replace") as shown:
         while process.poll() is None:
             say(shown.read(), nl=False)
-            fleet = read_fleet(settings.state_dir)
-            if (
-                fleet is not None
-                and fleet["pid"] == process.pid
-                and fleet["phase"] == "ready"
-                and _has_banner(log_path)
-            ):
+            fleet = read_fleet(settings.state_dir) or {}
+            is_ready = fleet.get("pid") == process.pid and fleet.get("phase") == "ready"
+            if is_ready and BANNER_HAS in log_path.read_text(errors="replace"):
                 say(shown.read(), nl=False)
                 return
             time.sleep(POLL_S)
         say(shown.read(), nl=False)
     raise typer.Exit(process.returncode or 1)
-
-
-def _has_banner(log_path: Path) -> bool:
-    return "glowplug run" in log_path.read_text(errors="replace")
 
 
 def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:

@@ -1,17 +1,24 @@
-"""What there is now: models, instances (`ps`), nodes."""
+"""What there is now: models, instances (`ps`), nodes, and all of them live (`top`)."""
 
+import contextlib
+import json
 import time
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, age, emit, say
+from glowplug.cli.client import FleetClient, Row, connect
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, age, clear, clock, emit, say, table
 from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")
 INSTANCE_HEADERS = ("instance", "model", "engine", "state", "gpu", "memory", "age", "start", "url")
+NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")
+KIND_WORDS = {"host": "host memory", "cuda": "CUDA", "emulated": "emulated"}
+BAR = 24  # characters
+Cells = tuple[object, ...]
 
 
 def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
@@ -23,11 +30,10 @@ def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
             say(f"\nnot in force: {file}: {reason}", err=True)
 
 
-def model_row(row: dict[str, Any]) -> tuple[object, ...]:
+def model_row(row: Row) -> Cells:
     """One model as `glowplug models` shows it."""
     note = row["config_error"] or row["last_failure"]
-    marks = [word for word, on in (("pinned", row["pinned"]), ("suspended", row["suspended"])) if on]
-    where = ", ".join(sorted({i["gpu_id"] for i in row["instances"]})) or "-"
+    marks = [word for word in ("pinned", "suspended") if row[word]]
     return (
         row["name"],
         row["engine"],
@@ -35,8 +41,8 @@ def model_row(row: dict[str, Any]) -> tuple[object, ...]:
         row["num_waiting"],
         row["num_in_flight"],
         show_bytes(row["memory_bytes"]),
-        where,
-        " ".join([*marks, note.splitlines()[0] if note else ""]).strip() or "-",
+        ", ".join(sorted({i["gpu_id"] for i in row["instances"]})) or "-",
+        " ".join([*marks, *note.splitlines()[:1]]).strip() or "-",
     )
 
 
@@ -47,16 +53,11 @@ def ps(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Running instances, newest first, with how long their start took."""
-    value = instances(connect(state_dir), model=model, gone=everything)
+    value = connect(state_dir).instances(model=model, gone=everything)
     emit(output, value, INSTANCE_HEADERS, [instance_row(row) for row in value], "no instance runs")
 
 
-def instances(fleet: FleetClient, *, model: str = "", gone: bool = False) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = fleet.get("placer", "/v1/instances", model=model, gone=str(gone).lower())["data"]
-    return rows
-
-
-def instance_row(row: dict[str, Any]) -> tuple[object, ...]:
+def instance_row(row: Row) -> Cells:
     """One instance as `glowplug ps` shows it; what is emulated says so."""
     start = f"{row['ready_at'] - row['created_at']:.2f} s" if row["ready_at"] and row["created_at"] else "-"
     engine = f"{row['engine']} (emulated)" if row["emulated"] and row["engine"] != "emulated" else row["engine"]
@@ -76,9 +77,10 @@ def instance_row(row: dict[str, Any]) -> tuple[object, ...]:
 def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
     """Nodes, their GPUs and who holds the bytes, and the weights in their host memory; cordoned ones that are away."""
     fleet = connect(state_dir)
-    value = fleet.get("placer", "/v1/nodes")["data"]
-    value = list(value.values()) if isinstance(value, dict) else value
-    used = _engines_in_use(fleet)
+    value = fleet.nodes()
+    used: set[str] = set()
+    with contextlib.suppress(CliError):  # the nodes are there to see without the models
+        used = {row["engine"] for row in fleet.models()}
     rows = [row for node in value for row in node_rows(node, used)]
     if output is Format.TABLE:
         rows += [away_row(node_id) for node_id in _cordoned_away(fleet)]
@@ -87,21 +89,15 @@ def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = 
 
 def _cordoned_away(fleet: FleetClient) -> list[str]:
     try:
-        cordons = fleet.get("placer", "/v1/cordons")["data"]
+        cordons = fleet.rows("placer", "/v1/cordons")
     except CliError:  # a placer of an earlier version does not list them
         return []
     return [cordon["node_id"] for cordon in cordons if not cordon["is_alive"]]
 
 
-def away_row(node_id: str) -> tuple[object, ...]:
+def away_row(node_id: str) -> Cells:
     """A node that is not there and would come back cordoned, as `glowplug nodes` shows it."""
     return (node_id, *("-" for _ in NODE_HEADERS[1:-2]), "away, cordoned", "-")
-
-
-NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")
-
-
-KIND_WORDS = {"host": "host memory", "cuda": "CUDA", "emulated": "emulated"}
 
 
 def engines_text(able: Sequence[str], used: Collection[str]) -> str:
@@ -113,32 +109,63 @@ def engines_text(able: Sequence[str], used: Collection[str]) -> str:
     return ", ".join(here) + (f" (can start {others} too)" if others else "")
 
 
-def _engines_in_use(fleet: FleetClient) -> set[str]:
-    try:
-        return {row["engine"] for row in fleet.get("autoscaler", "/v1/models")["data"]}
-    except CliError:  # the nodes are there to see without it
-        return set()
-
-
-def node_rows(node: dict[str, Any], used: Collection[str] = ()) -> list[tuple[object, ...]]:
+def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
     """One row per GPU of a node, as `glowplug nodes` shows it. `used`: engines of the models that are deployed."""
-    cached = (
-        f"{len(node['cached'])} ({show_bytes(sum(c['num_bytes'] for c in node['cached']))})" if node["cached"] else "-"
-    )
-    rows: list[tuple[object, ...]] = []
-    for gpu in node["gpus"]:
-        holders = sorted({grant["holder"] for grant in gpu["grants"]})
-        rows.append(
-            (
-                gpu["gpu_id"],
-                KIND_WORDS.get(gpu["kind"], gpu["kind"]),
-                show_bytes(sum(grant["num_bytes"] for grant in gpu["grants"])),
-                show_bytes(gpu["total_bytes"]),
-                ", ".join(holders) or "-",
-                cached,
-                engines_text(node["engines"], used),
-                "draining" if node["draining"] else "up",
-                age(time.time() - node["heartbeat_at"]),
-            )
+    cached = node["cached"]
+    return [
+        (
+            gpu["gpu_id"],
+            KIND_WORDS.get(gpu["kind"], gpu["kind"]),
+            show_bytes(_used_bytes(gpu)),
+            show_bytes(gpu["total_bytes"]),
+            ", ".join(sorted({grant["holder"] for grant in gpu["grants"]})) or "-",
+            f"{len(cached)} ({show_bytes(sum(c['num_bytes'] for c in cached))})" if cached else "-",
+            engines_text(node["engines"], used),
+            "draining" if node["draining"] else "up",
+            age(time.time() - node["heartbeat_at"]),
         )
-    return rows
+        for gpu in node["gpus"]
+    ]
+
+
+def _used_bytes(gpu: Row) -> int:
+    return sum(grant["num_bytes"] for grant in gpu["grants"])
+
+
+def top(
+    interval_s: Annotated[float, typer.Option("--interval", "-i", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Watch the fleet until Ctrl-C."""
+    fleet = connect(state_dir)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            nodes, models, instances = fleet.nodes(), fleet.models(), fleet.instances()
+            value = {"at": time.time(), "models": models, "instances": instances, "nodes": nodes}
+            text = json.dumps(value) if output is Format.JSON else screen(value)
+            if output is Format.TABLE and not once:
+                clear()
+            say(text)
+            if once:
+                return
+            time.sleep(interval_s)
+
+
+def screen(value: Row) -> str:
+    """One screen of `glowplug top`."""
+    bars = []
+    for gpu in (gpu for node in value["nodes"] for gpu in node["gpus"]):
+        used, total = _used_bytes(gpu), gpu["total_bytes"]
+        filled = round(BAR * used / total) if total else 0
+        bar = "#" * filled + "." * (BAR - filled)
+        bars.append(f"{gpu['gpu_id']:<12} [{bar}] {show_bytes(used)} / {show_bytes(total)}")
+    parts = [
+        clock(value["at"]) + "  Ctrl-C ends",
+        "\n".join(bars) or "no node has joined",
+        table(MODEL_HEADERS, [model_row(row) for row in value["models"]]),
+    ]
+    if value["instances"]:
+        parts.append(table(INSTANCE_HEADERS, [instance_row(row) for row in value["instances"]]))
+    return "\n\n".join(parts)

@@ -1,5 +1,6 @@
 """`glowplug plan` and `glowplug replay`: how many GPUs a load needs under a policy, and a recorded day under others."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,23 +10,21 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, OutOption, OutputOption, SetOption
 from glowplug.cli.simulate import (
     REPORT,
     WRONG,
-    CheckOption,
-    ForceOption,
-    JobsOption,
-    OutOption,
-    SetOption,
-    carry_out,
+    again,
     check,
-    command,
+    errors_in_one_line,
     free_folder,
     progress,
+    run_in,
     show,
-    told_apart,
+    whole_folder,
+    write_report,
 )
-from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
+from glowplug.cli.terminal import CliError, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
@@ -60,7 +59,7 @@ class _Sweep:
     server: str
     jobs: int
     check: bool
-    again: Callable[[int, Case], str]  # the command that tries this number alone with the seed of the case
+    again: Callable[[int, Case], Case]  # adds the command that tries this number alone with the seed of the case
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
     impossible: dict[int, str] = field(default_factory=dict)
 
@@ -68,7 +67,7 @@ class _Sweep:
         tree = with_gpus(dict(self.scenario.tree), num_gpus, self.server)
         label = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
         some = [Case(label, seed, {**tree, "seed": seed}, self.scenario.beside, self.check) for seed in self.seeds]
-        return [replace(case, again=self.again(num_gpus, case)) for case in some]
+        return [self.again(num_gpus, case) for case in some]
 
     def try_all(self, numbers: Sequence[int]) -> Mapping[int, bool]:
         todo: list[tuple[int, Case]] = []
@@ -131,7 +130,7 @@ def plan(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Find the fewest GPUs that meet the objectives, by simulation, with a report of all that was tried."""
-    with told_apart():
+    with errors_in_one_line():
         objectives = tuple(parse_objective(text) for text in slo)
         low, high = parse_range(gpus)
         whole = load(scenario, settings or ())
@@ -141,12 +140,12 @@ def plan(
         chosen = parse_seeds(seeds) if seeds else (whole.seed,)
         folder = free_folder(out or Path("runs") / f"{whole.name or 'scenario'}-plan", force)
 
-        def again(num_gpus: int, case: Case) -> str:
+        def alone(num_gpus: int, case: Case) -> Case:
             wanted = [word for one in slo for word in ("--slo", one)] + (["--server", server] if server else [])
             wanted += ["--gpus", f"{num_gpus}..{num_gpus}", "--seeds", str(case.seed)]
-            return command("plan", scenario, case, settings or (), wanted)
+            return again("plan", scenario, case, settings, wanted)
 
-        sweep = _Sweep(whole, objectives, chosen, server, jobs, watch, again)
+        sweep = _Sweep(whole, objectives, chosen, server, jobs, watch, alone)
         answer, notes = Search(low, high).run(sweep.try_all)
         if not sweep.outcomes:
             raise CliError(f"--gpus: {next(iter(sweep.impossible.values()))}", WRONG)
@@ -159,25 +158,21 @@ def _goal(objectives: Sequence[Objective]) -> str:
 
 
 def _report(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path) -> None:
-    shown = answer if answer is not None else max(sweep.outcomes)
+    todo = sweep.cases(max(sweep.outcomes) if answer is None else answer)[:1]
+    outcomes = [one for number in sorted(sweep.outcomes) for one in sweep.outcomes[number]]
     first = sweep.objectives[0]
-
-    def around(_: list[Outcome]) -> tuple[list[Outcome], dict[str, Any]]:
-        outcomes = [one for number in sorted(sweep.outcomes) for one in sweep.outcomes[number]]
-        return outcomes, {
-            "notes": notes,
-            "plan": {
-                "answer": answer,
-                "goal": _goal(sweep.objectives),
-                "metric": first.name,
-                "kind": "share" if first.is_share else "seconds",
-                "limit": first.limit,
-                "seeds": len(sweep.seeds),
-                "points": sweep.points(),
-            },
-        }
-
-    carry_out(sweep.scenario, sweep.cases(shown)[:1], folder, 1, around=around)
+    plan = {
+        "answer": answer,
+        "goal": _goal(sweep.objectives),
+        "metric": first.name,
+        "kind": "share" if first.is_share else "seconds",
+        "limit": first.limit,
+        "seeds": len(sweep.seeds),
+        "points": sweep.points(),
+    }
+    with whole_folder(folder) as partial:
+        run_in(partial, todo, 1)
+        write_report(partial, sweep.scenario, todo, outcomes, notes=notes, plan=plan)
 
 
 def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, output: Format) -> None:
@@ -225,30 +220,30 @@ def replay(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Replay recorded requests on the recorded fleet in the simulator, and show both side by side."""
-    with tempfile.TemporaryDirectory(prefix="glowplug-replay-") as scratch, told_apart():
+    with tempfile.TemporaryDirectory(prefix="glowplug-replay-") as scratch, errors_in_one_line():
         tree, beside, recorded = _simulated(run) if run.is_dir() else _live(run, Path(scratch))
         some = variants(compare or ())
         tree = override(tree, settings or ())
-        todo = cases(tree, beside, some, (recorded.seed,))
+        todo = [
+            again("replay", run, replace(case, check=watch), settings)
+            for case in cases(tree, beside, some, (recorded.seed,))
+        ]
         if len(some) == 1:
             todo = [replace(case, variant="replayed") for case in todo]
-        todo = [replace(case, check=watch) for case in todo]
-        todo = [replace(case, again=command("replay", run, case, settings or (), ())) for case in todo]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / f"{whole.name}-replay", force)
-        files = {}
         if not run.is_dir():
             todo = [replace(case, kept=folder) for case in todo]
-            text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-            files = {ARRIVALS: (beside / ARRIVALS).read_text(encoding="utf-8"), "scenario.yaml": text}
-
-        def around(outcomes: list[Outcome]) -> tuple[list[Outcome], dict[str, Any]]:
-            return [recorded, *outcomes], {"notes": recorded.notes}
-
-        outcomes = carry_out(whole, todo, folder, jobs, around=around, files=files)
+        with whole_folder(folder) as partial:
+            outcomes = [recorded, *run_in(partial, todo, jobs)]
+            write_report(partial, whole, todo, outcomes, notes=recorded.notes)
+            if not run.is_dir():
+                shutil.copyfile(beside / ARRIVALS, partial / ARRIVALS)
+                text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+                (partial / "scenario.yaml").write_text(text, encoding="utf-8")
         for note in recorded.notes:
             say(f"glowplug: {note}", err=True)
-        show([recorded, *outcomes], whole, folder, output)
+        show(outcomes, whole, folder, output)
 
 
 def _simulated(run: Path) -> tuple[Tree, Path, Outcome]:

@@ -1,29 +1,22 @@
 """`glowplug why`: the decisions behind a request, a model, a GPU, a node or an instance."""
 
-from typing import Annotated, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.tap import RunOption, decisions_about, request_of
-from glowplug.cli.terminal import (
-    DEFAULT_STATE_DIR,
-    CliError,
-    Format,
-    OutputOption,
-    StateDirOption,
-    clock,
-    emit,
-    in_line,
-    pairs,
-    say,
-    seconds,
-)
-from glowplug.cli.views import instances
+from glowplug.cli.client import FleetClient, Row, connect, segment
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
+from glowplug.cli.tap import lines_of
+from glowplug.cli.terminal import CliError, clock, emit, in_line, pairs, say, seconds
 from glowplug.domain.units import show_bytes
 
 MAX_REQUESTS = 10_000  # as many as the router gives at once
 FILTERS = ("request", "instance", "gpu", "node")
+ABOUT = ("model_key", "instance_id", "node_id", "gpu_id", "request_id")
+KNOWN = "not a request, model, instance, GPU or node"
+EVENTS = "events.jsonl"
 
 
 def why(
@@ -34,9 +27,10 @@ def why(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Print the inputs and the rule that decided, the rivals, and the chain of causes."""
+    undecided = ""
     if run is not None:
-        request, undecided = request_of(run, subject), ""
-        found = decisions_about(run, subject, request, limit)
+        request = next((row for row in lines_of(run, "requests.jsonl") if row["request_id"] == subject), None)
+        found = _decisions_of_run(run, subject, request, limit)
     else:
         fleet = connect(state_dir)
         request = _request(fleet, subject)
@@ -48,7 +42,7 @@ def why(
     if run is not None:
         say(f"simulated, from {run}\n")
     if request is not None:
-        say(_request_text(request))
+        say(f"request {request['request_id']}\n{pairs(_readable(request))}\n")
     if undecided:
         say(f"nothing has been decided about the {undecided} {subject!r} yet")
     if request is not None and not found:
@@ -57,72 +51,71 @@ def why(
         say(decision_text(decision))
 
 
-def _request(fleet: FleetClient, subject: str) -> dict[str, Any] | None:
+def _decisions_of_run(run: Path, subject: str, request: Row | None, limit: int) -> list[Row]:
+    """Newest first. A request is explained by the decisions about it and about the instance that served it. Raises
+    CliError for something the run knows nothing of."""
+    names = {subject, (request or {}).get("instance_id", "")} - {""}
+    fields = ("request_id", "instance_id") if request else ("decision_id", *ABOUT)
+    found = [row for row in lines_of(run, "decisions.jsonl") if any(row.get(name) in names for name in fields)]
+    if not found and request is None and not any(subject in _names(row["data"]) for row in lines_of(run, EVENTS)):
+        raise CliError(f"nothing is known of {subject!r}: {KNOWN} of this run")
+    return sorted(found, key=lambda row: -row["made_at"])[:limit]
+
+
+def _names(data: Row) -> set[str]:
+    """What an event names: models, instances, nodes and GPUs."""
+    known: set[str] = set()
+    for holder in ("model", "node", "instance"):
+        inner = data.get(holder) or {}
+        known |= {str(inner.get(name, "")) for name in ("key", "name", "node_id", "instance_id")}
+        known |= {gpu["gpu_id"] for gpu in inner.get("gpus") or ()}
+    return known
+
+
+def _request(fleet: FleetClient, subject: str) -> Row | None:
     """The router's record of a request, when `subject` is the id of one."""
     try:
-        rows = fleet.get("router", "/v1/requests", limit=MAX_REQUESTS)["data"]
+        rows = fleet.rows("router", "/v1/requests", limit=MAX_REQUESTS)
     except CliError:
         return None
-    found: dict[str, Any] | None = next((row for row in rows if row.get("request_id") == subject), None)
-    return found
+    return next((row for row in rows if row.get("request_id") == subject), None)
 
 
 def _kind(fleet: FleetClient, subject: str) -> str:
     """What a subject is of which nothing was decided: a model without a request yet, an idle GPU. Raises CliError."""
-    rows = [("model", row["name"]) for row in fleet.get("autoscaler", "/v1/models")["data"]]
-    for node in fleet.get("placer", "/v1/nodes")["data"]:
-        rows += [("node", node["node_id"]), *(("GPU", gpu["gpu_id"]) for gpu in node["gpus"])]
-    for kind, name in rows:
-        if name == subject:
-            return kind
-    raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this fleet")
+    nodes = fleet.nodes()
+    kinds = {gpu["gpu_id"]: "GPU" for node in nodes for gpu in node["gpus"]}
+    kinds |= {node["node_id"]: "node" for node in nodes}
+    kinds |= {row["name"]: "model" for row in fleet.models()}
+    if subject not in kinds:
+        raise CliError(f"nothing is known of {subject!r}: {KNOWN} of this fleet")
+    return kinds[subject]
 
 
-def _decisions(fleet: FleetClient, subject: str, request: dict[str, Any] | None, limit: int) -> list[dict[str, Any]]:
+def _decisions(fleet: FleetClient, subject: str, request: Row | None, limit: int) -> list[Row]:
     """Newest first. A request is explained by the decisions about the instance that served it."""
+
+    def about(name: str, value: str) -> list[Row]:
+        return fleet.rows("placer", "/v1/decisions", **{name: value})
+
     if request is not None:
-        rows = _about(fleet, "request", subject)
+        rows = about("request", subject)
         if instance_id := request.get("instance_id"):
-            rows += _about(fleet, "instance", instance_id)
-        return _merge(rows)[:limit]
-    rows = [row for name in FILTERS for row in _about(fleet, name, subject)]
-    if not rows and subject.startswith("d-"):
-        rows = _decision(fleet, subject)
-    if not rows:
-        try:
-            key = fleet.get("autoscaler", f"/v1/models/{segment(subject)}")["key"]
-        except CliError:
-            key = subject
-        rows = _about(fleet, "model", key)
-    if not rows and "/" in subject:  # a GPU of which nothing was decided: show who is on it
-        rows = [
-            r for i in instances(fleet) if i["gpu_id"] == subject for r in _about(fleet, "instance", i["instance_id"])
-        ]
-    return _merge(rows)[:limit]
-
-
-def _about(fleet: FleetClient, name: str, value: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = fleet.get("placer", "/v1/decisions", **{name: value})["data"]
-    return rows
-
-
-def _decision(fleet: FleetClient, decision_id: str) -> list[dict[str, Any]]:
-    try:
-        return [fleet.get("placer", f"/v1/decisions/{segment(decision_id)}")]
-    except CliError:
-        return []
-
-
-def _merge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            rows += about("instance", instance_id)
+    else:
+        rows = [row for name in FILTERS for row in about(name, subject)]
+        if not rows and subject.startswith("d-"):
+            with suppress(CliError):
+                rows = [fleet.get("placer", f"/v1/decisions/{segment(subject)}")]
+        rows = rows or about("model", fleet.key_of(subject))
+        if not rows and "/" in subject:  # a GPU of which nothing was decided: show who is on it
+            there = [row["instance_id"] for row in fleet.instances() if row["gpu_id"] == subject]
+            rows = [row for instance_id in there for row in about("instance", instance_id)]
     unique = {row["decision_id"]: row for row in rows}
-    return sorted(unique.values(), key=lambda row: -row["made_at"])
+    return sorted(unique.values(), key=lambda row: -row["made_at"])[:limit]
 
 
-def _request_text(request: dict[str, Any]) -> str:
-    return f"request {request['request_id']}\n{pairs(_readable(request))}\n"
-
-
-def _without_decision(request: dict[str, Any]) -> str:
+def _without_decision(request: Row) -> str:
     if code := request.get("error_code") or request.get("code"):
         model = request.get("model") or request["model_key"]
         return (
@@ -131,9 +124,9 @@ def _without_decision(request: dict[str, Any]) -> str:
     return "no decision was needed: an instance was there and had room"
 
 
-def _readable(values: dict[str, Any]) -> dict[str, Any]:
+def _readable(values: Row) -> Row:
     """Bytes, seconds and moments as people read them; what is empty stays out."""
-    shown: dict[str, Any] = {}
+    shown: Row = {}
     for key, value in values.items():
         if value in ("", None):
             continue
@@ -147,7 +140,7 @@ def _readable(values: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _score(rival: dict[str, Any]) -> str:
+def _score(rival: Row) -> str:
     """A rival's score in its unit (see Rival): a size, a time, a moment, or a number of something."""
     score, unit = rival["score"], rival.get("unit", "")
     first, _, rest = unit.partition(" ")
@@ -160,14 +153,10 @@ def _score(rival: dict[str, Any]) -> str:
     return f"{score:g} {unit}" if unit else f"score {score:g}"
 
 
-def decision_text(decision: dict[str, Any]) -> str:
+def decision_text(decision: Row) -> str:
     """One decision as a person reads it."""
     when = clock(decision["made_at"])
-    about = {
-        key: decision[key]
-        for key in ("model_key", "instance_id", "node_id", "gpu_id", "request_id", "chosen", "cause_id")
-        if decision.get(key)
-    }
+    about = {key: decision[key] for key in (*ABOUT, "chosen", "cause_id") if decision.get(key)}
     decided = f"{decision['service']} decided to {decision['kind']} by {decision['policy']}: {decision['reason']}"
     lines = [f"{when} {in_line(decided)}", pairs(about)]
     if decision.get("inputs"):

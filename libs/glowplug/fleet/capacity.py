@@ -173,9 +173,11 @@ class Capacity:
         """Within it the holder's claims count for nothing: its own placement is tried anew."""
         version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
         self.claim(holder, {})
-        yield
-        self.claim(holder, claims)
-        self.version = version
+        try:
+            yield
+        finally:
+            self.claim(holder, claims)
+            self.version = version
 
     def _add_up(self, gpu_id: str) -> None:
         claims = self._claims.get(gpu_id)

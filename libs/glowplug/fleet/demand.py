@@ -161,21 +161,23 @@ class Demand:
         self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when reported, how many), of late
         self._dispatched: dict[str, int] = {}  # model_key -> how many since each router's first report
 
-    def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> list[str]:
-        """Returns the models that hold or run something, or did since the last report."""
-        self._reports.take(report, now_s)
+    def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> dict[str, bool]:
+        """Returns the models whose load has changed, and of each whether it holds or runs something, or did since the
+        last report."""
+        known = dict(self._reports.loads.get(report.router_id, ()))
+        loads = self._reports.take(report, now_s)
+        changed = dict.fromkeys(known.keys() - loads.keys(), False)
         self._sent_at[report.router_id] = sent_at
         self._replace_waiting(report, sent_at)
-        active = []
         for key, load in report.loads.items():
             is_active = load.num_waiting or load.num_in_flight
             if load.last_active_at > self._last_active.get(key, 0.0):
                 self._last_active[key] = min(load.last_active_at, now_s)
                 is_active = True
             self._count(report.router_id, key, load, now_s)
-            if is_active:
-                active.append(key)
-        return active
+            if is_active or known.get(key) != load:
+                changed[key] = bool(is_active)
+        return changed
 
     def wait(self, fact: RequestWaiting, now_s: float, sent_at: float) -> bool:
         """Take what a router publishes between two reports. False when it is out of date: a newer report of that router
@@ -241,15 +243,17 @@ class Demand:
         """Whether any router has reported lately, and all its models; else no model may be called idle."""
         return self._reports.is_fresh(now_s)
 
-    def expire(self, now_s: float) -> None:
-        """Forget the demand of silent routers (their requests are gone with them)."""
+    def expire(self, now_s: float) -> bool:
+        """Forget the demand of silent routers (their requests are gone with them). Whether there was one."""
         for key, by_router in list(self._waiting.items()):
             for router_id, waiting in list(by_router.items()):
                 if now_s - waiting.received_at > LOAD_STALE_S or now_s > waiting.deadline_at:
                     self._drop_waiting(key, router_id)
-        for router_id in self._reports.expire(now_s, DEMAND_KEPT_S):
+        silent = self._reports.expire(now_s, DEMAND_KEPT_S)
+        for router_id in silent:
             self._sent_at.pop(router_id, None)
             self._counted = {k: counts for k, counts in self._counted.items() if k[0] != router_id}
+        return bool(silent)
 
     def of(self, model_key: str) -> ModelLoad:
         """The load of the model at every router that has reported lately, in one."""

@@ -26,6 +26,7 @@ class ScaleDecision:
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
     group_size: int = 1  # of those missing, so many may come of one start (HydraServe section 6.1)
     num_required: int = 0  # instances needed, without those that are only not let go yet
+    stands_until: float = 0.0  # a look before would give the same answer, if nothing about the model changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

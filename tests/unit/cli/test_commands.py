@@ -1,6 +1,7 @@
 """What commands send, filter, print and refuse: tap, why, the demo, logs, a streamed chat, a fleet that is missing."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from glowplug.runtime import model_files
 READY = "glowplug.v1.evt.instance.ready.qwen.i-1"
 PLACE = "glowplug.v1.cmd.placer.place.any"
 START = "glowplug.v1.cmd.agent.start.node-1"
-URLS = {"console": "http://127.0.0.1:1", "placer": "http://127.0.0.1:2"}
 ANSWER_HEADERS = {"content-type": "text/event-stream", "x-request-id": "r-1", "x-glowplug-instance": "i-1"}
 
 
@@ -50,7 +50,7 @@ ANSWER_HEADERS = {"content-type": "text/event-stream", "x-request-id": "r-1", "x
 )
 def test_tap_shows_what_was_asked_for(given: dict[str, Any], subject: str, data: dict[str, Any], shown: bool) -> None:
     event = {"issuer": "agent-node-1", "data": data}
-    assert tap._wants(EventFilter(**given), subject, event, json.dumps(event).encode()) is shown
+    assert tap.wants(EventFilter(**given), subject, event, json.dumps(event).encode()) is shown
 
 
 def test_tap_lines_tell_who_said_what_about_whom() -> None:
@@ -65,27 +65,21 @@ def test_tap_lines_tell_who_said_what_about_whom() -> None:
     assert json.loads(tap._json(READY, event, b""))["subject"] == READY
 
 
+def decision_text(**fields: Any) -> str:
+    made = {"made_at": 0.0, "service": "placer", "kind": "place", "policy": "lru", "reason": "x", "decision_id": "d-1"}
+    return why.decision_text(made | fields)
+
+
 def test_why_shows_rule_reason_inputs_and_rivals() -> None:
-    text = why.decision_text(
-        {
-            "decision_id": "d-1",
-            "made_at": 0.0,
-            "service": "placer",
-            "kind": "place",
-            "policy": "first_fit",
-            "reason": "first GPU with room",
-            "gpu_id": "node-1/0",
-            "inputs": {"need_bytes": 245163072, "waited_s": 0.5},
-            "rivals": [{"name": "node-2/0", "score": 3.0, "why": "too small"}],
-        }
+    text = decision_text(
+        policy="first_fit",
+        reason="first GPU with room",
+        gpu_id="node-1/0",
+        inputs={"need_bytes": 245163072, "waited_s": 0.5},
+        rivals=[{"name": "node-2/0", "score": 3.0, "why": "too small"}],
     )
-    for word in (
-        "placer decided to place by first_fit: first GPU with room",
-        "need_bytes  234 MiB",
-        "0.500 s",
-        "node-2/0",
-        "too small",
-    ):
+    decided = "placer decided to place by first_fit: first GPU with room"
+    for word in (decided, "need_bytes  234 MiB", "0.500 s", "node-2/0", "too small"):
         assert word in text
 
 
@@ -100,18 +94,15 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
     ],
 )
 def test_why_shows_a_score_in_its_unit(unit: str, score: float, shown: str) -> None:
-    text = why.decision_text(
-        {"made_at": 0.0, "service": "placer", "kind": "place", "policy": "lru", "reason": "x", "decision_id": "d-1",
-         "rivals": [{"name": "node-2/0", "score": score, "why": "x", "unit": unit}]}
-    )  # fmt: skip
-    assert shown in text
+    assert shown in decision_text(rivals=[{"name": "node-2/0", "score": score, "why": "x", "unit": unit}])
 
 
-def test_a_log_that_moved_on_shows_only_what_is_new() -> None:
-    assert logs._fresh([], ["a", "b"]) == ["a", "b"]
-    assert logs._fresh(["a", "b"], ["b", "c"]) == ["c"]
-    assert logs._fresh(["a", "b"], ["a", "b"]) == []
-    assert logs._fresh(["a"], ["x", "y"]) == ["x", "y"]
+@pytest.mark.parametrize(
+    ("known", "now", "fresh"), [("", "ab", "ab"), ("ab", "bc", "c"), ("ab", "ab", ""), ("a", "xy", "xy")]
+)
+def test_a_log_that_moved_on_shows_only_what_is_new(known: str, now: str, fresh: str) -> None:
+    """Each letter is a line."""
+    assert logs._fresh(list(known), list(now)) == list(fresh)
 
 
 def test_a_demo_row_says_where_the_time_went_and_that_an_engine_is_emulated() -> None:
@@ -124,7 +115,7 @@ def test_a_demo_row_says_where_the_time_went_and_that_an_engine_is_emulated() ->
     assert Row.of("cold", "m", "llamacpp", Answer()).error
 
 
-async def test_the_demo_is_idle_when_nobody_serves_and_says_what_lies_dormant() -> None:
+async def test_the_demo_is_idle_when_no_instance_serves_and_says_what_lies_dormant() -> None:
     seen = [["ready", "prewarmed"], ["draining", "prewarmed"], ["prewarmed", "swapped_out"]]
 
     def answer(_: httpx.Request) -> httpx.Response:
@@ -165,9 +156,10 @@ def test_a_fleet_file_of_another_shape_is_one_line(tmp_path: Path, change: dict[
 def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOWPLUG_AUTOSCALER_URL", "http://far:8005/")
     monkeypatch.setenv("GLOWPLUG_ADMIN_TOKEN", "t")
+    monkeypatch.setenv("GLOWPLUG_CONSOLE_KEY", "own")
     fleet = connect(tmp_path)
     assert fleet.url("autoscaler") == "http://far:8005"
-    assert fleet.admin_token == "t"
+    assert (fleet.admin_token, fleet.console_key) == ("t", "own")
 
 
 def test_up_says_how_to_find_the_command_where_the_path_does_not_lead_there(
@@ -195,7 +187,9 @@ def test_a_node_is_named_by_the_engines_that_models_use(able: list[str], used: s
     assert views.engines_text(able, used) == shown
 
 
-def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(tmp_path, monkeypatch) -> None:
+def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GLOWPLUG_STATE_DIR", raising=False)
     assert up._where(tmp_path / ".glowplug") == []
@@ -205,24 +199,18 @@ def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("console_key", "sent"), [("", {"Authorization": "Bearer api"}), ("own", {"Authorization": "Bearer own"})]
+    ("given", "console", "others", "data"),
+    [
+        ({"admin_token": "admin", "api_key": "api"}, "api", "admin", "api"),
+        ({"admin_token": "admin", "api_key": "api", "console_key": "own"}, "own", "admin", "api"),
+        ({}, "", "", ""),
+    ],
+    ids=["the console takes the API key", "a key of the console's own", "where nothing is asked nothing is sent"],
 )
-def test_the_console_gets_its_key_and_the_others_the_admin_token(console_key: str, sent: dict[str, str]) -> None:
-    fleet = FleetClient(urls=URLS, admin_token="admin", api_key="api", console_key=console_key)
-    assert fleet.headers("console") == sent
-    assert fleet.headers("placer") == fleet.headers("router") == {"Authorization": "Bearer admin"}
-    assert fleet.data_headers() == {"Authorization": "Bearer api"}
-
-
-def test_where_nothing_is_asked_nothing_is_sent() -> None:
-    fleet = FleetClient(urls=URLS)
-    assert fleet.headers("console") == fleet.headers("placer") == fleet.data_headers() == {}
-
-
-def test_the_environment_names_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOWPLUG_CONSOLE_URL", "http://127.0.0.1:1/")
-    monkeypatch.setenv("GLOWPLUG_CONSOLE_KEY", "own")
-    assert connect(tmp_path).headers("console") == {"Authorization": "Bearer own"}
+def test_each_service_gets_its_key(given: dict[str, str], console: str, others: str, data: str) -> None:
+    fleet = FleetClient(urls={}, **given)
+    sent = [fleet.headers("console"), fleet.headers("placer"), fleet.headers("router"), fleet.data_headers()]
+    assert sent == [{"Authorization": f"Bearer {key}"} if key else {} for key in (console, others, others, data)]
 
 
 def event(text: str) -> str:
@@ -231,14 +219,10 @@ def event(text: str) -> str:
 
 async def ask(status: int, body: str, **headers: str) -> tuple[str, Answer]:
     """Every piece joined, and the answer."""
-
-    def respond(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(
-            status, text=body, headers=ANSWER_HEADERS | {k.replace("_", "-"): v for k, v in headers.items()}
-        )
-
+    given = ANSWER_HEADERS | {name.replace("_", "-"): value for name, value in headers.items()}
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, text=body, headers=given))
     answer = Answer()
-    async with httpx.AsyncClient(base_url="http://fleet", transport=httpx.MockTransport(respond)) as client:
+    async with httpx.AsyncClient(base_url="http://fleet", transport=transport) as client:
         pieces = [piece async for piece in streamed(client, "m", [{"role": "user", "content": "x"}], answer)]
     return "".join(pieces), answer
 
@@ -265,22 +249,19 @@ async def test_events_without_text_are_no_first_token() -> None:
     assert answer.text == "" and answer.ttft_s is None
 
 
-async def test_an_answer_without_its_end_is_a_failure() -> None:
-    with pytest.raises(CliError, match="no \\[DONE\\]"):
-        await ask(200, event("a"))
+QUEUE_FULL = '{"error": {"message": "the queue is full", "type": "rate_limit_error", "code": "queue_full"}}'
+BROKEN = 'data: {"error": {"message": "the engine went away"}}\n\n'
 
 
-async def test_an_error_in_the_stream_is_a_failure_in_its_words() -> None:
-    with pytest.raises(CliError, match="the engine went away"):
-        await ask(200, event("a") + 'data: {"error": {"message": "the engine went away"}}\n\n')
-
-
-async def test_a_refusal_shows_message_code_and_when_to_come_back() -> None:
-    body = '{"error": {"message": "the queue is full", "type": "rate_limit_error", "code": "queue_full"}}'
-    with pytest.raises(CliError, match=r"the queue is full \(queue_full\); try again in 7 s"):
-        await ask(429, body, retry_after="7")
-
-
-async def test_an_error_of_another_shape_names_the_address() -> None:
-    with pytest.raises(CliError, match=r"http://fleet/v1/chat/completions answered 502"):
-        await ask(502, "<html>")
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        pytest.param(200, event("a"), "no [DONE]", id="an answer without its end"),
+        pytest.param(200, event("a") + BROKEN, "the engine went away", id="an error in the stream, in its words"),
+        pytest.param(429, QUEUE_FULL, "the queue is full (queue_full); try again in 7 s", id="a refusal"),
+        pytest.param(502, "<html>", "http://fleet/v1/chat/completions answered 502", id="an error of another shape"),
+    ],
+)
+async def test_a_failure_says_what_went_wrong(status: int, body: str, said: str) -> None:
+    with pytest.raises(CliError, match=re.escape(said)):
+        await ask(status, body, retry_after="7")

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.domain.instance import InstanceState
 from glowplug.fleet.capacity import Capacity
 from tests.fleet_builder import MIB, a_node, an_instance
@@ -39,6 +41,9 @@ def test_setting_a_claim_aside_and_back_makes_nobody_look_again():
     with kept.without("i-1"):
         assert kept.free_bytes(GPU) == 300 * MIB
     assert (kept.free_bytes(GPU), kept.version) == (200 * MIB, version)
+    with pytest.raises(ZeroDivisionError), kept.without("i-1"):
+        raise ZeroDivisionError
+    assert (kept.free_bytes(GPU), kept.version) == (200 * MIB, version), "a policy that fails costs nobody its claim"
 
 
 def test_a_row_that_starts_is_promised_its_bytes_and_one_that_drains_is_not():

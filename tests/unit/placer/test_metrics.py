@@ -3,11 +3,10 @@
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.events.facts import NodeBeat, NodeLeft
-from glowplug.policies.registry import choose
 from services.placer.metrics import REMEMBER_LOST_S, FleetCollector
 from tests.fleet_builder import a_node, an_event
+from tests.unit.controllers.placer.rig import a_placer
 
 LEASE_S = 8.0
 
@@ -16,9 +15,7 @@ class Shown:
     """A placer under a clock of its own, and what a scrape of it says."""
 
     def __init__(self) -> None:
-        policies = {"placement": "first_fit", "eviction": "lru"}
-        place, evict = (choose(room, name) for room, name in policies.items())
-        self.placer = PlacerController(place, evict, policies, 1, PlacerParams(node_lease_s=LEASE_S))
+        self.placer = a_placer(node_lease_s=LEASE_S)
         self.now_s = 0.0
         self.registry = CollectorRegistry()
         self.collector = FleetCollector(lambda: self.placer, lambda: self.now_s)

@@ -1,6 +1,11 @@
-"""Is Glowplug well in a Kubernetes namespace? Pure: the objects as kubectl prints them in, findings out."""
+"""Is Glowplug well in a Kubernetes namespace? `Kubectl` asks for its objects (reads only, and of secrets only the names
+of their keys); `check`, which is pure, judges them as kubectl printed them."""
 
+import json
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +17,10 @@ COMPONENTS = ("router", "autoscaler", "placer", "predictor", "console", "node", 
 GPU = "nvidia.com/gpu"
 CUSTOM_METRICS = "custom.metrics.k8s.io"
 MANY_RESTARTS = 5
+ANSWER_S = 15.0
+WORKLOADS = ("deployments", "statefulsets", "daemonsets")
+OTHERS = ("pods", "persistentvolumeclaims", "networkpolicies", "horizontalpodautoscalers", "poddisruptionbudgets")
+KEYS = '{{range $key, $value := .data}}{{$key}}{{"\\n"}}{{end}}'
 _K = Findings("cluster")
 Object = Mapping[str, Any]
 
@@ -57,11 +66,11 @@ def _component(thing: Object) -> str:
 def _workloads(facts: ClusterFacts) -> Iterator[Finding]:
     """Deployments, StatefulSets and DaemonSets: as many ready as wanted, and none missing."""
     seen: set[str] = set()
-    for kind in ("deployments", "statefulsets", "daemonsets"):
+    for kind in WORKLOADS:
         for workload in facts.of(kind):
             seen.add(_component(workload))
             yield _workload(kind, workload, facts.namespace)
-    unread = {"deployments", "statefulsets", "daemonsets"} & set(facts.refused)
+    unread = set(WORKLOADS) & set(facts.refused)
     for component in COMPONENTS:
         if component not in seen and not unread:
             do = f"kubectl apply -k deploy/k8s/overlays/sim (or gpu); is {facts.namespace} the namespace?"
@@ -170,14 +179,7 @@ def _policies(facts: ClusterFacts) -> Iterator[Finding]:
     if "networkpolicies" not in facts.items:
         return
     policies = facts.of("networkpolicies")
-    closed = [
-        p
-        for p in policies
-        if not p["spec"].get("podSelector")
-        and not p["spec"].get("ingress")
-        and not p["spec"].get("egress")
-        and {"Ingress", "Egress"} <= set(p["spec"].get("policyTypes", ()))
-    ]
+    closed = [policy for policy in policies if _closes_all(policy["spec"])]
     if not policies or not closed:
         says = "there is none" if not policies else "none closes what the others do not open"
         yield _K.warn("network policies", says, "kubectl apply -k deploy/k8s/overlays/sim (or gpu) brings them")
@@ -185,6 +187,11 @@ def _policies(facts: ClusterFacts) -> Iterator[Finding]:
         yield _K.fail("network policies", "everything is closed and nothing opened", "apply the others too")
     else:
         yield _K.ok("network policies", f"closed but for the {len(policies) - len(closed)} that open arrows")
+
+
+def _closes_all(spec: Object) -> bool:
+    opens = any(spec.get(name) for name in ("podSelector", "ingress", "egress"))
+    return not opens and {"Ingress", "Egress"} <= set(spec.get("policyTypes", ()))
 
 
 def _gpus(facts: ClusterFacts) -> Iterator[Finding]:
@@ -237,3 +244,58 @@ def _scaling(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _is_available(condition: Object) -> bool:
     return condition.get("type") == "Available" and condition.get("status") == "True"
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl in one namespace. `context` empty: its current one."""
+
+    namespace: str
+    context: str = ""
+    program: str = "kubectl"
+
+    def gather(self) -> ClusterFacts:
+        """Every question at once; what the user may not see is left out and said so."""
+        if shutil.which(self.program) is None:
+            return ClusterFacts(namespace=self.namespace, error=f"there is no {self.program} on the path")
+        here = ("--namespace", self.namespace)
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            jobs = {kind: pool.submit(self.items, "get", kind, *here) for kind in (*WORKLOADS, *OTHERS)}
+            nodes, services = (pool.submit(self.items, "get", kind) for kind in ("nodes", "apiservices"))
+            keys, secret_problem = self.ask("get", "secret", SECRET, *here, "--output", f"go-template={KEYS}")
+            found = {kind: job.result() for kind, job in jobs.items()}
+            return ClusterFacts(
+                namespace=self.namespace,
+                error=found["pods"][1] if all(problem for _, problem in found.values()) else "",
+                items={kind: rows for kind, (rows, problem) in found.items() if not problem},
+                refused={kind: problem for kind, (_, problem) in found.items() if problem},
+                nodes=None if nodes.result()[1] else nodes.result()[0],
+                api_services=None if services.result()[1] else services.result()[0],
+                secret_keys=None if secret_problem else tuple(keys.split()),
+                secret_problem=secret_problem,
+            )
+
+    def items(self, *words: str) -> tuple[tuple[Object, ...], str]:
+        """(objects of a list, "") or ((), why not)."""
+        text, problem = self.ask(*words, "--output", "json")
+        if problem:
+            return (), problem
+        try:
+            return tuple(json.loads(text)["items"]), ""
+        except (ValueError, LookupError, TypeError):
+            return (), "kubectl answered with something that is no list"
+
+    def ask(self, *words: str) -> tuple[str, str]:
+        """(what kubectl printed, "") or ("", its last line of complaint)."""
+        argv = [self.program, *(["--context", self.context] if self.context else []), *words]
+        argv.append(f"--request-timeout={ANSWER_S:g}s")
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=2 * ANSWER_S, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"kubectl did not answer within {2 * ANSWER_S:g} s"
+        except OSError as error:
+            return "", f"kubectl cannot run: {error.strerror}"
+        complaints = [line for line in done.stderr.splitlines() if line.strip()]
+        return ("", complaints[-1] if complaints else "it failed") if done.returncode else (done.stdout, "")

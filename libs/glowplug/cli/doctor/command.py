@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -11,19 +10,10 @@ import httpx
 import typer
 
 from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.doctor import cluster, fleet_facts, machine, machine_facts, rows, servers, services
-from glowplug.cli.doctor.cluster_facts import Kubectl
+from glowplug.cli.doctor import cluster, fleet, machine, rows, servers, services
 from glowplug.cli.doctor.findings import Finding, Findings, document, lines, redacted
-from glowplug.cli.terminal import (
-    DEFAULT_STATE_DIR,
-    FAILED,
-    CliError,
-    Format,
-    NoFleet,
-    OutputOption,
-    StateDirOption,
-    say,
-)
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import FAILED, CliError, NoFleet, say
 
 WRONG_USAGE = 2
 ANSWER_S = 4.0
@@ -56,7 +46,7 @@ def doctor(
     if kubernetes and url:
         raise CliError("--kubernetes looks through kubectl: it takes no --url", WRONG_USAGE)
     if kubernetes:
-        found = cluster.check(Kubectl(namespace, context).gather())
+        found = cluster.check(cluster.Kubectl(namespace, context).gather())
     else:
         found = asyncio.run(_machine_and_fleet(state_dir, tuple(url or ()), deep))
     shown = document(found)
@@ -70,44 +60,36 @@ def doctor(
 
 async def _machine_and_fleet(state_dir: Path, urls: tuple[str, ...], deep: bool) -> list[Finding]:
     try:
-        fleet = await _named(urls) if urls else connect(state_dir)
+        client = await _named(urls) if urls else connect(state_dir)
     except NoFleet:
-        fleet = None
-    here = bool(fleet and fleet.document)
+        client = None
     # Ports are looked at for a fleet that is yet to start here, not where one runs or another is named.
-    facts = await asyncio.to_thread(machine_facts.gather, state_dir, fleet_runs=fleet is not None, deep=deep)
+    facts = await asyncio.to_thread(machine.gather, state_dir, fleet_runs=client is not None, deep=deep)
     found = machine.check(facts)
-    if fleet is None:
+    if client is None:
         says = f"none runs in {state_dir.absolute()}, and no GLOWPLUG_*_URL names one"
         return [*found, Findings("fleet").skipped("fleet", says, "glowplug up starts one")]
-    where = str(state_dir.absolute()) if here else ", ".join(sorted(fleet.urls.values()))
-    redis_url = fleet.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", "")
-    known = await fleet_facts.gather(fleet, where, redis_url=redis_url)
-    found += [*services.check(known), *servers.check(known), *rows.check(known)]
-    return redacted(found, _secrets(fleet, redis_url))
+    known = await fleet.gather(client)
+    found += services.check(known)
+    found += [*servers.check_store(known.store), *servers.check_bus(known.bus), *rows.check(known)]
+    return redacted(found, _secrets(client))
 
 
-def _secrets(fleet: FleetClient, redis_url: str) -> tuple[str, ...]:
+def _secrets(client: FleetClient) -> tuple[str, ...]:
     """What no line may show, whatever an error message says."""
-    parts = [part for url in (fleet.nats_url, redis_url) if (part := urlsplit(url))]
-    return (fleet.admin_token, fleet.api_key, fleet.console_key, *(p.password or p.username or "" for p in parts))
+    parts = [urlsplit(url) for url in (client.nats_url, client.redis_url)]
+    return (client.admin_token, client.api_key, client.console_key, *(p.password or p.username or "" for p in parts))
 
 
 async def _named(urls: tuple[str, ...]) -> FleetClient:
-    """Ask each address which service it is. Raises CliError for one that does not tell."""
+    """Ask each address which service it is. Raises CliError for one that does not say."""
     found: dict[str, str] = {}
     async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
         for url in (url.rstrip("/") for url in urls):
             if urlsplit(url).scheme not in ("http", "https"):
                 raise CliError(f"--url {url!r} is no http address", WRONG_USAGE)
             found[await _service_at(http, url)] = url
-    return FleetClient(
-        urls=found,
-        admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
-        api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
-        console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
-        nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
-    )
+    return FleetClient.elsewhere(found)
 
 
 async def _service_at(http: httpx.AsyncClient, url: str) -> str:

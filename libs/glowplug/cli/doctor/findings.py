@@ -1,6 +1,7 @@
 """One finding per thing that was looked at, and how findings are shown."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -52,10 +53,8 @@ class Findings:
 
 def summary(findings: Iterable[Finding]) -> dict[str, int]:
     """How many of each level."""
-    counts = dict.fromkeys((level.value for level in Level), 0)
-    for finding in findings:
-        counts[finding.level.value] += 1
-    return counts
+    counts = Counter(finding.level for finding in findings)
+    return {level.value: counts[level] for level in Level}
 
 
 def document(findings: list[Finding]) -> dict[str, Any]:

@@ -1,12 +1,32 @@
-"""What was found out about a running fleet: plain values, gathered by `fleet_facts.py`, judged by its neighbours."""
+"""What there is to know of a running fleet: every service, its tables, its bus, and whether the files that models name
+on this machine are still what they were. Each question is bounded and changes nothing; `services.py`, `servers.py` and
+`rows.py` judge the answers."""
 
-from collections.abc import Mapping
+import asyncio
+import functools
+import hashlib
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from glowplug import __version__
+from glowplug.cli.client import FleetClient
+from glowplug.cli.doctor.servers import SILENT, BusFacts, StoreFacts, ask_bus, ask_store
 from glowplug.domain.model import Model
+
+ANSWER_S = 4.0
+WHOLE_S = 40.0
+HASH_S = 10.0
+CHUNK_BYTES = 4 << 20
+NodeUrls = tuple[str, str]  # of its agent and of its prefetcher
+CONTROL = ("autoscaler", "placer", "predictor", "router", "console")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,59 +47,6 @@ class ServiceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreFacts:
-    """Redis or Valkey. `error` says why it did not answer, `unknown` why it was not asked."""
-
-    unknown: str = ""
-    error: str = ""
-    version: str = ""
-    role: str = ""  # master | slave
-    append_only: bool | None = None  # None: the server does not tell
-    fsync: str = ""
-    aof_problem: str = ""
-    used_bytes: int = 0
-    max_bytes: int = 0
-    policy: str = ""
-    epochs: Mapping[str, int] = field(default_factory=dict)
-    models: Mapping[str, Model] = field(default_factory=dict)
-    instances: Mapping[str, Instance] = field(default_factory=dict)
-    nodes: Mapping[str, Node] = field(default_factory=dict)
-    unreadable: tuple[str, ...] = ()  # "instances/i-7: why"
-    is_shared: bool = False  # services reach it with one credential, or none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
-    """One JetStream stream as the server has it; `problem` when it is missing."""
-
-    name: str
-    problem: str = ""
-    on_file: bool = True
-    replicas: int = 1
-    replicas_current: int = 1
-    max_age_s: float = 0.0
-    wanted_age_s: float = 0.0
-    num_bytes: int = 0
-    max_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BusFacts:
-    """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not; `storing` likewise is why it stores
-    nothing."""
-
-    unknown: str = ""
-    error: str = ""
-    version: str = ""
-    cluster_size: int = 1
-    sync: str = ""
-    storing: str = ""
-    streams: tuple[StreamFacts, ...] = ()
-    backlog: Mapping[str, int] = field(default_factory=dict)  # durable reader -> events it has not taken
-    is_shared: bool = False  # services reach it with one credential, or none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """What a node's agent and prefetcher say beside their rows."""
 
@@ -93,14 +60,13 @@ class NodeFacts:
 class FleetFacts:
     """Everything. `now_s` is epoch seconds of the machine that asks; rows of REST answers are kept as they came."""
 
-    where: str  # the state directory or the variables that name the fleet
     now_s: float
     version: str  # of this command
     expected: tuple[str, ...] = ()  # services that must be there
     processes: tuple[Mapping[str, Any], ...] = ()  # of fleet.json
     services: tuple[ServiceFacts, ...] = ()
-    store: StoreFacts = StoreFacts()
-    bus: BusFacts = BusFacts()
+    store: StoreFacts = field(default_factory=StoreFacts)
+    bus: BusFacts = field(default_factory=BusFacts)
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     models: tuple[Mapping[str, Any], ...] | None = None  # GET autoscaler/v1/models; None: not known
     file_errors: Mapping[str, str] = field(default_factory=dict)
@@ -112,3 +78,218 @@ class FleetFacts:
     missing_files: Mapping[str, str] = field(default_factory=dict)  # model file -> why it is not there
     weights: Mapping[str, str] = field(default_factory=dict)  # model -> what is wrong with its local weights
     num_weights_checked: int = 0
+
+
+async def gather(fleet: FleetClient) -> FleetFacts:
+    """Ends within WHOLE_S. Of a fleet whose store has no address here the tables are not looked at."""
+    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=fleet.headers("")) as http:
+        async with asyncio.timeout(WHOLE_S):
+            return await _gather(_Asker(fleet, http), fleet)
+
+
+async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
+    state_dir = str(fleet.document.get("state_dir", ""))
+    store, bus = await asyncio.gather(ask_store(fleet.redis_url, state_dir), ask_bus(fleet.nats_url, state_dir))
+    alive = {node.node_id: (node.agent_url, node.prefetcher_url) for node in store.nodes.values()}
+    alive = alive or await asker.nodes()
+    services, models, queues, placements, data_port, page, traces = await asyncio.gather(
+        asyncio.gather(*(asker.service(*address) for address in _addresses(fleet, alive))),
+        asker.get("autoscaler", "/v1/models"),
+        asker.get("router", "/v1/queue"),
+        asker.get("placer", "/v1/placements"),
+        asker.data_port(),
+        asker.get("console", "/api/v1/fleet"),
+        asker.get("console", "/api/v1/traces", limit=1),
+    )
+    nodes = await asyncio.gather(*(asker.node(*urls) for urls in alive.values()))
+    # Its paths mean something here only when the fleet runs on this machine.
+    of_here = list(store.models.values()) if fleet.document else []
+    weights, num_checked = await asyncio.to_thread(local_weights, of_here)
+    return FleetFacts(
+        now_s=time.time(),
+        version=__version__,
+        expected=CONTROL if fleet.document else (),
+        processes=tuple(fleet.document.get("processes", ())),
+        services=tuple(services),
+        store=store,
+        bus=bus,
+        nodes=dict(zip(alive, nodes, strict=True)),
+        models=tuple(models["data"]) if models else None,
+        file_errors=models.get("errors", {}) if models else {},
+        queues=tuple(queues["data"]) if queues else None,
+        placements=tuple(placements["data"]) if placements else (),
+        data_port=data_port,
+        console_problem=_stale(page),
+        num_traces=None if traces is None else len(_traces(traces)),
+        missing_files=missing_files(of_here),
+        weights=weights,
+        num_weights_checked=num_checked,
+    )
+
+
+def _addresses(fleet: FleetClient, nodes: Mapping[str, NodeUrls]) -> list[tuple[str, str, str]]:
+    """(name, service, url) of every process that has an address, those of nodes that joined by hand too."""
+    found = [(name, name, fleet.urls[name]) for name in CONTROL if name in fleet.urls]
+    started = {n["node_id"]: (n["agent_url"], n["prefetcher_url"]) for n in fleet.document.get("nodes", ())}
+    for node_id, urls in sorted({**started, **nodes}.items()):
+        kinds = zip(("agent", "prefetcher"), urls, strict=True)
+        found += [(f"{service} of {node_id}", service, url) for service, url in kinds if url]
+    return found
+
+
+def _stale(fleet: Mapping[str, Any] | None) -> str:
+    """Why the console's page is stale, in its own words."""
+    sources = (fleet or {}).get("sources") or {}
+    down = [name for name, source in sources.items() if isinstance(source, dict) and source.get("is_up") is False]
+    return f"it does not reach the {' and the '.join(down)}" if down else ""
+
+
+def _traces(answer: Any) -> list[Any]:
+    found = answer.get("traces", answer.get("data", ())) if isinstance(answer, dict) else answer
+    return list(found or ())
+
+
+class _Asker:
+    """GETs that answer None instead of failing: `service` reports once what is wrong with it."""
+
+    def __init__(self, fleet: FleetClient, http: httpx.AsyncClient) -> None:
+        self.fleet = fleet
+        self.http = http
+
+    async def get(self, service: str, path: str, **params: Any) -> Any:
+        """Decoded JSON, None when there is no address, no answer or an error."""
+        url = self.fleet.urls.get(service, "")
+        return await self._json(f"{url}{path}", self.fleet.headers(service), **params) if url else None
+
+    async def _json(self, url: str, headers: Mapping[str, str] | None = None, **params: Any) -> Any:
+        try:
+            response = await self.http.get(url, params=params, headers=headers)
+            return response.json() if response.is_success else None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            return None
+
+    async def nodes(self) -> dict[str, NodeUrls]:
+        """Living nodes as the placer lists them, for a fleet whose store has no address here."""
+        rows = (await self.get("placer", "/v1/nodes") or {}).get("data") or []
+        return {row["node_id"]: (row["agent_url"], row["prefetcher_url"]) for row in rows}
+
+    async def service(self, name: str, service: str, url: str) -> ServiceFacts:
+        """Alive, ready, of which version, with which clock."""
+        try:
+            sent = time.time()
+            live = await self.http.get(f"{url}/health")
+            took_s = time.time() - sent
+            ready = await self.http.get(f"{url}/ready")
+            about, state = live.json(), ready.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            return ServiceFacts(name=name, service=service, url=url, error=_words(error))
+        return ServiceFacts(
+            name=name,
+            service=service,
+            url=url,
+            ready=ready.status_code == httpx.codes.OK,
+            reason=str(state.get("reason", "")),
+            version=str(about.get("version", "")),
+            role=str(about.get("role", "")),
+            leader=str(about.get("leader", "")),
+            skew_s=_skew(live.headers.get("date", ""), sent, took_s),
+            metrics=await self._metrics(url),
+        )
+
+    async def _metrics(self, url: str) -> dict[str, float]:
+        try:
+            families = list(text_string_to_metric_families((await self.http.get(f"{url}/metrics")).text))
+        except (httpx.HTTPError, ValueError):
+            return {}
+        sums: dict[str, float] = {}
+        for sample in (sample for family in families for sample in family.samples):
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        return sums
+
+    async def node(self, agent_url: str, prefetcher_url: str) -> NodeFacts:
+        """What the agent says of engines and hardware, and the prefetcher of its free memory."""
+        engines, gpus, cache = await asyncio.gather(
+            self._json(f"{agent_url}/v1/engines"),
+            self._json(f"{agent_url}/v1/gpus"),
+            self._json(f"{prefetcher_url}/v1/cache"),
+        )
+        rows = [row for row in (engines or {}).get("data") or [] if "engine" in row and row.get("unavailable")]
+        return NodeFacts(
+            unavailable={row["engine"]: row["unavailable"] for row in rows},
+            warnings=tuple((gpus or {}).get("warnings") or ()),
+            cache_capacity_bytes=cache["capacity_bytes"] if cache else None,
+            cache_used_bytes=cache["used_bytes"] if cache else 0,
+        )
+
+    async def data_port(self) -> str:
+        """ "" when the OpenAI API lists its models, else why not."""
+        url = self.fleet.urls.get("data")
+        if not url:
+            return ""
+        try:
+            response = await self.http.get(f"{url}/v1/models", headers=self.fleet.data_headers())
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"{url} does not answer: {_words(error)}"
+        return "" if response.is_success else f"{url}/v1/models answers {response.status_code}"
+
+
+def _skew(date: str, sent: float, took_s: float) -> float | None:
+    """Its clock minus ours: a Date header is cut to whole seconds, and was written while we waited."""
+    try:
+        date_s = parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):
+        return None
+    low, high = date_s - (sent + took_s), date_s + 1 - sent
+    return 0.0 if low <= 0 <= high else low if low > 0 else high
+
+
+def _words(error: Exception) -> str:
+    """What an error says; httpx's timeouts say nothing."""
+    return str(error) or (SILENT if isinstance(error, httpx.ReadTimeout) else type(error).__name__)
+
+
+def missing_files(models: Iterable[Model]) -> dict[str, str]:
+    """Model file -> why it is not there, of models that came from files."""
+    sources = {model.source for model in models if Path(model.source).is_absolute()}
+    return {source: "is gone, its model stays deployed" for source in sorted(sources) if not Path(source).exists()}
+
+
+def local_weights(models: Iterable[Model]) -> tuple[dict[str, str], int]:
+    """(model name -> what is wrong with its weights, how many were looked at). Only files of this machine; checksums
+    are compared for HASH_S altogether, what is left after that by its size alone."""
+    problem = functools.cache(functools.partial(_problem, deadline=time.monotonic() + HASH_S))
+    local = [(model, path) for model in models if (path := _path(model.weights.uri))]
+    found = {model.name: problem(path, model.weights.sha256, model.weights.num_bytes) for model, path in local}
+    return {name: says for name, says in found.items() if says}, len(local)
+
+
+def _path(uri: str) -> Path | None:
+    parts = urlsplit(uri)
+    if not uri or parts.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else uri)
+
+
+def _problem(path: Path, sha256: str, num_bytes: int, deadline: float) -> str:
+    """ "" when nothing is wrong with one file or directory."""
+    try:
+        if path.is_dir():
+            return "" if any(path.iterdir()) else f"{path} is empty"
+        size = path.stat().st_size
+        if num_bytes and size != num_bytes:
+            return f"{path} has {size} bytes and should have {num_bytes}"
+        found = _sha256(path, deadline) if sha256 else ""
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return f"{path} is not what its sha256 says" if found and found != sha256.lower() else ""
+
+
+def _sha256(path: Path, deadline: float) -> str:
+    """Hex, "" when time is up."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            if time.monotonic() > deadline:
+                return ""
+            digest.update(chunk)
+    return digest.hexdigest()

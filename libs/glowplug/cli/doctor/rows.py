@@ -17,25 +17,20 @@ _F = Findings("fleet")
 
 def check(facts: FleetFacts) -> Iterator[Finding]:
     """Nodes and ledgers, instances, models and their weights, what waits."""
-    yield from _tables(facts)
-    yield from _nodes(facts)
-    yield from _instances(facts)
-    yield from _models(facts)
-    yield from _weights(facts)
-    yield from _waiting(facts)
+    for group in (_tables, _nodes, _instances, _models, _weights, _waiting):
+        yield from group(facts)
 
 
 def _tables(facts: FleetFacts) -> Iterator[Finding]:
     for row in facts.store.unreadable:
         says = f"{row}; services leave it out"
         yield _F.fail("rows", says, "of a newer version? docs/howto/upgrade.md; else docs/runbooks.md#rowsunreadable")
-    ahead = {who: epoch for who, epoch in facts.store.epochs.items() if epoch / 1000 - facts.now_s > FUTURE_S}
-    for who, epoch in sorted(ahead.items()):
-        yield _F.warn(
-            "epochs",
-            f"that of the {who} lies {epoch / 1000 - facts.now_s:.0f} s in the future: a clock was wrong",
-            "nothing for this store; after restoring an older one, commands are refused until that moment",
-        )
+    ahead_s = {name: epoch / 1000 - facts.now_s for name, epoch in facts.store.epochs.items()}
+    ahead = {name: seconds for name, seconds in ahead_s.items() if seconds > FUTURE_S}
+    for name, seconds in sorted(ahead.items()):
+        says = f"that of the {name} lies {seconds:.0f} s in the future: a clock was wrong"
+        do = "nothing for this store; after restoring an older one, commands are refused until that moment"
+        yield _F.warn("epochs", says, do)
     if facts.store.epochs and not ahead:
         yield _F.ok("epochs", ", ".join(f"{who} {epoch}" for who, epoch in sorted(facts.store.epochs.items())))
 
@@ -49,31 +44,23 @@ def _nodes(facts: FleetFacts) -> Iterator[Finding]:
         said = facts.nodes.get(node_id)
         over = [gpu for gpu in node.gpus if gpu.used_bytes > gpu.total_bytes]
         if silent_s > NODE_LEASE_S:
-            yield _F.fail(
-                node_id,
-                f"silent for {silent_s:.0f} s: taken as left, its instances are placed elsewhere",
-                f"is its agent ({node.agent_url}) running, and does it reach NATS?",
-            )
+            says = f"silent for {silent_s:.0f} s: taken as left, its instances are placed elsewhere"
+            yield _F.fail(node_id, says, f"is its agent ({node.agent_url}) running, and does it reach NATS?")
         elif over:
             says = f"{over[0].gpu_id} has {show_bytes(over[0].used_bytes)} granted of {show_bytes(over[0].total_bytes)}"
-            yield _F.fail(
-                node_id, says, f"a budget was lowered? glowplug nodes; drain it: POST /v1/nodes/{node_id}/drain"
-            )
+            do = f"a budget was lowered? glowplug nodes; drain it: POST /v1/nodes/{node_id}/drain"
+            yield _F.fail(node_id, says, do)
         elif said is not None and said.warnings and not _all_emulated(facts):
             yield _F.warn(node_id, said.warnings[0], "correct GLOWPLUG_GPU_KIND and GLOWPLUG_GPU_BUDGETS of its agent")
         else:
-            kinds = ", ".join(
-                f"{num} {kind} GPU(s)" for kind, num in sorted(Counter(g.kind for g in node.gpus).items())
-            )
-            yield _F.ok(
-                node_id,
-                f"{kinds}, engines {', '.join(node.engines) or 'none'}" + (", draining" if node.draining else ""),
-            )
+            kinds = Counter(gpu.kind for gpu in node.gpus)
+            gpus = ", ".join(f"{num} {kind} GPU(s)" for kind, num in sorted(kinds.items()))
+            draining = ", draining" if node.draining else ""
+            yield _F.ok(node_id, f"{gpus}, engines {', '.join(node.engines) or 'none'}{draining}")
         if not node.engines:
             why = "; ".join(f"{name}: {reason}" for name, reason in (said.unavailable if said else {}).items())
-            yield _F.fail(
-                f"{node_id} engines", f"none can start: {why or 'its agent does not say why'}", "make install"
-            )
+            says = f"none can start: {why or 'its agent does not say why'}"
+            yield _F.fail(f"{node_id} engines", says, "make install")
         if said is not None:
             yield from _cache(facts, node_id)
 
@@ -91,11 +78,9 @@ def _cache(facts: FleetFacts, node_id: str) -> Iterator[Finding]:
     largest = max(sizes, key=lambda name: sizes[name], default="")
     capacity = show_bytes(said.cache_capacity_bytes)
     if largest and sizes[largest] > said.cache_capacity_bytes:
-        yield _F.fail(
-            f"{node_id} weights",
-            f"holds {capacity}, and {largest} has {show_bytes(sizes[largest])}",
-            "raise GLOWPLUG_HOST_CACHE_BYTES, or give GLOWPLUG_SHM_DIR a larger file system",
-        )
+        says = f"holds {capacity}, and {largest} has {show_bytes(sizes[largest])}"
+        do = "raise GLOWPLUG_HOST_CACHE_BYTES, or give GLOWPLUG_SHM_DIR a larger file system"
+        yield _F.fail(f"{node_id} weights", says, do)
     else:
         yield _F.ok(f"{node_id} weights", f"{show_bytes(said.cache_used_bytes)} of {capacity} in host memory")
 
@@ -113,9 +98,8 @@ def _instances(facts: FleetFacts) -> Iterator[Finding]:
         elif instance.model_key not in store.models and instance.state.value != "draining":
             num_bad += 1
             says = f"{instance.instance_id} serves {instance.model_key}, which is not deployed"
-            yield _F.warn(
-                "instances", says, f"glowplug ps; POST /v1/instances/{instance.instance_id}/stop at its agent"
-            )
+            do = f"glowplug ps; POST /v1/instances/{instance.instance_id}/stop at its agent"
+            yield _F.warn("instances", says, do)
     for node in store.nodes.values():
         for gpu in node.gpus:
             lost = [grant.holder for grant in gpu.grants if grant.holder not in store.instances]
@@ -134,14 +118,11 @@ def _models(facts: FleetFacts) -> Iterator[Finding]:
         yield _F.warn("model files", f"{file}: {reason}", "put it back, or glowplug undeploy the model")
     if facts.models is None:
         return
-    bad = 0
-    for row in facts.models:
-        if finding := _model(facts, row):
-            bad += 1
-            yield finding
+    wrong = [finding for row in facts.models if (finding := _model(facts, row))]
+    yield from wrong
     if not facts.models:
         yield _F.warn("models", "none is deployed", "glowplug deploy FILE: docs/howto/models.md")
-    elif not bad and not facts.file_errors:
+    elif not wrong and not facts.file_errors:
         yield _F.ok("models", f"{len(facts.models)} deployed, each fits a GPU of a node that has its engine")
 
 
@@ -159,9 +140,8 @@ def _model(facts: FleetFacts, row: Mapping[str, Any]) -> Finding | None:
     if not able:
         reasons = {n.unavailable[row["engine"]] for n in facts.nodes.values() if n.unavailable.get(row["engine"])}
         why = f": {sorted(reasons)[0]}" if reasons else ""
-        return _F.fail(
-            f"model {name}", f"no node can start {row['engine']}{why}", "mend the engine, or change `engine`"
-        )
+        says = f"no node can start {row['engine']}{why}"
+        return _F.fail(f"model {name}", says, "mend the engine, or change `engine`")
     largest_bytes = max((gpu.total_bytes for node in able for gpu in node.gpus), default=0)
     if row["memory_bytes"] > largest_bytes:
         needed, largest = show_bytes(row["memory_bytes"]), show_bytes(largest_bytes)
@@ -172,20 +152,17 @@ def _model(facts: FleetFacts, row: Mapping[str, Any]) -> Finding | None:
 
 def _weights(facts: FleetFacts) -> Iterator[Finding]:
     for name, problem in sorted(facts.weights.items()):
-        yield _F.fail(
-            f"weights of {name}", problem, "bring them back: docs/howto/weights.md; they are never served like this"
-        )
+        do = "bring them back: docs/howto/weights.md; they are never served like this"
+        yield _F.fail(f"weights of {name}", problem, do)
     if facts.num_weights_checked and not facts.weights:
-        yield _F.ok(
-            "weights", f"{facts.num_weights_checked} local file(s) are there, with the size and checksum they are given"
-        )
+        says = f"{facts.num_weights_checked} local file(s) are there, with the size and checksum they are given"
+        yield _F.ok("weights", says)
 
 
 def _waiting(facts: FleetFacts) -> Iterator[Finding]:
     if facts.queues is None:
-        yield _F.skipped(
-            "held requests", "no router tells what it holds", "set GLOWPLUG_ROUTER_URL and the admin token"
-        )
+        do = "set GLOWPLUG_ROUTER_URL and the admin token"
+        yield _F.skipped("held requests", "no router tells what it holds", do)
         return
     bad = 0
     for queue in facts.queues:
@@ -202,9 +179,8 @@ def _waiting(facts: FleetFacts) -> Iterator[Finding]:
         if not waiting["started"] and waiting["waited_s"] > STUCK_PLACEMENT_S:
             bad += 1
             says = f"an instance of {waiting['model_key']} has waited {waiting['waited_s']:.0f} s for free memory"
-            yield _F.warn(
-                "placements", says, f"glowplug why {waiting['model_key']}; glowplug nodes shows who has the bytes"
-            )
+            do = f"glowplug why {waiting['model_key']}; glowplug nodes shows who has the bytes"
+            yield _F.warn("placements", says, do)
     if not bad:
         num = sum(int(queue["num_waiting"]) for queue in facts.queues)
         yield _F.ok("held requests", f"{num} held, none longer than its model allows")

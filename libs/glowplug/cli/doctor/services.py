@@ -12,6 +12,43 @@ MAX_SYNC_AGE_S = 15.0  # tables are read every resync_s, 2 s
 MANY_RESTARTS = 3
 _F = Findings("fleet")
 LOGS = "glowplug logs {name}"
+# What a service counts when something is wrong, what that means, and what to do.
+COUNTS = (
+    (
+        semconv.STALE_COMMANDS_TOTAL,
+        "refused {num:.0f} command(s) of an older epoch: a process that was replaced still sends",
+        "look for a second placer, autoscaler or predictor with the same duty",
+    ),
+    (
+        semconv.BUS_MALFORMED_TOTAL,
+        "could not read {num:.0f} event(s): a process of another version, or not of this fleet, writes",
+        f"glowplug tap --raw; {LOGS}",
+    ),
+    (semconv.BUS_GIVEN_UP_TOTAL, "gave up {num:.0f} event(s): it failed at every delivery of them", LOGS),
+    (
+        semconv.ROWS_UNREADABLE,
+        "leaves out {num:.0f} row(s) of its tables: it cannot read them",
+        f"docs/runbooks.md#rowsunreadable; {LOGS}",
+    ),
+    (
+        semconv.SPANS_DROPPED_TOTAL,
+        "dropped {num:.0f} span(s): no exporter took them",
+        "is OTEL_EXPORTER_OTLP_ENDPOINT right, and its receiver up?",
+    ),
+)
+# What a service says of its servers: 1 while it is well.
+SIGNS = (
+    (
+        semconv.BUS_STORES,
+        "its bus answers and stores no events: cold models cannot be started",
+        "look at the disk of NATS, and at its /healthz",
+    ),
+    (
+        semconv.STORE_WRITABLE,
+        "its store answers and takes no writes",
+        "look at the disk and the memory of Valkey (Redis)",
+    ),
+)
 
 
 def check(facts: FleetFacts) -> Iterator[Finding]:
@@ -40,9 +77,8 @@ def _processes(facts: FleetFacts) -> Iterator[Finding]:
         elif problem := process.get("problem"):
             yield _F.fail(name, problem, "free space on the disk of the state directory; it goes on by itself then")
         elif state != "ready":
-            yield _F.fail(
-                name, f"is {state}" + (f" ({r})" if (r := process["exit_reason"]) else ""), LOGS.format(name=name)
-            )
+            why = f" ({process['exit_reason']})" if process["exit_reason"] else ""
+            yield _F.fail(name, f"is {state}{why}", LOGS.format(name=name))
         elif process["restarts"] >= MANY_RESTARTS:
             says = f"was started again {process['restarts']} times, lately for: {process['exit_reason']}"
             yield _F.warn(name, says, LOGS.format(name=name))
@@ -50,11 +86,8 @@ def _processes(facts: FleetFacts) -> Iterator[Finding]:
 
 def _alive(service: ServiceFacts) -> Finding:
     if service.error:
-        return _F.fail(
-            service.name,
-            f"does not answer at {service.url}: {service.error}",
-            "is its process there and its port open?",
-        )
+        says = f"does not answer at {service.url}: {service.error}"
+        return _F.fail(service.name, says, "is its process there and its port open?")
     if not service.ready:
         why = f"is not ready: {service.reason or 'it does not say why'}"
         return _F.fail(service.name, why, "what it waits for is among these findings, or in its log")
@@ -77,21 +110,19 @@ def _versions(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]
 
 
 def _clocks(alive: list[ServiceFacts]) -> Iterator[Finding]:
-    known = [service for service in alive if service.skew_s is not None]
+    known = {service.name: service.skew_s for service in alive if service.skew_s is not None}
     if not known:
         return
-    worst = max(known, key=lambda service: abs(service.skew_s or 0.0))
-    skew_s = worst.skew_s or 0.0
+    worst, skew_s = max(known.items(), key=lambda item: abs(item[1]))
     if abs(skew_s) <= MAX_SKEW_S:
         yield _F.ok("clocks", f"within {MAX_SKEW_S:g} s of this machine's")
         return
-    says = f"the clock of {worst.name} is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}"
+    says = f"the clock of {worst} is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}"
     do = "synchronise the clocks of all machines (chrony, systemd-timesyncd)"
-    yield (
-        _F.fail("clocks", f"{says}: nodes may be taken as silent", do)
-        if abs(skew_s) >= NODE_LEASE_S
-        else _F.warn("clocks", says, do)
-    )
+    if abs(skew_s) >= NODE_LEASE_S:
+        yield _F.fail("clocks", f"{says}: nodes may be taken as silent", do)
+    else:
+        yield _F.warn("clocks", says, do)
 
 
 def _roles(alive: list[ServiceFacts]) -> Iterator[Finding]:
@@ -118,49 +149,17 @@ def _roles(alive: list[ServiceFacts]) -> Iterator[Finding]:
 
 def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
     """What services count about themselves."""
-    for service in alive:
-        metrics = service.metrics
-        if stale := metrics.get(semconv.STALE_COMMANDS_TOTAL, 0):
-            yield _F.warn(
-                service.name,
-                f"refused {stale:.0f} command(s) of an older epoch: a process that was replaced still sends",
-                "look for a second placer, autoscaler or predictor with the same duty",
-            )
-        if malformed := metrics.get(semconv.BUS_MALFORMED_TOTAL, 0):
-            yield _F.warn(
-                service.name,
-                f"could not read {malformed:.0f} event(s): a process of another version, or not of this fleet, writes",
-                f"glowplug tap --raw; {LOGS.format(name=service.name)}",
-            )
-        if given_up := metrics.get(semconv.BUS_GIVEN_UP_TOTAL, 0):
-            says = f"gave up {given_up:.0f} event(s): it failed at every delivery of them"
-            yield _F.warn(service.name, says, LOGS.format(name=service.name))
-        if unreadable := metrics.get(semconv.ROWS_UNREADABLE, 0):
-            says = f"leaves out {unreadable:.0f} row(s) of its tables: it cannot read them"
-            yield _F.warn(service.name, says, f"docs/runbooks.md#rowsunreadable; {LOGS.format(name=service.name)}")
+    for name, metrics in ((service.name, service.metrics) for service in alive):
+        for metric, says, do in COUNTS:
+            if num := metrics.get(metric, 0):
+                yield _F.warn(name, says.format(num=num), do.format(name=name))
+        for metric, says, do in SIGNS:
+            if metrics.get(metric, 1) == 0:
+                yield _F.fail(name, says, do)
         synced_at = metrics.get(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, 0)
         if synced_at and (age_s := facts.now_s - synced_at) > MAX_SYNC_AGE_S:
-            yield _F.warn(
-                service.name, f"has not read its tables for {age_s:.0f} s", "does the store answer it? its log says"
-            )
-        if metrics.get(semconv.BUS_STORES, 1) == 0:
-            yield _F.fail(
-                service.name,
-                "its bus answers and stores no events: cold models cannot be started",
-                "look at the disk of NATS, and at its /healthz",
-            )
-        if metrics.get(semconv.STORE_WRITABLE, 1) == 0:
-            yield _F.fail(
-                service.name,
-                "its store answers and takes no writes",
-                "look at the disk and the memory of Valkey (Redis)",
-            )
-        if dropped := metrics.get(semconv.SPANS_DROPPED_TOTAL, 0):
-            yield _F.warn(
-                service.name,
-                f"dropped {dropped:.0f} span(s): no exporter took them",
-                "is OTEL_EXPORTER_OTLP_ENDPOINT right, and its receiver up?",
-            )
+            says = f"has not read its tables for {age_s:.0f} s"
+            yield _F.warn(name, says, "does the store answer it? its log says")
 
 
 def _edge(facts: FleetFacts) -> Iterator[Finding]:
@@ -174,11 +173,8 @@ def _edge(facts: FleetFacts) -> Iterator[Finding]:
         return
     served = sum(s.metrics.get(semconv.REQUESTS_TOTAL, 0) for s in facts.services if s.service == "router")
     if not facts.num_traces and served:
-        yield _F.warn(
-            "traces",
-            f"{served:.0f} request(s) were served and the console has no trace",
-            "is OTEL_EXPORTER_OTLP_ENDPOINT the console's address, and GLOWPLUG_TRACE_RATIO above 0?",
-        )
+        do = "is OTEL_EXPORTER_OTLP_ENDPOINT the console's address, and GLOWPLUG_TRACE_RATIO above 0?"
+        yield _F.warn("traces", f"{served:.0f} request(s) were served and the console has no trace", do)
     elif facts.num_traces:
         yield _F.ok("traces", "the console receives them")
     else:

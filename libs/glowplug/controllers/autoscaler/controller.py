@@ -8,7 +8,8 @@ What it is told
   - Telemetry: `router.load_reported`. Tables: `models` (its own) and `instances`.
   - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. They raise ModelNotFound
     for a model that is not deployed, Deploy raises Conflict for a name that is taken.
-  - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`.
+  - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`, and one for which the policy's
+    answer stands (`stands_until`) not before something about it changes.
 
 What it asks
   - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
@@ -37,7 +38,7 @@ from typing import Any, get_args
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.consolidation import Consolidations
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
-from glowplug.controllers.autoscaler.models import ModelRecord, ModelTable, Order, OrderKind, Start
+from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
@@ -77,7 +78,8 @@ class AutoscalerController:
         self._ids = Ids(epoch)
         self._decisions = Decisions(self._ids, policy)
         self._consolidations = Consolidations(self._decisions, params.repeat_s)
-        self._models = ModelTable()
+        self._ticked_at = 0.0  # the last tick
+        self._models = ModelRecords()
         self.instances, self.loads = InstanceTable(), Demand()
         self.handlers: Handlers = {
             Tick: self._on_tick,
@@ -107,8 +109,7 @@ class AutoscalerController:
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`,
         where a failure may show before its fact comes."""
-        for record in self._models.records.values():
-            record.rest_until = 0.0
+        self._wake_all(now_s)
         if table == "models":
             return self._models.restore(rows, now_s)
         living = {instance_id for instance_id, row in self.instances.by_id.items() if not row.state.is_gone}
@@ -126,30 +127,40 @@ class AutoscalerController:
     # facts and time
 
     def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
-        self.loads.expire(now_s)
+        if self.loads.expire(now_s):
+            self._wake_all(now_s)
         self._consolidations.expire(self.instances.by_id)
         effects: list[Effect] = []
         for key in sorted({*self._models.records, *self.instances.model_keys}):
             record = self._models.of(key)
-            if now_s < record.rest_until:
+            if now_s < record.rest_until or self._stands(record, now_s):
                 continue
             rows = self.instances.of(key)
             record.expire(rows, now_s, self._params.repeat_s)
             if record.model is not None or rows:
-                effects += self._balance(record, now_s)
+                effects += self._balance(record, now_s, is_tick=True)
             elif record.is_empty:
                 del self._models.records[key]
+        self._ticked_at = now_s
         return effects
 
+    def _stands(self, record: ModelRecord, now_s: float) -> bool:
+        """Whether the policy would answer as it did when it was asked last."""
+        return now_s < record.stands_until and not self._models.gpus_wanted_beside(record.key, now_s)
+
+    def _wake_all(self, now_s: float) -> None:
+        for key in self._models.records:
+            self._models.wake(key, now_s)
+
     def _on_load(self, event: Event, now_s: float) -> list[Effect]:
-        for key in self.loads.apply(event.data, now_s, event.occurred_at):
-            self._models.wake(key)
+        for key, is_active in self.loads.apply(event.data, now_s, event.occurred_at).items():
+            self._models.wake(key, now_s, has_work=is_active)
         return []
 
     def _on_forecast(self, event: Event, now_s: float) -> list[Effect]:
         made: ForecastMade = event.data
         self._models.of(made.model_key).take_forecasts(made.forecasts)
-        self._models.wake(made.model_key)
+        self._models.wake(made.model_key, now_s)
         return []
 
     def _on_waiting(self, event: Event, now_s: float) -> list[Effect]:
@@ -200,7 +211,9 @@ class AutoscalerController:
         model = self._models.find(model_key)
         if model is None:
             raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
-        return self._models.of(model_key), model
+        record = self._models.of(model_key)
+        record.stands_until = 0.0
+        return record, model
 
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
         key = request.model.key
@@ -314,8 +327,9 @@ class AutoscalerController:
 
     # balance
 
-    def _balance(self, record: ModelRecord, now_s: float) -> list[Effect]:
-        """Bring one model towards what the policy wants. Level-triggered: asks again what was not answered."""
+    def _balance(self, record: ModelRecord, now_s: float, *, is_tick: bool = False) -> list[Effect]:
+        """Bring one model towards what the policy wants. Level-triggered: asks again what was not answered. The answer
+        to a tick may stand for the ticks that follow; what else is done is answered at the next one."""
         model = record.model
         if model is None:
             return self._orphans(record, now_s)
@@ -345,6 +359,11 @@ class AutoscalerController:
         has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
         has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
         record.rest_until = now_s + self._params.rest_s if has_nothing else 0.0
+        record.stands_until = 0.0
+        is_settled = not (has_nothing or effects or record.starts or record.orders)
+        if is_tick and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
+            lead_s = self._params.lead_s
+            record.stands_until = min(decision.stands_until, record.forecast_changes_at(now_s + lead_s) - lead_s)
         return effects
 
     def _view(
@@ -360,6 +379,7 @@ class AutoscalerController:
             next_forecast=next_forecast,
             num_pending=record.num_pending,
             gpus_wanted_elsewhere=self._models.gpus_wanted_beside(record.key, now_s),
+            unchanged_until=self._ticked_at if record.stands_until else 0.0,
         )
 
     def _add(

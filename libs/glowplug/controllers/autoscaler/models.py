@@ -1,5 +1,7 @@
 """One record per model: its row, the marks of demand, the instances asked for, and what agents were asked to do."""
 
+import heapq
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -67,6 +69,7 @@ class ModelRecord:
     num_failures: int = 0  # consecutive failed starts
     not_before: float = 0.0  # when the next start may be tried
     rest_until: float = 0.0  # it has nothing to balance until then
+    stands_until: float = 0.0  # the policy's last answer stands until then; 0: it did not stand
     starts: dict[str, Start] = field(default_factory=dict)  # instance_id -> an instance asked for
     orders: dict[str, Order] = field(default_factory=dict)  # instance_id -> the last one sent
 
@@ -105,6 +108,11 @@ class ModelRecord:
             if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
                 return forecast, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
         return None, None
+
+    def forecast_changes_at(self, at_s: float) -> float:
+        """When after `at_s` a window begins or ends; never without forecasts."""
+        ends = (at for f in self.forecasts for at in (f.starts_at, f.starts_at + f.window_s) if at > at_s)
+        return min(ends, default=math.inf)
 
     def failed(self, now_s: float, backoff_s: float, max_backoff_s: float) -> None:
         """A start has failed: the next one waits, longer each time."""
@@ -153,13 +161,14 @@ class ModelRecord:
         return tuple({**rows, **becomes}.values()) if becomes else tuple(rows.values())
 
 
-class ModelTable:
+class ModelRecords:
     """model_key -> ModelRecord, and the table of models, which the autoscaler owns. Every change of a row grows its
     revision, also over an undeployment."""
 
     def __init__(self) -> None:
         self.records: dict[str, ModelRecord] = {}
         self._starting: dict[str, ModelRecord] = {}  # those with `starts`
+        self._late: tuple[float, list[tuple[int, str]]] | None = None  # see `gpus_wanted_beside`
 
     def of(self, model_key: str) -> ModelRecord:
         """The record of that model, a new one if there is none."""
@@ -176,31 +185,43 @@ class ModelTable:
         record = self.records.get(model_key)
         return record.model if record is not None else None
 
-    def wake(self, model_key: str) -> None:
-        """There is something to balance again."""
+    def wake(self, model_key: str, now_s: float, *, has_work: bool = True) -> None:
+        """Something about a model has changed: no earlier answer stands. `has_work`: it may need an instance."""
         if (record := self.records.get(model_key)) is not None:
-            record.rest_until = 0.0
+            record.stands_until = min(record.stands_until, now_s)
+            if has_work:
+                record.rest_until = 0.0
 
     def start(self, record: ModelRecord, instance_id: str, start: Start) -> None:
         """The placer is asked for an instance."""
         record.starts[instance_id] = start
         self._starting[record.key] = record
+        self._late = None
 
     def started(self, record: ModelRecord, instance_id: str) -> None:
         """It is there, or is wanted no more."""
-        if record.starts.pop(instance_id, None) is not None and not record.starts:
-            del self._starting[record.key]
+        if record.starts.pop(instance_id, None) is not None:
+            self._late = None
+            if not record.starts:
+                del self._starting[record.key]
 
     def gpus_wanted_beside(self, model_key: str, now_s: float) -> int:
         """GPUs of the largest instance of another model that has no place, though the placer has been asked for a
         while."""
-        most = 0
-        for record in self._starting.values():
-            if record.model is None or record.model.num_gpus <= most or record.key == model_key:
-                continue
-            if any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values()):
-                most = record.model.num_gpus
-        return most
+        if not self._starting:
+            return 0
+        if self._late is None or self._late[0] != now_s:
+            self._late = now_s, self._largest_late(now_s)
+        return next((num_gpus for num_gpus, key in self._late[1] if key != model_key), 0)
+
+    def _largest_late(self, now_s: float) -> list[tuple[int, str]]:
+        """(GPUs, key) of the two largest of those. Kept for one moment, until a start or a model's row changes."""
+        late = [
+            (record.model.num_gpus, key)
+            for key, record in self._starting.items()
+            if record.model and any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values())
+        ]
+        return heapq.nlargest(2, late)
 
     # rows
 
@@ -215,7 +236,7 @@ class ModelTable:
                 if record.model is None:
                     removed.append(Remove("models", key))
             elif record.model is None or row.revision > record.model.revision:
-                record.model = row
+                record.model, self._late = row, None
         lost: list[Effect] = []
         for record in self.records.values():
             if record.key in rows:
@@ -227,7 +248,7 @@ class ModelTable:
                 record.absent_since = (now_s if is_first else record.absent_since) if rows else None
         return [*lost, *removed]
 
-    def inherit(self, earlier: "ModelTable", now_s: float, absent_s: float) -> None:
+    def inherit(self, earlier: "ModelRecords", now_s: float, absent_s: float) -> None:
         """Take models and forecasts: a store that came back empty gets its models from us. One that the leader has
         undeployed is known by the fact, or by its row having gone alone, more than `absent_s` ago."""
         for key, known in earlier.records.items():
@@ -252,7 +273,7 @@ class ModelTable:
             if replace(model, revision=known.revision) == known:
                 return False
         last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
-        record.undeployed_revision = None
+        self._late = record.undeployed_revision = None
         record.model = replace(model, revision=max(int(now_s * 1000), last + 1))
         return True
 
@@ -265,6 +286,7 @@ class ModelTable:
 
     def undeploy(self, record: ModelRecord) -> ModelRecord:
         """The model is no more."""
+        self._late = None
         left = self.records[record.key] = record.undeployed()
         if left.starts:
             self._starting[left.key] = left

@@ -25,7 +25,7 @@ What it never does
     It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
     beat says of its GPUs. It undeploys no model, and scales none.
 
-Parts: `placing` (who waits), `asking` (the placement policy), `victims` (who leaves), `prewarming`, `stages`, `nodes`,
+Parts: `placing` (who waits, and where it goes), `victims` (who leaves), `prewarming`, `stages`, `nodes`,
 `network` (links and start times), over one `fleet`.
 """
 
@@ -34,13 +34,12 @@ from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
-from glowplug.controllers.placer.asking import Place
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.messages import CORDONS, Cordon
 from glowplug.controllers.placer.nodes import Nodes
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import Placement, stop
-from glowplug.controllers.placer.placing import Evict, Placing
+from glowplug.controllers.placer.placing import Evict, Place, Placing
 from glowplug.controllers.placer.prewarming import Prewarm, Prewarming
 from glowplug.controllers.placer.stages import Stages
 from glowplug.controllers.port import Handlers, dispatch

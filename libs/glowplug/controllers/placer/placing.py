@@ -1,19 +1,16 @@
 """The placements that wait for space: tried the most urgent first, and again only when something may have changed.
 
 A placement asks its policy when it is new, when bytes came free or a node joined since it was refused (`version` of the
-capacity), and each `retry_s`. Who may be evicted for it is looked at with each tick and whenever an instance changes.
-What several of them need alike is asked once in a pass: a pass over hundreds that are refused costs little more than
-one over a single placement.
+capacity), and each `retry_s`. Who may be evicted for it is looked at with each tick and whenever an instance changes;
+for several that want the same this is answered once in a pass.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 
 from glowplug.controllers.effects import Effect, Publish, Record
-from glowplug.controllers.placer.asking import Place, Refusals
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.placement import (
     MakingSpace,
@@ -37,14 +34,15 @@ from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.expect import expect
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 
+Place = Callable[..., PlaceDecision]
 Evict = Callable[..., EvictDecision]
 
 
 class Pass:
     """The fleet as it is now, and what has been answered while those that wait are gone through once."""
 
-    def __init__(self, fleet: Fleet, now_s: float, shares: Shares, *, is_shared: bool) -> None:
-        self.now_s, self.is_shared = now_s, is_shared  # whether several are gone through
+    def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
+        self.now_s = now_s
         self.view = fleet.placement_view(now_s)
         params = fleet.params
         self.victims = Victims(
@@ -58,7 +56,6 @@ class Pass:
             rule=params.victims,
             shares=shares,
         )
-        self.refusals: dict[tuple[str, ...], Refusals] = {}  # by the nodes that are left out
         self.no_victims: set[Wanted] = set()  # those for which nobody may leave
 
 
@@ -123,7 +120,7 @@ class Placing:
         """Try whoever waits, most urgent first."""
         if not self._waiting:
             return []
-        now = Pass(self.fleet, now_s, self._shares, is_shared=len(self._waiting) > 1)
+        now = Pass(self.fleet, now_s, self._shares)
         if self.fleet.params.turns == "balanced" and self.fleet.params.fair_requests:
             self._shares = self._account(now)
             now.victims = replace(now.victims, shares=self._shares)
@@ -150,7 +147,7 @@ class Placing:
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
         """One that has just been asked for; nothing has changed for the others."""
-        return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares, is_shared=False))
+        return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares))
 
     def _account(self, now: Pass) -> Shares:
         """What those that wait and those that serve have been given, now."""
@@ -202,13 +199,8 @@ class Placing:
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
-        refusals = now.refusals.setdefault(placement.silent, Refusals()) if now.is_shared else None
-        request, view = _request(placement, now_s), self._view(placement, now)
-        decision = refusals.alike(request, view) if refusals and not placement.stages else None
-        if decision is None:
-            with capacity.without(placement.instance_id) if placement.stages else nullcontext():
-                place = partial(_place, self._place)
-                decision = refusals.ask(place, request, view) if refusals else place(request, view)
+        with capacity.without(placement.instance_id) if placement.stages else nullcontext():
+            decision = _place(self._place, _request(placement, now_s), self._view(placement, now))
         if not decision.stages:
             placement.refusal = Refusal(capacity.version, now_s, decision)
         return decision

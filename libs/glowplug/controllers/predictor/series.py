@@ -59,11 +59,8 @@ class Series:
     last: int = 0  # ... of the open one
     windows: dict[int, Window] = field(default_factory=dict)
     by_router: dict[str, RouterLoad] = field(default_factory=dict)  # router_id -> its latest report
+    concurrency: int = 0  # of all of them
     changed_at: float = 0.0
-
-    @property
-    def concurrency(self) -> int:
-        return sum(load.concurrency for load in self.by_router.values())
 
     def at(self, number: int) -> Window:
         """The window of that number, as it was or is."""
@@ -80,17 +77,17 @@ class Series:
     def advance(self, now_s: float) -> None:
         """Close windows up to `now_s`, spreading the current concurrency over them; what is too old is dropped."""
         width, number = self.window_s, int(now_s // self.window_s)
+        if number == self.last:
+            self._spread(now_s)
+            return
         oldest = number - self.num_kept + 1
         if self.last < oldest:  # a long silence of ours: what lies before would be dropped at once
             self.last, self.changed_at = oldest, max(self.changed_at, oldest * width)
-        concurrency = self.concurrency
-        while self.last < number and concurrency:
-            self._spread((self.last + 1) * width, concurrency)
+        while self.last < number and self.concurrency:
+            self._spread((self.last + 1) * width)
             self.last += 1
         self.last = max(self.last, number)
-        if concurrency:
-            self._spread(now_s, concurrency)
-        self.changed_at = max(self.changed_at, now_s)
+        self._spread(now_s)
         self.first = max(self.first, oldest)
         while self.windows and (first := next(iter(self.windows))) < oldest:
             del self.windows[first]
@@ -98,23 +95,25 @@ class Series:
     def report(self, router_id: str, load: RouterLoad, kv_peak_ratio: float = 0.0, slots: int = 0) -> None:
         """What one router holds and runs from now on, on instances of so many `slots` each, the fullest of which it
         expects to fill its KV cache to `kv_peak_ratio`."""
+        before = self.by_router.get(router_id)
         self.by_router[router_id] = load
-        concurrency = self.concurrency
-        if concurrency:
+        self.concurrency += load.concurrency - (before.concurrency if before else 0)
+        if self.concurrency:
             window = self.open()
-            window.concurrency_peak = max(window.concurrency_peak, concurrency)
+            window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
             window.kv_peak_ratio = max(window.kv_peak_ratio, kv_peak_ratio)
             window.slots_per_instance = max(window.slots_per_instance, slots)
 
     def left(self, router_id: str) -> None:
         """A router holds and runs nothing any more."""
-        del self.by_router[router_id]
+        self.concurrency -= self.by_router.pop(router_id).concurrency
 
-    def _spread(self, until_s: float, concurrency: int) -> None:
-        seconds = max(0.0, until_s - self.changed_at)
-        window = self.open()
-        window.concurrency_seconds += concurrency * seconds
-        window.instance_seconds += self._num_busy() * seconds
+    def _spread(self, until_s: float) -> None:
+        """Count what runs up to then."""
+        if self.concurrency:
+            seconds, window = max(0.0, until_s - self.changed_at), self.open()
+            window.concurrency_seconds += self.concurrency * seconds
+            window.instance_seconds += self._num_busy() * seconds
         self.changed_at = max(self.changed_at, until_s)
 
     def _num_busy(self) -> int:

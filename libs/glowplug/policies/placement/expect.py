@@ -89,8 +89,11 @@ def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartK
     )
 
 
-def offer_of(node: Node, model: Model, view: PlacementView, *, is_cached: bool) -> ServerOffer:
-    """A node as a start of that model finds it: its rates and its stages, without its GPUs."""
+def offer_of(
+    node: Node, model: Model, view: PlacementView, *, is_cached: bool, stages: StageSeconds | None = None
+) -> ServerOffer:
+    """A node as a start of that model finds it: its rates and its stages, without its GPUs. `stages`: the seconds of a
+    start on such GPUs, where they are known already."""
     kind, gpu_kind, num_bytes = fresh_kind(is_cached=is_cached), gpu_kind_of(node), model.fetch_bytes
     if is_cached:
         look_s = view.times.predict(model, kind, gpu_kind).fetch_s
@@ -102,7 +105,7 @@ def offer_of(node: Node, model: Model, view: PlacementView, *, is_cached: bool) 
         node_id=node.node_id,
         link=link,
         pcie_bytes_per_s=pcie_rate(node, model, view.times),
-        stages=stage_seconds(model, gpu_kind, view, kind),
+        stages=stages or stage_seconds(model, gpu_kind, view, kind),
         streams=node.can(model.engine, STREAMS),
     )
 

@@ -26,7 +26,7 @@ from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
-from glowplug.policies.start_times import StartKind
+from glowplug.policies.start_times import StartKind, fresh_kind
 
 ENDLESS = float("inf")
 
@@ -172,10 +172,14 @@ def _open(node: Node, need: int, least_total: int, fleet: IndexedNodes, params: 
 def _offers(
     able: Iterable[tuple[Node, _Open]], request: PlaceRequest, view: PlacementView, *, is_cached: bool = False
 ) -> list[ServerOffer]:
-    reserved = view.fleet.reserved
+    reserved, model, kind = view.fleet.reserved, request.model, fresh_kind(is_cached=is_cached)
+    able = list(able)
+    by_gpu_kind = {
+        gpu_kind: stage_seconds(model, gpu_kind, view, kind) for gpu_kind in {gpu_kind_of(node) for node, _ in able}
+    }
     return [
         replace(
-            offer_of(node, request.model, view, is_cached=is_cached),
+            offer_of(node, model, view, is_cached=is_cached, stages=by_gpu_kind[gpu_kind_of(node)]),
             gpus=open_gpus.gpus,
             empty_gpus=frozenset(g.gpu_id for g in node.gpus if not g.grants and not reserved.get(g.gpu_id)),
             lost=open_gpus.lost,

@@ -139,7 +139,9 @@ def allocate(
     fitting: list[tuple[tuple[float, ...], Layout]] = []
     rivals: list[Rival] = []
     least = start.bytes_per_gpu(params.max_stages)
-    settled = [replace(s, link=settle(s.link, now_s)) for s in servers if _holds(s, least, start.num_gpus)]
+    holding = [server for server in servers if _holds(server, least, start.num_gpus)]
+    links = [settle(server.link, now_s) for server in holding]
+    settled = [s if s.link is link else replace(s, link=link) for s, link in zip(holding, links, strict=True)]
     ordered = sorted(settled, key=lambda server: _distance(server, start.num_gpus))
     for num_stages in range(1, params.max_stages + 1):
         for num_full in range(num_stages + 1):

@@ -207,6 +207,8 @@ class Tracker:
             return None
         self._settle(here, now_s)
         look, params = here.look, self.params
+        if not len(look):
+            return NOTHING
         return Outlook(
             peak_ratio=look.peak_ratio(params.num_steps),
             over_share=look.num_steps_above(params.overload_ratio, params.num_steps) / params.num_steps,

@@ -80,6 +80,8 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
     counted = view.load.num_arrived
     if state is None:
         state = HydraserveState(opened_at=view.now_s, arrived_before=counted, demand_before=view.demand)
+    if (num_passed := int((view.unchanged_until - state.opened_at) / params.window_s)) > 0:
+        state = replace(state, opened_at=state.opened_at + num_passed * params.window_s)  # as empty as the last one
     since, busy = state.idle_since, view.load.in_flight_by_instance
     free = [i for i in view.running if not busy.get(i.instance_id)]
     idle = {i.instance_id: since.get(i.instance_id, max(view.now_s, i.ready_at)) for i in free}
@@ -95,6 +97,11 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
         demand_before=view.demand,
         idle_since=idle,
     )
+
+
+def is_quiet(view: ScalingView, state: HydraserveState) -> bool:
+    """Whether the window that opens now follows empty ones, so that without a change all later ones are empty too."""
+    return state.opened_at == view.now_s and not (view.demand or not state.arrivals or any(state.arrivals))
 
 
 def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) -> tuple[int, str]:

@@ -32,6 +32,7 @@ class ScalingView:
     next_forecast: Forecast | None = None  # of the window after
     num_pending: int = 0  # instances asked for that have no row yet
     gpus_wanted_elsewhere: int = 0  # the most GPUs at once that an instance of another model needs and does not find
+    unchanged_until: float = 0.0  # since the last look nothing changed up to then, and its answer stood
 
     serving: list[Instance] = field(init=False)  # that serve, will or did just now, oldest first; none gone or dormant
     running: list[Instance] = field(init=False)  # of them, on their way up or READY
@@ -49,12 +50,17 @@ class ScalingView:
         self.serving = serving = [i for i in self.instances if i.serves and not i.state.is_gone]
         if len(serving) > 1:
             serving.sort(key=lambda i: (i.created_at, i.instance_id))
-        self.running = [i for i in serving if i.state is not InstanceState.DRAINING]
         self.ready = [i for i in serving if i.state is InstanceState.READY]
-        self.draining = [i for i in serving if i.state is InstanceState.DRAINING]
+        if len(self.ready) == len(serving):  # as nearly always
+            self.running, self.draining = serving, []
+        else:
+            self.running = [i for i in serving if i.state is not InstanceState.DRAINING]
+            self.draining = [i for i in serving if i.state is InstanceState.DRAINING]
         self.num_running = sum(worths(self.running).values())
         self.num_coming_or_there = self.num_running + self.num_pending
-        self.num_coming = self.num_coming_or_there - sum(worths(self.ready).values())
+        self.num_coming = self.num_pending
+        if len(self.ready) != len(self.running):
+            self.num_coming += self.num_running - sum(worths(self.ready).values())
         self.per_instance = slots_per_instance(self.ready) or max(1, self.model.max_concurrency)
         self.floor = max(self.model.min_instances, 1 if self.model.pinned else 0)
         self.ceiling = max(self.model.max_instances, self.floor)
@@ -133,7 +139,7 @@ def settle(
             why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
         active_at = view.load.last_active_at
         figures["idle_s"] = round(max(0.0, view.now_s - active_at), 3) if active_at else -1
-    elif take_back:
+    elif take_back and view.draining:
         resume = _taken_back(view, wanted - view.num_running)
     return ScaleDecision(
         model_key=model.key,

@@ -14,7 +14,10 @@ While anything is expected one instance stays in PreServe (erratum E32; `last_by
 Here the first instance starts for a request and the last one ends by its keep-alive.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.policies.decisions import ScaleDecision
@@ -22,6 +25,8 @@ from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve import ScalerState
+
+ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,29 @@ def scale(
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
         take_back=not (view.gpus_wanted_elsewhere > 1 and view.is_prewarmed),
     )
-    return decision, UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, spare_since=since)
+    after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, spare_since=since)
+    if hydraserve.is_quiet(view, arrivals) and scaler == state.plan and not scaler.answered and not decision.drain:
+        decision = replace(decision, stands_until=_stands_until(view, after, arrivals.idle_since, idle_s, params))
+    return decision, after
+
+
+def _stands_until(
+    view: ScalingView, state: UnionState, idle_since: Mapping[str, float], idle_s: float, params: UnionParams
+) -> float:
+    """The next moment that the answer may depend on, where nothing runs, waits or is on its way."""
+    if view.gpus_wanted_elsewhere or view.draining or view.num_coming:
+        return 0.0
+    moments = [state.short_at + params.calm_s]
+    if state.spare_since is not None:
+        moments.append(state.spare_since + params.calm_s)
+    for instance in view.running:
+        last_used_at = max(view.load.last_active_at, instance.ready_at)
+        moments += [
+            instance.created_at + params.protect_s,
+            idle_since[instance.instance_id] + idle_s,
+            last_used_at + view.model.keep_alive_s,
+        ]
+    return min((at - ROUNDING_S for at in moments if at > view.now_s), default=math.inf)
 
 
 def is_growing(view: ScalingView, params: UnionParams) -> bool:

@@ -9,47 +9,34 @@ from typing import Any
 
 import pytest
 
-from glowplug.cli.doctor.cluster import COMPONENT, COMPONENTS, CUSTOM_METRICS, GPU, NAME, ClusterFacts, check
-from glowplug.cli.doctor.cluster_facts import SCALERS, WORKLOADS, Kubectl
+from glowplug.cli.doctor.cluster import COMPONENT, COMPONENTS, CUSTOM_METRICS, GPU, NAME, ClusterFacts, Kubectl, check
 from glowplug.cli.doctor.findings import Level
 
+OK, WARN, FAIL, SKIPPED = Level
 KINDS = {"router": "deployments", "console": "deployments", "node": "daemonsets", "nats": "statefulsets"}
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "glowplug-tokens", "key": "GLOWPLUG_ADMIN_TOKEN"}}}
 
 
 def metadata(name: str, component: str = "") -> dict[str, Any]:
-    return {
-        "name": name,
-        "namespace": "glowplug",
-        "generation": 2,
-        "labels": {NAME: "glowplug", COMPONENT: component or name},
-    }
+    labels = {NAME: "glowplug", COMPONENT: component or name}
+    return {"name": name, "namespace": "glowplug", "generation": 2, "labels": labels}
 
 
 def a_workload(component: str, *, ready: int = 2, gpus: int = 0, **status: Any) -> dict[str, Any]:
     limits = {GPU: str(gpus)} if gpus else {}
     template = {"spec": {"containers": [{"name": component, "resources": {"limits": limits}}]}}
     counted = {"observedGeneration": 2, "readyReplicas": ready, "numberReady": ready, "desiredNumberScheduled": 2}
-    return {
-        "metadata": metadata(component),
-        "spec": {"replicas": 2, "template": template},
-        "status": counted | status,
-    }
+    spec = {"replicas": 2, "template": template}
+    return {"metadata": metadata(component), "spec": spec, "status": counted | status}
 
 
 def a_pod(name: str = "router-7d9-x2", image: str = "glowplug/router:0.1.0", **status: Any) -> dict[str, Any]:
     container = {"name": "router", "ready": True, "restartCount": 0, "state": {"running": {}}, "lastState": {}}
-    told = status.pop("container", {})
-    given = {
-        "phase": "Running",
-        "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}],
-        "containerStatuses": [container | told],
-    }
-    return {
-        "metadata": metadata(name, "router"),
-        "spec": {"containers": [{"name": "router", "image": image, "env": [TOKEN, {"name": "X", "value": "1"}]}]},
-        "status": given | status,
-    }
+    container |= status.pop("container", {})
+    conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]
+    given = {"phase": "Running", "conditions": conditions, "containerStatuses": [container]}
+    spec = {"containers": [{"name": "router", "image": image, "env": [TOKEN, {"name": "X", "value": "1"}]}]}
+    return {"metadata": metadata(name, "router"), "spec": spec, "status": given | status}
 
 
 def a_policy(name: str, **spec: Any) -> dict[str, Any]:
@@ -59,11 +46,8 @@ def a_policy(name: str, **spec: Any) -> dict[str, Any]:
 
 def a_scaler(*, active: bool = True) -> dict[str, Any]:
     condition = {"type": "ScalingActive", "status": str(active), "message": "unable to get metric connections"}
-    return {
-        "metadata": metadata("router"),
-        "spec": {"maxReplicas": 10},
-        "status": {"currentReplicas": 2, "conditions": [condition]},
-    }
+    status = {"currentReplicas": 2, "conditions": [condition]}
+    return {"metadata": metadata("router"), "spec": {"maxReplicas": 10}, "status": status}
 
 
 def an_api(group: str = CUSTOM_METRICS, *, available: bool = True) -> dict[str, Any]:
@@ -114,10 +98,9 @@ def node(**fields: Any) -> ClusterFacts:
 
 def test_a_cluster_that_is_well_has_nothing_to_do() -> None:
     found = check(WELL)
-    assert [(f.about, f.level) for f in found if f.level is not Level.OK] == [("gpus", Level.SKIPPED)]
-    assert set(COMPONENTS) | {"images", "volumes", "secret", "network policies", "hpa router"} <= {
-        f.about for f in found
-    }
+    assert [(f.about, f.level) for f in found if f.level is not OK] == [("gpus", SKIPPED)]
+    named = {*COMPONENTS, "images", "volumes", "secret", "network policies", "hpa router"}
+    assert named <= {f.about for f in found}
 
 
 PENDING = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: insufficient nvidia.com/gpu"}]
@@ -128,32 +111,32 @@ OOM = {"restartCount": 2, "lastState": {"terminated": {"reason": "OOMKilled", "e
 @pytest.mark.parametrize(
     ("facts", "about", "level", "words"),
     [
-        (ClusterFacts(namespace="x", error="connection refused"), "kubectl", Level.FAIL, "connection refused"),
-        (replace(WELL, refused={"pods": "forbidden"}), "pods", Level.SKIPPED, "forbidden"),
-        (having("statefulsets"), "nats", Level.FAIL, "is not deployed"),
-        (node(ready=1), "node", Level.FAIL, "1 of 2 ready"),
-        (node(desiredNumberScheduled=0), "node", Level.FAIL, "no node of the cluster is chosen"),
-        (node(observedGeneration=1), "node", Level.WARN, "not taken in yet"),
-        (having("pods", a_pod(phase="Pending", conditions=PENDING)), "router-7d9-x2", Level.FAIL, "insufficient"),
-        (having("pods", a_pod(container=PULL)), "router-7d9-x2", Level.FAIL, "ImagePullBackOff"),
-        (having("pods", a_pod(container=OOM)), "router-7d9-x2", Level.FAIL, "killed for its memory"),
-        (having("pods", a_pod(container={"restartCount": 7})), "router-7d9-x2", Level.WARN, "restarted 7 times"),
-        (having("pods", a_pod(), a_pod("p", "glowplug/placer:0.2.0")), "images", Level.WARN, "0.2.0: placer"),
-        (having("persistentvolumeclaims", a_claim("Pending")), "data-nats-0", Level.FAIL, "Pending"),
-        (having("persistentvolumeclaims"), "volumes", Level.WARN, "no claim"),
-        (replace(WELL, secret_keys=("NATS_TOKEN",)), "secret", Level.FAIL, "lacks GLOWPLUG_ADMIN_TOKEN"),
-        (replace(WELL, secret_keys=None, secret_problem="not found"), "secret", Level.FAIL, "not found"),
-        (replace(WELL, secret_keys=None, secret_problem="Forbidden"), "secret", Level.SKIPPED, "may not be read"),
-        (having("networkpolicies"), "network policies", Level.WARN, "there is none"),
-        (having("networkpolicies", OPEN), "network policies", Level.WARN, "none closes"),
-        (having("networkpolicies", a_policy("default-deny")), "network policies", Level.FAIL, "nothing opened"),
-        (node(gpus=4), "gpus", Level.FAIL, "no node offers 4"),
-        (replace(node(gpus=4), nodes=(a_machine(8),)), "gpus", Level.OK, "1 node(s) offer"),
-        (replace(node(gpus=4), nodes=None), "gpus", Level.SKIPPED, "may not list"),
-        (having("horizontalpodautoscalers", a_scaler(active=False)), "hpa router", Level.WARN, "unable to get metric"),
-        (replace(WELL, api_services=()), "metrics API", Level.WARN, "not served"),
-        (replace(WELL, api_services=(an_api(available=False),)), "metrics API", Level.WARN, "not available"),
-        (having("poddisruptionbudgets", a_budget(0)), "pdb router", Level.WARN, "0 healthy of 1"),
+        (ClusterFacts(namespace="x", error="connection refused"), "kubectl", FAIL, "connection refused"),
+        (replace(WELL, refused={"pods": "forbidden"}), "pods", SKIPPED, "forbidden"),
+        (having("statefulsets"), "nats", FAIL, "is not deployed"),
+        (node(ready=1), "node", FAIL, "1 of 2 ready"),
+        (node(desiredNumberScheduled=0), "node", FAIL, "no node of the cluster is chosen"),
+        (node(observedGeneration=1), "node", WARN, "not taken in yet"),
+        (having("pods", a_pod(phase="Pending", conditions=PENDING)), "router-7d9-x2", FAIL, "insufficient"),
+        (having("pods", a_pod(container=PULL)), "router-7d9-x2", FAIL, "ImagePullBackOff"),
+        (having("pods", a_pod(container=OOM)), "router-7d9-x2", FAIL, "killed for its memory"),
+        (having("pods", a_pod(container={"restartCount": 7})), "router-7d9-x2", WARN, "restarted 7 times"),
+        (having("pods", a_pod(), a_pod("p", "glowplug/placer:0.2.0")), "images", WARN, "0.2.0: placer"),
+        (having("persistentvolumeclaims", a_claim("Pending")), "data-nats-0", FAIL, "Pending"),
+        (having("persistentvolumeclaims"), "volumes", WARN, "no claim"),
+        (replace(WELL, secret_keys=("NATS_TOKEN",)), "secret", FAIL, "lacks GLOWPLUG_ADMIN_TOKEN"),
+        (replace(WELL, secret_keys=None, secret_problem="not found"), "secret", FAIL, "not found"),
+        (replace(WELL, secret_keys=None, secret_problem="Forbidden"), "secret", SKIPPED, "may not be read"),
+        (having("networkpolicies"), "network policies", WARN, "there is none"),
+        (having("networkpolicies", OPEN), "network policies", WARN, "none closes"),
+        (having("networkpolicies", a_policy("default-deny")), "network policies", FAIL, "nothing opened"),
+        (node(gpus=4), "gpus", FAIL, "no node offers 4"),
+        (replace(node(gpus=4), nodes=(a_machine(8),)), "gpus", OK, "1 node(s) offer"),
+        (replace(node(gpus=4), nodes=None), "gpus", SKIPPED, "may not list"),
+        (having("horizontalpodautoscalers", a_scaler(active=False)), "hpa router", WARN, "unable to get metric"),
+        (replace(WELL, api_services=()), "metrics API", WARN, "not served"),
+        (replace(WELL, api_services=(an_api(available=False),)), "metrics API", WARN, "not available"),
+        (having("poddisruptionbudgets", a_budget(0)), "pdb router", WARN, "0 healthy of 1"),
     ],
 )
 def test_what_is_wrong_is_named(facts: ClusterFacts, about: str, level: Level, words: str) -> None:
@@ -164,7 +147,7 @@ def test_what_is_wrong_is_named(facts: ClusterFacts, about: str, level: Level, w
 def test_a_pod_that_is_leaving_is_no_news() -> None:
     pod = a_pod(container=PULL)
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert not [f for f in check(having("pods", pod, a_pod("other"))) if f.level is Level.FAIL]
+    assert not [f for f in check(having("pods", pod, a_pod("other"))) if f.level is FAIL]
 
 
 SCRIPT = """#!/bin/sh
@@ -181,7 +164,7 @@ def kubectl(tmp_path: Path) -> Kubectl:
     program = tmp_path / "kubectl"
     program.write_text(SCRIPT.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    for kind in (*WORKLOADS, *SCALERS):
+    for kind in ITEMS:
         (tmp_path / f"{kind}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": ITEMS[kind]}))
     return Kubectl("glowplug", "prod", str(program))
 
@@ -190,7 +173,7 @@ def test_kubectl_is_read_and_what_may_not_be_seen_is_left_out(kubectl: Kubectl, 
     (tmp_path / "secret.json").write_text("GLOWPLUG_ADMIN_TOKEN\nNATS_TOKEN\n")
     facts = kubectl.gather()
     assert facts == replace(WELL, nodes=None, api_services=None)
-    assert not [f for f in check(facts) if f.level in (Level.WARN, Level.FAIL)]
+    assert not [f for f in check(facts) if f.level in (WARN, FAIL)]
     calls = (tmp_path / "calls").read_text().splitlines()
     assert {call.split()[2] for call in calls} == {"get"}
     assert all(call.startswith("--context prod ") and "--request-timeout" in call for call in calls)
@@ -201,7 +184,7 @@ def test_a_cluster_that_refuses_everything_is_one_finding(tmp_path: Path, kubect
     for file in tmp_path.glob("*.json"):
         file.unlink()
     (found,) = check(kubectl.gather())
-    assert found.level is Level.FAIL and "is forbidden" in found.says
+    assert found.level is FAIL and "is forbidden" in found.says
 
 
 def test_without_kubectl_that_is_said(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glowplug.cli.doctor.findings import Finding, Findings, Level, document, lines, redacted
-from glowplug.cli.doctor.fleet_facts import _skew, local_weights, missing_files
+from glowplug.cli.doctor.fleet import _skew, local_weights, missing_files
 from glowplug.cli.main import app
 from glowplug.domain.model import WeightsRef
 from tests.fleet_builder import a_model
@@ -47,11 +47,11 @@ def test_no_secret_is_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "sent", "took_s", "skew_s"),
+    ("date_s", "sent", "took_s", "skew_s"),
     [(100, 100.4, 0.1, 0.0), (100, 100.9, 3.0, 0.0), (100, 105.0, 0.5, -4.0), (110, 105.0, 0.5, 4.5)],
 )
-def test_a_clock_is_known_to_a_second(told: int, sent: float, took_s: float, skew_s: float) -> None:
-    assert _skew(formatdate(told, usegmt=True), sent, took_s) == pytest.approx(skew_s)
+def test_a_clock_is_known_to_a_second(date_s: int, sent: float, took_s: float, skew_s: float) -> None:
+    assert _skew(formatdate(date_s, usegmt=True), sent, took_s) == pytest.approx(skew_s)
 
 
 def test_a_service_without_a_clock_has_no_skew() -> None:
@@ -96,7 +96,7 @@ def test_model_files_that_are_gone_are_named(tmp_path: Path) -> None:
         (["--url", "http://127.0.0.1:1"], 1, "does not answer"),
     ],
 )
-def test_wrong_usage_is_told_apart(argv: list[str], code: int, words: str) -> None:
+def test_wrong_usage_is_date_s_apart(argv: list[str], code: int, words: str) -> None:
     done = CliRunner().invoke(app, ["doctor", *argv])
     assert getattr(done.exception, "exit_code", done.exit_code) == code
     assert words in str(done.exception)

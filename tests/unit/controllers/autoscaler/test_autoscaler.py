@@ -6,7 +6,6 @@ import pytest
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.domain.errors import Conflict, ModelNotFound
 from glowplug.domain.instance import InstanceState
@@ -19,29 +18,11 @@ from glowplug.events.facts import (
     InstanceStarting,
     InstanceStopped,
     ModelUndeployed,
-    RequestWaiting,
 )
 from glowplug.policies.registry import choose
 from glowplug.policies.scaling.baselines import reactive as scale
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
-
-
-def autoscaler(*models) -> AutoscalerController:
-    controller = AutoscalerController(scale, "reactive", epoch=7)
-    for model in models:
-        controller.handle(operator.Deploy(model=model), 0.0)
-    return controller
-
-
-def waiting(num=1, key="m", since=1.0):
-    fact = RequestWaiting(
-        model_key=key, request_id="r-1", router_id="router-1", num_waiting=num, waiting_since=since, deadline_at=60.0
-    )
-    return an_event(fact, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-
-
-def published(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+from tests.unit.controllers.autoscaler.rig import autoscaler, holds, published, waiting
 
 
 def test_a_thousand_waiters_ask_for_one_instance():
@@ -54,8 +35,7 @@ def test_a_thousand_waiters_ask_for_one_instance():
 
 
 def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
-    controller = AutoscalerController(scale, "reactive", 7, AutoscalerParams(gather_s=1.0))
-    controller.handle(operator.Deploy(model=a_model()), 0.0)
+    controller = autoscaler(a_model(), gather_s=1.0)
     assert not published(controller.handle(waiting(1, since=1.0), 1.0), PlaceInstance)
     assert not published(controller.handle(waiting(2), 1.5), PlaceInstance)
     (command,) = published(controller.handle(waiting(9), 2.0), PlaceInstance)
@@ -83,16 +63,12 @@ def test_a_start_an_operator_asked_for_says_so():
     (start,) = decisions(autoscaler(a_model()).handle(operator.Load("m"), 2.0))
     assert (start.chosen, start.reason) == ("start", "m gets an instance: an operator has loaded it")
     controller = autoscaler()
-    (preload,) = decisions(controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0))
+    effects = controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0)
+    (preload,), (command,) = decisions(effects), published(effects, PlaceInstance)
+    assert preload.instance_id == command.instance_id
     assert preload.reason == "m gets an instance: its deployment asks for one at once"
     (gone,) = decisions(controller.handle(operator.Undeploy("m"), 2.0))
     assert (gone.chosen, gone.instance_id) == ("undeploy", preload.instance_id), "what was coming is cancelled"
-
-
-def test_the_command_carries_the_cause_of_the_request():
-    event = waiting()
-    (command,) = [e for e in autoscaler(a_model()).handle(event, 2.0) if isinstance(e, Publish)]
-    assert command.cause is event
 
 
 def test_an_unanswered_placement_is_asked_again_under_the_same_id():
@@ -113,13 +89,6 @@ def test_an_instance_on_its_way_is_not_asked_for_twice():
 
 def said(payload, occurred_at):
     return an_event(payload, occurred_at=occurred_at)
-
-
-def holds(num=1, router_id="router-1", deadline_at=60.0):
-    return RequestWaiting(
-        model_key="m", request_id="r-1", router_id=router_id, num_waiting=num, waiting_since=1.0,
-        deadline_at=deadline_at,
-    )  # fmt: skip
 
 
 def test_a_start_is_not_cancelled_before_its_router_has_reported_again():
@@ -166,14 +135,6 @@ def test_a_fact_that_a_report_has_overtaken_starts_at_once_and_is_the_cause_whil
     effects = controller.handle(late, 2.6)
     (place,) = [e for e in effects if isinstance(e, Publish) and isinstance(e.payload, PlaceInstance)]
     assert place.cause is late
-
-
-def test_demand_that_goes_away_cancels_what_was_not_placed():
-    controller = autoscaler(a_model())
-    (command,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
-    controller.handle(load_report(m=ModelLoad()), 2.2)
-    (cancel,) = published(controller.handle(Tick(), 2.5), CancelPlacement)
-    assert cancel.instance_id == command.instance_id
 
 
 def test_idle_for_keep_alive_is_drained_once_and_only_while_routers_speak():
@@ -257,8 +218,7 @@ def test_what_an_unloaded_instance_still_streams_brings_nothing_back_but_a_new_r
 
 @pytest.mark.parametrize("policy", ["reactive", "warmserve", "hydraserve", "preserve", "union"])
 def test_the_load_of_the_last_seconds_brings_nothing_back_that_was_unloaded(policy):
-    controller = AutoscalerController(choose("scaling", policy), policy, 7)
-    controller.handle(operator.Deploy(model=a_model(keep_alive_s=60)), 0.0)
+    controller = autoscaler(a_model(keep_alive_s=60), scale=choose("scaling", policy), policy=policy)
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
     for n in range(8):
         busy = ModelLoad(num_in_flight=1, last_active_at=2.0 + n / 2, in_flight_by_instance={"i-1": 1})
@@ -318,12 +278,6 @@ def test_a_store_that_lost_its_models_gets_them_back():
     assert controller.restore("models", {}, 1.0) == [Save("models", "m", controller.models["m"])]
 
 
-def test_preload_asks_for_an_instance_when_deployed():
-    controller = autoscaler()
-    effects = controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0)
-    assert len(published(effects, PlaceInstance)) == 1
-
-
 def test_a_load_of_a_hot_model_does_not_keep_it_for_ever():
     controller = autoscaler(a_model())
     controller.handle(an_event(InstanceReady(instance=an_instance(ready_at=1.0))), 1.0)
@@ -337,17 +291,10 @@ def test_rows_read_before_an_undeploy_was_written_do_not_bring_the_model_back():
     controller = autoscaler(a_model())
     rows = dict(controller.models)
     controller.handle(operator.Undeploy("m"), 1.0)
-    assert controller.restore("models", rows, 1.1) == [Remove("models", "m")]
-    assert controller.restore("models", {}, 3.0) == []
+    for now_s in (1.1, 3.0):
+        assert controller.restore("models", rows, now_s) == [Remove("models", "m")], "until the store has taken it"
+    assert controller.restore("models", {}, 5.0) == []
     assert controller.models == {}
-
-
-def test_an_undeploy_that_the_store_refused_is_written_later():
-    controller = autoscaler(a_model())
-    rows = dict(controller.models)
-    controller.handle(operator.Undeploy("m"), 1.0)
-    for now_s in (3.0, 5.0):
-        assert controller.restore("models", rows, now_s) == [Remove("models", "m")]
 
 
 def test_a_model_deployed_again_is_newer_than_the_one_that_left():

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers import operator
-from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
@@ -14,6 +12,7 @@ from glowplug.events.facts import InstanceReady
 from glowplug.policies.scaling import hydraserve
 from glowplug.policies.scaling.hydraserve import Consolidation, consolidate
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
+from tests.unit.controllers.autoscaler import rig
 
 
 def a_pipeline(instance_id="x", num_stages=4, at=1.0):
@@ -27,18 +26,15 @@ def a_pipeline(instance_id="x", num_stages=4, at=1.0):
     return first, *later
 
 
-def autoscaler(load, *rows) -> AutoscalerController:
-    controller = AutoscalerController(hydraserve.scale, "hydraserve", epoch=7)
-    controller.handle(operator.Deploy(model=a_model(max_instances=32, keep_alive_s=30)), 0.0)
+def autoscaler(load, *rows):
+    controller = rig.autoscaler(a_model(max_instances=32, keep_alive_s=30), scale=hydraserve.scale, policy="hydraserve")
     controller.handle(load_report(m=load), 1.0)
-    controller.effects = []
-    for row in rows:
-        controller.effects += controller.handle(an_event(InstanceReady(instance=row)), 1.5)
+    controller.effects = rig.is_ready(controller, 1.5, *rows)
     return controller
 
 
 def told(effects):
-    return [e.payload.instance_id for e in effects if isinstance(e, Publish) and type(e.payload) is ConsolidateInstance]
+    return [command.instance_id for command in rig.published(effects, ConsolidateInstance)]
 
 
 def decided(effects):

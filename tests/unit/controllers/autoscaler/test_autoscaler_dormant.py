@@ -3,43 +3,15 @@
 from dataclasses import replace
 
 from glowplug.controllers import operator
-from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
-from glowplug.events.facts import (
-    ForecastMade,
-    InstanceFailed,
-    InstancePrewarmed,
-    InstanceReady,
-    RequestWaiting,
-    RouterLoadReported,
-)
+from glowplug.events.facts import ForecastMade, InstanceFailed, InstancePrewarmed, InstanceReady, RouterLoadReported
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.policies.scaling.port import settle
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
-
-
-def autoscaler(*models, scale=scale, **params) -> AutoscalerController:
-    controller = AutoscalerController(scale, "reactive", 7, AutoscalerParams(**params))
-    for model in models:
-        controller.handle(operator.Deploy(model=model), 0.0)
-    return controller
-
-
-def waiting(num=1):
-    return an_event(
-        RequestWaiting(
-            model_key="m", request_id="r", router_id="r1", num_waiting=num, waiting_since=1.0, deadline_at=60
-        )
-    )
-
-
-def published(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+from tests.unit.controllers.autoscaler.rig import autoscaler, published, waiting
 
 
 def prewarmed(instance_id="p-1", **fields):

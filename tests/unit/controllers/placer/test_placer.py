@@ -1,14 +1,15 @@
-"""The placer: where an instance goes, and who makes room."""
+"""The placer: where an instance goes, and who leaves for it."""
 
 from dataclasses import replace
 
 import pytest
 
 from glowplug.controllers.effects import Record, Remove, Save, Tick
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.placer.controller import Cordon
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.lease import Leader
+from glowplug.domain.model import WeightsRef
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import from_json, to_json
@@ -21,20 +22,10 @@ from glowplug.events.facts import (
     NodeJoined,
     NodeLeft,
 )
-from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import a_placer as placer
 from tests.unit.controllers.placer.rig import asked, beat, payloads
-
-LONG_AGO = 0.0
-
-
-def placer(*nodes, models=()) -> PlacerController:
-    controller = PlacerController(place, evict, {"placement": "first_fit", "eviction": "lru"}, epoch=3)
-    controller.restore("nodes", {n.node_id: n for n in nodes}, LONG_AGO)
-    controller.restore("models", {m.key: m for m in models}, LONG_AGO)
-    controller.handle(Tick(), LONG_AGO)
-    return controller
 
 
 def ticks(controller, since_s, until_s):
@@ -52,13 +43,11 @@ def test_a_place_command_becomes_a_decision_a_fetch_and_a_start():
     assert start.decision_id == record.decision_id
     assert start.workers[0].num_bytes == 100 * MIB
     assert fetch.target == start.target == "node-1"
-    assert [(phase.name.value, phase.started_at) for phase in start.phases] == [("decide", 9.0)], "there was room"
+    assert [(phase.name.value, phase.started_at) for phase in start.phases] == [("decide", 9.0)], "there were bytes"
     assert record.reason == "m starts on node-1/0: this is the first GPU with 100 MiB free"
 
 
 def test_a_model_without_weights_is_not_fetched():
-    from glowplug.domain.model import WeightsRef
-
     effects = placer(a_node()).handle(asked(a_model(weights=WeightsRef(uri=""))), 5.0)
     assert payloads(effects, FetchWeights) == []
     assert len(payloads(effects, StartInstance)) == 1
@@ -108,7 +97,7 @@ def full_fleet(**fields):
     return controller
 
 
-def test_without_room_the_idle_instance_makes_room_and_the_newcomer_follows():
+def test_where_bytes_lack_the_idle_instance_leaves_and_the_newcomer_follows():
     controller = full_fleet()
     controller.handle(load_report(a=ModelLoad(last_active_at=3.0)), 10.0)
     effects = controller.handle(asked(a_model("b", mib=150)), 10.1)
@@ -122,7 +111,7 @@ def test_without_room_the_idle_instance_makes_room_and_the_newcomer_follows():
     (start,) = payloads(effects, StartInstance)
     assert start.instance_id == "i-new"
     phases = [(phase.name.value, phase.started_at, phase.ended_at) for phase in start.phases]
-    assert phases == [("decide", 9.0, 10.1), ("room", 10.1, 11.1)], "the wait for room is not the decision's"
+    assert phases == [("decide", 9.0, 10.1), ("room", 10.1, 11.1)], "the wait for bytes is not the decision's"
     assert record.reason == "a (150 MiB, idle 7 s) leaves node-1 for b, which lacks 100 MiB: nobody else may leave"
     assert (record.inputs["lacking_bytes"], record.inputs["freed_bytes"]) == (100 * MIB, 150 * MIB)
 
@@ -210,13 +199,6 @@ def test_a_command_of_an_older_autoscaler_is_refused():
         controller.handle(asked(a_model("n"), "i-2", epoch=4), 5.1)
 
 
-def test_a_new_autoscaler_replaces_what_the_old_one_asked_for():
-    controller = placer(a_node(gpus_mib=(200,), grants={0: [("x", 200)]}))
-    controller.handle(asked(a_model(), "i-old", epoch=4), 5.0)
-    controller.handle(asked(a_model(), "i-new", epoch=5), 5.1)
-    assert list(controller.placements) == ["i-new"]
-
-
 def test_cancel_forgets_and_stops_what_was_already_sent():
     controller = placer(a_node())
     controller.handle(asked(a_model()), 5.0)
@@ -256,7 +238,7 @@ def test_a_beat_that_offers_nothing_new_is_not_worth_deciding_on():
         return place(request, view)
 
     full = a_node(gpus_mib=(100,), grants={0: [("x", 100)]}, revision=1)
-    controller = PlacerController(counted, evict, {"placement": "first_fit", "eviction": "lru"}, epoch=3)
+    controller = placer(place=counted)
     beat(controller, 5.0, full)
     controller.handle(asked(a_model(mib=100)), 5.1)
     assert len(asked_for) == 1
@@ -350,27 +332,27 @@ def test_whatever_is_on_a_drained_node_is_told_to_go_until_it_does():
     assert payloads(controller.handle(Tick(), 9.5), StopInstance) == []
 
 
-def test_the_heir_of_a_placer_keeps_its_cordons_and_gives_every_node_a_whole_lease():
+def test_the_successor_of_a_placer_keeps_its_cordons_and_gives_every_node_a_whole_lease():
     """As after a pause of the standby, with a store that has lost its rows: nobody is taken as left."""
     earlier = placer(a_node())
     earlier.restore("cordons", {}, 1.0)
     earlier.handle(Cordon("node-1", True), 2.0)
     earlier.handle(Cordon("node-2", True), 2.0)
-    heir = placer(a_node())
-    heir.inherit(earlier, 500.0)
-    saved = heir.restore("cordons", {"node-2": Cordon("node-2", False)}, 500.0)
+    successor = placer(a_node())
+    successor.inherit(earlier, 500.0)
+    saved = successor.restore("cordons", {"node-2": Cordon("node-2", False)}, 500.0)
     assert saved == [Save("cordons", "node-1", Cordon("node-1", True))]
-    heir.restore("nodes", {"node-1": a_node(revision=7)}, 500.0)
-    assert payloads(heir.handle(Tick(), 500.5), NodeLeft) == []
-    assert [(n.node_id, n.draining) for n in heir.view(500.5)] == [("node-1", True)]
+    successor.restore("nodes", {"node-1": a_node(revision=7)}, 500.0)
+    assert payloads(successor.handle(Tick(), 500.5), NodeLeft) == []
+    assert [(n.node_id, n.draining) for n in successor.view(500.5)] == [("node-1", True)]
 
 
-def test_placements_of_an_autoscaler_that_was_replaced_make_way_whoever_it_was():
-    """A standby that takes over has another service id and a higher epoch, and asks for an instance of its own."""
+@pytest.mark.parametrize("issuer", ["autoscaler-1", "autoscaler-2"], ids=["restarted", "a standby"])
+def test_placements_of_an_autoscaler_that_was_replaced_make_way_whoever_it_was(issuer):
+    """What takes over has a higher epoch, and may have another service id; it asks for an instance of its own."""
     controller = placer(a_node(gpus_mib=(100,), grants={0: [("x", 100)]}))
-    ask = PlaceInstance(instance_id="i-old", model=a_model(mib=100), reason="", wanted_at=0.0)
-    controller.handle(an_event(ask, issuer="autoscaler-1", epoch=5), 1.0)
-    controller.handle(an_event(replace(ask, instance_id="i-new"), issuer="autoscaler-2", epoch=6), 2.0)
+    controller.handle(asked(a_model(), "i-old", epoch=5), 1.0)
+    controller.handle(replace(asked(a_model(), "i-new", epoch=6), issuer=issuer), 2.0)
     assert list(controller.placements) == ["i-new"]
 
 

@@ -11,10 +11,10 @@ from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.domain.model import Slo, WeightsRef
 from glowplug.events.commands import PlaceInstance
-from glowplug.events.facts import RequestFinished
 from glowplug.policies.decisions import StageDecision
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
+from tests.unit.controllers.placer.rig import finished
 
 MODEL = a_model("m", weights=WeightsRef(uri="s3://w", num_bytes=8000), slo=Slo(ttft_s=5.0))
 NODE = a_node(links=(Link(link_id="node-1/nic", bytes_per_s=1000.0),))
@@ -132,15 +132,6 @@ def test_a_start_that_is_not_to_be_frees_its_share():
     net.forget("x")
     net.forget("never ordered")
     assert left(net) == {"y": 8000.0}
-
-
-def finished(**fields):
-    given = {
-        "model_key": "m", "request_id": "r", "router_id": "router-1", "instance_id": "x", "status": 200,
-        "arrived_at": 0.0, "finished_at": 12.0, "queue_s": 1.0, "ttft_s": 2.0, "e2e_s": 12.0,
-        "prompt_tokens": 5, "response_tokens": 101, "tokens_exact": True, "cold": False,
-    }  # fmt: skip
-    return RequestFinished(**(given | fields))
 
 
 def test_a_warm_request_teaches_prefill_and_decode_and_starts_the_rest():

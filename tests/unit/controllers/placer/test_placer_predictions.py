@@ -1,36 +1,34 @@
 """The placer predicts what it orders, tells everybody who waits, learns from what came, and keeps it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.effects import Record, Remove, Save
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.events.commands import PlaceInstance, StartInstance
+from glowplug.domain.model import Slo
+from glowplug.events.commands import StartInstance
 from glowplug.events.facts import InstanceReady
-from glowplug.policies.registry import choose
+from glowplug.policies.placement import hydraserve, union
+from glowplug.policies.placement.first_fit import place as first_fit
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
+from tests.unit.controllers.placer.rig import a_placer, asked, beat, finished, payloads
 
 MODEL = a_model("m", mib=300)
 NODES = [a_node(f"node-{n}", revision=1) for n in (1, 2)]
 
 
 def placer(placement: str = "first_fit") -> PlacerController:
-    names = {"placement": placement, "eviction": "lru"}
-    params = PlacerParams(settle_s=0.0, node_lease_s=900.0)
-    controller = PlacerController(choose("placement", placement), choose("eviction", "lru"), names, 3, params)
-    controller.restore("models", {"m": MODEL}, 0.0)
-    controller.restore("nodes", {node.node_id: node for node in NODES}, 0.0)
-    controller.handle(Tick(), 0.0)
-    return controller
+    return a_placer(*NODES, place=placement, models=[MODEL], settle_s=0.0, node_lease_s=900.0)
 
 
 def ask(controller: PlacerController, instance_id: str, now_s: float) -> tuple[StartInstance, dict[str, Any]]:
-    command = PlaceInstance(instance_id=instance_id, model=MODEL, reason="", wanted_at=now_s)
-    effects = controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), now_s)
-    (start,) = [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, StartInstance)]
+    effects = controller.handle(asked(MODEL, instance_id, wanted_at=now_s), now_s)
+    (start,) = payloads(effects, StartInstance)
     (record,) = [e.decision for e in effects if isinstance(e, Record)]
     return start, dict(record.inputs)
 
@@ -92,3 +90,40 @@ def test_of_a_model_that_is_gone_nothing_is_kept() -> None:
     came(controller, ask(controller, "i-1", 1.0)[0], 8.0)
     others = {"n": replace(MODEL, name="n", key="n")}
     assert controller.restore("models", others, 9.0) == [Remove("start_times", "m/emulated/host/cached")]
+
+
+def halves(num_free: int, revision: int) -> list[Node]:
+    """Two nodes of one GPU each, with so many MiB of 300 free, that serve stages."""
+    held = {0: [("other", 300 - num_free)]}
+    return [
+        a_node(node_id, revision=revision, grants=held, abilities=("emulated:stages",))
+        for node_id in ("node-1", "node-2")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slow_s", "fast_s", "asked_at"),
+    [(30.0, 0.1, (2.0, 2.1)), (4.5, 4.5, (2.0, 2.9))],
+    ids=["a slower start (section 4.1)", "a longer wait: 4.5 s of 5, after 0.95 s and after 0.05 s"],
+)
+def test_a_model_that_would_be_late_is_no_answer_for_one_that_would_not(
+    slow_s: float, fast_s: float, asked_at: tuple[float, float]
+) -> None:
+    """Two stages of 75 MiB fit; what was measured of one model rules them out, of the other it does not."""
+    controller = a_placer(*halves(0, 1), place=hydraserve.place)
+    for name, launch_s, now_s in (("slow", slow_s, asked_at[0]), ("fast", fast_s, asked_at[1])):
+        model = a_model(name, mib=150, slo=Slo(ttft_s=5.0))
+        launch = Phase(name=PhaseName.LAUNCH, started_at=1.0, ended_at=1.0 + launch_s)
+        times = {"phases": (launch,), "created_at": 1.0, "ready_at": 1.0 + launch_s, "gpu_kind": "host"}
+        assert controller.fleet.network.times.learn(an_instance(f"before-{name}", name, **times), model) is not None
+        assert payloads(controller.handle(asked(model, f"i-{name}", wanted_at=now_s), now_s), StartInstance) == []
+    started = payloads(beat(controller, 2.95, *halves(100, 2)), StartInstance)
+    assert [start.instance_id for start in started] == ["i-fast", "i-fast.1"]
+
+
+@pytest.mark.parametrize(("place", "learns"), [(first_fit, False), (hydraserve.place, True), (union.place, True)])
+def test_requests_teach_only_a_placement_that_reads_seconds(place: Callable[..., Any], learns: bool) -> None:
+    controller = a_placer(place=place)
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 2.0)
+    controller.handle(an_event(finished()), 12.0)
+    assert ("m" in controller.fleet.network.seconds) == learns == controller.reads_ends

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Record, Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import FetchWeights, StartInstance, StopInstance
@@ -18,34 +17,19 @@ from glowplug.events.facts import (
     InstanceStopped,
     InstanceSwappedOut,
     NodeBeat,
-    RequestFinished,
 )
-from glowplug.policies.registry import choose
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
-from tests.unit.controllers.placer.rig import asked
+from tests.unit.controllers.placer.rig import a_placer, asked, finished
 from tests.unit.controllers.placer.rig import payloads as sent
 
 CAN = ("emulated:prewarm", "emulated:swap")
 MODEL = a_model("a", mib=300, weights_bytes=100 * MIB, kv_bytes=200 * MIB)
 
 
-WARM = RequestFinished(
-    model_key="a", request_id="r", router_id="router-1", instance_id="i-0", status=200, arrived_at=0.0,
-    finished_at=12.0, queue_s=1.0, ttft_s=2.0, e2e_s=12.0, prompt_tokens=5, response_tokens=101,
-    tokens_exact=True, cold=False,
-)  # fmt: skip
-
-
 def placer(*nodes, models=(MODEL,), placement="warmserve", prewarming="warmserve", eviction="lru", **params):
     """Without priors: what is not seen is bytes over the rates."""
-    names = {"placement": placement, "eviction": eviction, "prewarming": prewarming}
-    place, evict, prewarm = (choose(room, name) for room, name in names.items())
-    params = PlacerParams(settle_s=0.0, node_lease_s=900.0, **params)
-    controller = PlacerController(place, evict, names, 3, params, prewarm=prewarm, priors={})
-    controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
-    controller.restore("models", {m.key: m for m in models}, 0.0)
-    controller.handle(Tick(), 0.0)
-    return controller
+    given = {"place": placement, "evict": eviction, "prewarm": prewarming, "models": models, "priors": {}}
+    return a_placer(*nodes, settle_s=0.0, node_lease_s=900.0, **given, **params)
 
 
 def forecast(controller, now_s, *, mean=4.0, peak=4.0, model="a"):
@@ -245,7 +229,7 @@ def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_
     assert controller.reads_ends
     controller.handle(an_event(InstanceReady(instance=an_instance("i-0", "a", gpu_id="node-2/0"))), 1.0)
     for ttft_s in (1.5, 2.5):
-        controller.handle(an_event(replace(WARM, ttft_s=ttft_s)), 1.0)
+        controller.handle(an_event(finished("a", instance_id="i-0", ttft_s=ttft_s)), 1.0)
     controller.handle(
         an_event(InstanceStopped(instance=an_instance("i-0", "a", InstanceState.STOPPED, revision=2))), 1.1
     )

@@ -3,20 +3,12 @@
 from dataclasses import replace
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.instance import InstanceState
-from glowplug.events.commands import (
-    CancelPlacement,
-    FetchWeights,
-    JoinStages,
-    StartInstance,
-    StopInstance,
-)
+from glowplug.events.commands import CancelPlacement, FetchWeights, JoinStages, StartInstance, StopInstance
 from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStarting
 from glowplug.policies.decisions import PlaceDecision, StageDecision
-from glowplug.policies.eviction.lru import evict
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
-from tests.unit.controllers.placer.rig import asked
+from tests.unit.controllers.placer.rig import a_placer, asked
 from tests.unit.controllers.placer.rig import payloads as sent
 
 NODES = [a_node("node-1"), a_node("node-2")]
@@ -41,11 +33,7 @@ def two_stages(request, view):
 
 
 def placer(**params):
-    names = {"placement": "two_stages", "eviction": "lru"}
-    controller = PlacerController(two_stages, evict, names, 3, PlacerParams(settle_s=0.0, **params))
-    controller.restore("nodes", {n.node_id: n for n in NODES}, 0.0)
-    controller.handle(Tick(), 0.0)
-    return controller
+    return a_placer(*NODES, place=two_stages, settle_s=0.0, **params)
 
 
 def place(controller, now_s=1.0):

@@ -5,24 +5,18 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import StartInstance, StopInstance
 from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
-from glowplug.policies.eviction.lru import evict
-from glowplug.policies.placement.first_fit import place
-from glowplug.policies.registry import choose
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
-from tests.unit.controllers.placer.rig import asked, beat, payloads
+from tests.unit.controllers.placer.rig import a_placer, asked, beat, payloads
 
 
 def placer(node, turns) -> PlacerController:
-    chosen = {"placement": "first_fit", "eviction": "lru"}
-    controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(turns=turns))
-    controller.restore("nodes", {node.node_id: node}, 0.0)
-    for at in (0.0, 2.0):
-        controller.handle(Tick(), at)
+    controller = a_placer(node, turns=turns)
+    controller.handle(Tick(), 2.0)
     return controller
 
 
@@ -123,15 +117,12 @@ def test_bytes_that_come_free_are_left_by_who_is_far_ahead_of_another_that_waits
     assert bool(payloads(found, StartInstance)) is starts
 
 
-def serving(node, *instances, victims="oldest_use") -> PlacerController:
-    chosen = {"placement": "first_fit", "eviction": "lru"}
-    controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(victims=victims))
-    controller.restore("nodes", {node.node_id: node}, 0.0)
-    controller.handle(Tick(), 0.0)
+def serving(node, *instances, loads=None, **params) -> PlacerController:
+    controller = a_placer(node, **params)
     for instance in instances:
         controller.handle(an_event(InstanceReady(instance=instance)), 1.0)
     controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
-    controller.handle(load_report(), 9.9)
+    controller.handle(load_report(**(loads or {})), 9.9)
     controller.handle(Tick(), 9.9)
     return controller
 
@@ -229,16 +220,9 @@ def test_for_one_gpu_no_engine_on_several_leaves_that_one_on_one_can_spare():
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
     """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})
-    names = {"placement": "warmserve", "eviction": "lru"}
+    rows = [an_instance(instance_id, instance_id, mib=40, ready_at=1.0) for instance_id in ("i-1", "i-2")]
     for busy in ({}, {"i-2": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-2": 1})}):
-        controller = PlacerController(choose("placement", "warmserve"), evict, names, epoch=3)
-        controller.restore("nodes", {node.node_id: node}, 0.0)
-        controller.handle(Tick(), 0.0)
-        for instance_id in ("i-1", "i-2"):
-            row = an_instance(instance_id, instance_id, mib=40, ready_at=1.0)
-            controller.handle(an_event(InstanceReady(instance=row)), 1.0)
-        controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
-        controller.handle(load_report(**busy), 9.9)
+        controller = serving(node, *rows, loads=busy, place="warmserve")
         stopped = sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance)
         assert sorted(stopped) == ([] if busy else ["i-1", "i-2"])
 
