@@ -242,7 +242,7 @@ class EnginesWalk(Walk):
             self.kv_used.pop(i, None)
             if not ok:
                 self.end(i)
-            self.tell(msg.EngineAsleep(i, self.random.choice((-1, 0, 3, 500))) if ok else msg.EngineGone(i))
+            self.tell(msg.EngineAsleep(i, self.random.choice((-1, 0, 3, 20 * MIB))) if ok else msg.EngineGone(i))
         elif kind == "launch":
             self.tell(msg.EngineLaunched(i) if ok else failed)
         elif kind == "AwaitWeights":
@@ -368,7 +368,7 @@ def test_bytes_are_conserved_whatever_comes_in_whatever_order(seed: int) -> None
 def test_the_walks_go_everywhere() -> None:
     """Else the property above would hold of nothing."""
     seen: Counter[str] = Counter()
-    for seed in range(80):
+    for seed in range(100):
         walk = EnginesWalk(seed)
         walk.run()
         seen += walk.seen
@@ -401,7 +401,7 @@ class TableWalk(Walk):
     before it, have come across."""
 
     params = replace(PARAMS, start_deadline_s=90, swap_host_bytes=0, consolidate_deadline_s=5)
-    mib = 900
+    mib = 400
 
     def __init__(self, seed: int, pairs: set[Pair]) -> None:
         self.pairs = pairs
@@ -494,6 +494,7 @@ class TableWalk(Walk):
 
     def outcome(self, record: Holding, kind: type) -> Any:
         i = record.instance.instance_id
+        held = sum(sum(of_gpu.values()) for of_gpu in record.shares.values())
         given: dict[type, tuple[Any, ...]] = {
             msg.WeightsComplete: ("/w",),
             msg.WeightsFailed: ("weights_unavailable", "gone"),
@@ -504,7 +505,7 @@ class TableWalk(Walk):
             msg.ConsolidationFailed: ("broken",),
             msg.HealthSeen: self.random.choice(((True,),) * 9 + ((False,), (False, False))),
             msg.InFlight: self.random.choice(((0,), (2, 20 * MIB), (3, 90 * MIB))),
-            msg.EngineAsleep: (self.random.choice((-1, 0, 20 * MIB, 60 * MIB)),),
+            msg.EngineAsleep: (self.random.choice((-1, held // 8, held, held, 2 * held)),),
             msg.EngineGone: (self.random.random() < 0.7,),
             msg.StopAsked: ("an operator", self.random.choice((0.0, 5.0))),
         }

@@ -150,15 +150,17 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
     kind = transaction.engines.get(holding.instance.engine)
     most = 0 if kind is None or not kind.asleep_bytes else kind.asleep_bytes + (0 if leaves else sum(weights.values()))
-    if most and seen.num_bytes > most:
-        why = f"its engine says that it sleeps, and keeps {show_bytes(seen.num_bytes)}: more than {show_bytes(most)}"
+    rest = _rest(seen.num_bytes, list(was)) if leaves else {}
+    is_too_much = any(sum(rest[g].values()) > sum(of_gpu.values()) for g, of_gpu in was.items() if g in rest)
+    if is_too_much or (most and seen.num_bytes > most):
+        why = f"its engine says that it sleeps, and keeps {show_bytes(seen.num_bytes)}"
         stopping = lifecycle.stop(transaction, holding, transaction.params.stop_grace_s, State.STOPPING)
         transaction.publish(stopping, reason=why)
         return
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
-        asleep = replace(holding.enter(State.SWAPPED_OUT), shares=_rest(seen.num_bytes, list(was)))
-        asleep = transaction.grant(asleep) if asleep.shares else asleep
+        asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
+        asleep = transaction.grant(asleep) if rest else asleep
         transaction.publish(asleep, url="", reason="it sleeps in host memory")
         return
     workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in holding.own_workers)
