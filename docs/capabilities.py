@@ -46,7 +46,7 @@ MODES: dict[str, tuple[dict[str, Any], ...]] = {
     "command": ({},),
     "emulated": ({},),
 }
-NO_ROW = {"emulated", "maps_weights"}  # the first column of words; a number
+NO_ROW = {"emulated"}  # the first column of words; a number
 CAN = {
     Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
     Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",

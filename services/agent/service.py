@@ -234,7 +234,6 @@ def engine_kind(driver: EngineDriver, gpu_kind: str) -> EngineKind:
         name=driver.name,
         emulated=known.emulated,
         abilities=abilities,
-        maps_weights=known.maps_weights,
         asleep_bytes=known.asleep_bytes,
     )
 

@@ -109,7 +109,6 @@ class Instance:
     start_kind: str = ""  # what its start found, once READY: cold, cached, wake, growth or join (start_times.py)
     gpu_kind: str = ""  # of its GPUs, as in Gpu
     predicted_s: float = 0.0  # what its start was expected to take, from the command to READY; 0: not known
-    maps_weights: bool = False  # its engine reads its weights from host memory whenever it wakes: they are kept there
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

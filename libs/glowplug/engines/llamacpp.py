@@ -37,9 +37,7 @@ class LlamacppDriver(HostedDriver):
     name = "llamacpp"
     arguments = llamacpp_args.ARGUMENTS
     weights = llamacpp_args.WEIGHTS
-    capabilities = EngineCapabilities(
-        cancels_unstreamed=False, overhead_bytes=2 << 30, maps_weights=True, asleep_bytes=512 << 20
-    )
+    capabilities = EngineCapabilities(cancels_unstreamed=False, overhead_bytes=2 << 30, asleep_bytes=512 << 20)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 

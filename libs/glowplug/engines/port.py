@@ -29,7 +29,6 @@ class EngineCapabilities:
     metrics: bool = False  # vLLM's metric names on /metrics
     cancels_unstreamed: bool = True  # False: at once only for streams; the others when the engine is quiet
     overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
-    maps_weights: bool = False  # reads its weights from host memory whenever it wakes, so they have to stay there
     asleep_bytes: int = 0  # GPU memory that a sleeping engine may keep; 0: that is not looked at
     groups: bool = False  # one instance may spread over several GPUs of a node
 

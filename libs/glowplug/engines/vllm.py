@@ -42,7 +42,7 @@ class VllmDriver(HostedDriver):
     name = "vllm"
     arguments = vllm_args.ARGUMENTS
     weights = vllm_args.WEIGHTS
-    capabilities = EngineCapabilities(parked=True, metrics=True, maps_weights=True, asleep_bytes=2 << 30)
+    capabilities = EngineCapabilities(parked=True, metrics=True, asleep_bytes=2 << 30)
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 

@@ -16,7 +16,6 @@ class EngineKind:
     emulated: bool = False
     unavailable: str = ""
     abilities: frozenset[str] = frozenset()  # of "prewarm", "swap", "stages": see Node.can
-    maps_weights: bool = False  # as in Instance
     asleep_bytes: int = 0  # that one of its engines may keep of its GPUs while it sleeps; 0: that is not looked at
 
 

@@ -77,7 +77,6 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         num_stages=max(1, command.num_stages),
         gpu_kind=next((gpu.kind for gpu in transaction.ledger.gpus if gpu.gpu_id in mine), ""),
         predicted_s=command.predicted_s,
-        maps_weights=bool(kind and kind.maps_weights),
     )
     return Holding(
         state=State.STARTING,

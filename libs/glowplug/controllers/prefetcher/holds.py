@@ -56,7 +56,7 @@ class Holds:
             return digest
         self._users[key] = user
         user.instance = instance
-        if instance.state.is_dormant and not instance.maps_weights:
+        if instance.state.is_dormant:
             user.digest = ""  # it has its weights, on its GPUs or where it sleeps; what grows from it, too
         elif not user.digest:
             user.digest, user.since = digest, now_s
@@ -122,8 +122,7 @@ class Holds:
             if user.digest == digest and user.holds(now_s, self._hold_s):
                 return f"{key} uses it"
         for key, instance in self._seen():
-            has_copy = instance.state.is_dormant and not instance.maps_weights
-            is_unknown = not self._users[key].digest and not has_copy
+            is_unknown = not self._users[key].digest and not instance.state.is_dormant
             if is_unknown and instance.model_key in model_keys:
                 return f"{key} uses it"
         return ""
