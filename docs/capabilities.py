@@ -8,8 +8,8 @@ from typing import Any
 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
-from glowplug.engines.drivers import NAMES, Declaration, declaration
-from glowplug.engines.port import EngineCapabilities
+from glowplug.engines.drivers import NAMES, Declaration, declaration, driver
+from glowplug.engines.port import Ability, EngineCapabilities
 from glowplug.simulator.setup import ABILITIES
 
 README = Path(__file__).parents[1] / "README.md"
@@ -17,20 +17,19 @@ _BETWEEN = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end of capabilities --
 START = {
     "llamacpp": "default",
     "vllm": "`make vllm-env`, then `make up ENGINE=vllm`",
+    "command": "a file of the node, [engines/command.md](docs/engines/command.md)",
     "emulated": "`make up ENGINE=emulated`",
 }
 WHAT = {
     "llamacpp": "llama.cpp in a process of its own; SmolLM2-135M-Instruct comes in a package",
     "vllm": "a vLLM server in its own environment",
+    "command": "any server, by its command line and its port",
     "emulated": "a process with vLLM's HTTP API and no model: texts are made up, timings follow published measurements",
 }
 ROWS = {  # field of EngineCapabilities -> what it means to a reader
     "cancels_unstreamed": "stops at once when a client leaves that asked for no stream",
     "metrics": "gives vLLM's metrics",
     "parked": "starts from a parked process",
-    "prewarm": "holds prewarmed weights and grows from them (WarmServe)",
-    "sleep": "swaps out to host memory and wakes (SwapServeLLM)",
-    "checkpoint": "is saved and restored as a process",
     "groups": "spreads one instance over several GPUs",
 }
 APIS = {  # path of the data port -> what it is to a reader
@@ -44,11 +43,16 @@ MODES: dict[str, tuple[dict[str, Any], ...]] = {
     # engine_args, the usual ones first; with others it answers other paths
     "llamacpp": ({}, {"embeddings": True}, {"embeddings": True, "pooling": "rank"}),
     "vllm": ({"runner": "generate"}, {"runner": "pooling"}),
+    "command": ({},),
     "emulated": ({},),
 }
-NO_ROW = {"emulated", "overhead_bytes"}  # the first column of words; a number
-SIMULATED = {"prewarm": "prewarm", "sleep": "swap"}  # field -> ability of a simulated fleet
-STAGES = "starts in pipeline stages (HydraServe)"
+NO_ROW = {"emulated"}  # the first column of words; a number
+CAN = {
+    Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
+    Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
+    Ability.STAGES: "starts in pipeline stages (HydraServe)",
+}
+DECLARED = {("command", Ability.PREWARM), ("command", Ability.SWAP)}  # by the node's file, of each server
 
 
 def table() -> str:
@@ -65,12 +69,26 @@ def table() -> str:
     declared = [f.name for f in fields(EngineCapabilities) if f.type is bool and f.name not in NO_ROW]
     for field in sorted(declared, key=lambda name: [*ROWS, name].index(name)):
         meaning = ROWS.get(field, field.replace("_", " "))
-        is_simulated = SIMULATED.get(field) in ABILITIES or field == "groups"
         cells = [_word(engine, bool(getattr(engine.capabilities, field))) for engine in engines]
-        out.append(_row(meaning, cells, "simulated" if is_simulated else "no"))
-    out.append(_row(STAGES, ["no" for _ in engines], "simulated" if "stages" in ABILITIES else "no"))
+        out.append(_row(meaning, cells, "simulated" if field == "groups" else "no"))
+    for ability, meaning in CAN.items():
+        out.append(_row(meaning, [_can(engine, ability) for engine in engines], _simulated(ability)))
     out.append(_row("started by", [START[engine.name] for engine in engines], "`glowplug simulate`"))
     return "\n".join(out) + "\n"
+
+
+def _can(engine: Declaration, ability: Ability) -> str:
+    """Real where it was measured; what runs on GPUs is written and has not been measured."""
+    if (engine.name, ability) in DECLARED:
+        return "real, where declared"
+    on_host, on_gpus = (ability in driver(engine.name).abilities(kind) for kind in ("host", "cuda"))
+    if engine.capabilities.emulated or not on_host:
+        return _word(engine, on_host)
+    return "real on host memory; on GPUs " + ("not measured" if on_gpus else "no")
+
+
+def _simulated(ability: Ability) -> str:
+    return "simulated" if ability in ABILITIES else "no"
 
 
 def _word(engine: Declaration, is_there: bool) -> str:
@@ -81,6 +99,8 @@ def _word(engine: Declaration, is_there: bool) -> str:
 
 def _answers(engine: Declaration, path: str) -> str:
     """Whether an engine answers that path, and with which engine_args where the usual ones do not do."""
+    if engine.name == "command":
+        return "as its server does"
     for args in MODES[engine.name]:
         model = Model(
             name="m",

@@ -114,10 +114,10 @@ class CheckedAgent(AgentController):
         self.handle(stop(becomes=becomes), now_s)
         return self.handle(msg.InFlight("i-1", 0), now_s + 1)
 
-    def asleep(self, becomes: str, now_s: float = 20.0) -> Self:
-        """i-1 has drained and left its GPU two seconds after `now_s`."""
+    def asleep(self, becomes: str, now_s: float = 20.0, *, keeps: int = -1) -> Self:
+        """i-1 has drained and left its GPU two seconds after `now_s`, but for `keeps` bytes that were seen."""
         self.drained(becomes, now_s)
-        self.handle(msg.EngineAsleep("i-1"), now_s + 2)
+        self.handle(msg.EngineAsleep("i-1", keeps), now_s + 2)
         return self
 
     def draining(self) -> Self:
@@ -137,11 +137,15 @@ def make(
     gpus: int = 1,
     abilities: Iterable[str] = (),
     params: msg.AgentParams = PARAMS,
+    asleep_mib: int = 0,
 ) -> CheckedAgent:
-    """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities`."""
+    """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
+    when it sleeps (0: that is not looked at)."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB) for n in range(gpus)])
     engines = {
-        "emulated": msg.EngineKind(name="emulated", emulated=True, abilities=frozenset(abilities)),
+        "emulated": msg.EngineKind(
+            name="emulated", emulated=True, abilities=frozenset(abilities), asleep_bytes=asleep_mib * MIB
+        ),
         "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),
     }
     return CheckedAgent(NODE, ledger, engines, params=params, memory=memory, agent_url="http://a")

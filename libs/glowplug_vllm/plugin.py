@@ -1,8 +1,8 @@
 """What vLLM loads of ours: its `vllm.general_plugins` and `vllm.endpoint_plugins` entry points named `glowplug`.
 
-The endpoint tells two things that vLLM does not: the port of a server that was started with `--port 0` (written to
-the run directory once the port accepts), and since when the engine core has not answered. vLLM's own /health asks
-only whether the core's process has ended, so a hung core looks well (vllm#39863).
+The endpoint has the routes of sleeping.py, and tells two things that vLLM does not: the port of a server that was
+started with `--port 0` (written to the run directory once the port accepts), and since when the engine core has not
+answered. vLLM's own /health asks only whether the core's process has ended, so a hung core looks well (vllm#39863).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import process, rundir
+from glowplug_vllm import kv_limit, process, rundir, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -38,6 +38,9 @@ def register() -> None:
     """Runs in the API server, the engine core and the workers: the two latter must not outlive their parent."""
     if multiprocessing.parent_process() is not None:
         process.die_with_parent()
+    from vllm.v1.engine.core import EngineCore
+
+    EngineCore.glowplug_kv = kv_limit.kv  # the API server calls it by its name
 
 
 class CoreWatch:
@@ -73,6 +76,7 @@ class GlowplugEndpoint:
     def __init__(self) -> None:
         self._watch: CoreWatch | None = None
         self._announcement: asyncio.Task[None] | None = None
+        self._sleeping: sleeping.Sleeping | None = None
 
     def attach_router(self, app: Any) -> None:
         from fastapi.responses import JSONResponse
@@ -87,10 +91,12 @@ class GlowplugEndpoint:
                 return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=503)
 
         app.add_api_route(CORE_PATH, core, methods=["GET"], include_in_schema=False)
+        app.include_router(sleeping.routes(lambda: self._sleeping))
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         if engine_client is not None:
             self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
+            self._sleeping = sleeping.Sleeping(engine_client)
         if START is not None:
             port = args.port or process.bound_port()
             self._announcement = asyncio.create_task(announce(START, args.host or "", port, holds(engine_client)))

@@ -26,7 +26,7 @@ from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
-from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, limit_bytes, until_exit
+from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 
@@ -35,6 +35,8 @@ NO_STAGES = NoStages()
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
+GPU_KIND = "gpu_kind"  # in a handle's data
+SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -206,7 +208,7 @@ class EngineExecutor:
             raise NoSpace(f"cannot prepare {run_dir}: {error}") from error
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
-            data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
+            data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id, GPU_KIND: effect.gpu_kind}
             handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
@@ -343,7 +345,19 @@ class EngineExecutor:
             log.warning("%s is stopped: %s", effect.instance_id, error.message)
             self._begin(effect.instance_id, "stop", self._stop(msg.StopEngine(effect.instance_id, 0.0)))
             return
-        await self._report(msg.EngineAsleep(effect.instance_id))
+        kept = await self._kept(handle, driver, effect.becomes)
+        await self._report(msg.EngineAsleep(effect.instance_id, kept))
+
+    async def _kept(self, handle: EngineHandle, driver: EngineDriver, becomes: str) -> int:
+        """What the device says that the engine holds. One that leaves its GPUs has a while until that is as little as
+        its kind may keep: a device gives pages back some time after it was asked."""
+        most = driver.capabilities.asleep_bytes if becomes == "swapped_out" else 0
+        deadline = self._clock() + SETTLE_S
+        while True:
+            kept: int = await asyncio.to_thread(bytes_kept, handle, handle.data.get(GPU_KIND, ""))
+            if not most or kept <= most or self._clock() > deadline:
+                return kept
+            await asyncio.sleep(SETTLE_POLL_S)
 
     async def _stop(self, effect: msg.StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""

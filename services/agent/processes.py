@@ -22,8 +22,8 @@ from glowplug.controllers.agent.messages import EngineOverLimit
 from glowplug.domain.address import PortRange
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle, LaunchRequest
-from glowplug.engines.process import kill_group, started_at
-from glowplug.memory.discovery import EMULATED
+from glowplug.engines.process import anonymous_bytes, group_members, kill_group, started_at
+from glowplug.memory.discovery import EMULATED, HOST, HardwareUnavailable, cuda_bytes
 
 log = logging.getLogger(__name__)
 LIMIT = "host_bytes_limit"  # in a handle's data; absent where an agent without this watch has started the engine
@@ -95,6 +95,21 @@ def private_bytes(leaders: Collection[int]) -> dict[int, int]:
                 memory = psutil.Process(pid).memory_info()
                 used[leader] += memory.rss - getattr(memory, "shared", 0)  # not known outside Linux
     return used
+
+
+def bytes_kept(handle: EngineHandle, gpu_kind: str) -> int:
+    """GPU memory that the processes of an engine hold now, as the device says; on host memory, what no file stands
+    behind. -1 where nothing can say so."""
+    if gpu_kind == EMULATED:
+        return -1
+    members = group_members(handle.pid, handle.pid_started_at)
+    if gpu_kind == HOST:
+        return sum(map(anonymous_bytes, members))
+    try:
+        return cuda_bytes(members)
+    except HardwareUnavailable as error:
+        log.warning("what %s keeps of its GPU cannot be seen: %s", handle.instance_id, error)
+        return -1
 
 
 class MemoryWatch:

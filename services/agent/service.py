@@ -18,7 +18,7 @@ from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import drivers
-from glowplug.engines.port import EngineDriver, Sleeper, Stager
+from glowplug.engines.port import EngineDriver
 from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import EMULATED, HOST, discover
 from glowplug.memory.ledger import ByteLedger
@@ -61,11 +61,10 @@ class AgentService:
     ) -> None:
         self.settings, self._bus, self._connect = settings, bus, connect
         self._lock = NodeLock(settings.node_dir, settings.node)
-        if drivers is None:
-            self._drivers, kinds = find_engines(settings)
-        else:
-            self._drivers, kinds = drivers, {name: kind_of(name, driver) for name, driver in drivers.items()}
-        found = discover(settings.node, gpu_kind(settings.gpu_kind, self._drivers), settings.gpu_budgets.split(","))
+        self._drivers, refused = find_engines(settings) if drivers is None else (drivers, {})
+        kind = gpu_kind(settings.gpu_kind, self._drivers)
+        kinds = refused | {name: engine_kind(driver, kind) for name, driver in self._drivers.items()}
+        found = discover(settings.node, kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:
             log.warning("%s", warning)
@@ -209,37 +208,34 @@ def _log_fault(task: asyncio.Task[None]) -> None:
 
 
 def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:
-    """Drivers that can start here, and every engine asked for with why it cannot, logged once."""
+    """Drivers that can start here, and the other engines that were asked for with why they cannot, logged once."""
     asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or list(drivers.NAMES)
     found: dict[str, EngineDriver] = {}
-    kinds: dict[str, EngineKind] = {}
+    refused: dict[str, EngineKind] = {}
     for name in asked:
         try:
             driver = drivers.driver(name, settings.engine_settings())
-            why = driver.unavailable()
+            why, emulated = driver.unavailable(), driver.capabilities.emulated
         except (GlowplugError, ImportError) as error:
-            driver, why = None, str(error)
+            driver, why, emulated = None, str(error), False
         if driver is not None and not why:
             found[name] = driver
         else:
             log.info("engine %s is not available on %s: %s", name, settings.node, why)
-        kinds[name] = kind_of(name, driver, why)
-    return found, kinds
+            refused[name] = EngineKind(name=name, emulated=emulated, unavailable=why)
+    return found, refused
 
 
-def kind_of(name: str, driver: EngineDriver | None, unavailable: str = "") -> EngineKind:
-    """What the controller knows of an engine; without a driver, only why it cannot start here."""
-    if driver is None:
-        return EngineKind(name=name, unavailable=unavailable)
-    emulated = driver.capabilities.emulated
-    return EngineKind(name=name, emulated=emulated, unavailable=unavailable, abilities=abilities_of(driver))
-
-
-def abilities_of(driver: EngineDriver) -> frozenset[str]:
-    """What its engines can do besides serving, by the names of Node.can. No driver of a real engine is a Stager yet."""
-    sleeps, known = isinstance(driver, Sleeper), driver.capabilities
-    can = {"prewarm": sleeps and known.prewarm, "swap": sleeps and known.sleep, "stages": isinstance(driver, Stager)}
-    return frozenset(ability for ability, is_there in can.items() if is_there)
+def engine_kind(driver: EngineDriver, gpu_kind: str) -> EngineKind:
+    """What the controller knows of an engine that can start, on GPUs of that kind."""
+    abilities = frozenset(driver.abilities(gpu_kind))
+    known = driver.capabilities
+    return EngineKind(
+        name=driver.name,
+        emulated=known.emulated,
+        abilities=abilities,
+        asleep_bytes=known.asleep_bytes,
+    )
 
 
 def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:

@@ -28,6 +28,7 @@ class AgentSettings(ServiceSettings):
     warm_engines: str = ""  # comma-separated: what is prepared at the start (parking vLLM takes 15 s of CPU and 630 MB)
     engine_python: str = ""
     vllm_python: str = ""
+    servers: str = ""  # a TOML file of servers that may be started by a command line (engine: command)
     vllm_parked: bool = True
     emulated_time_scale: float = Field(1.0, gt=0)
     engines_on_stop: Literal["stop", "leave"] = "stop"
@@ -111,4 +112,5 @@ class AgentSettings(ServiceSettings):
             load_timeout_s=self.load_timeout_s,
             health_timeout_s=self.health_timeout_s,
             emulated_time_scale=self.emulated_time_scale,
+            servers_file=self.servers,
         )

@@ -22,7 +22,9 @@ from services.autoscaler.settings import AutoscalerSettings
 
 VERBS: dict[str, Callable[[str], Any]] = {
     "load": operator.Load,
+    "wake": operator.Load,
     "unload": operator.Unload,
+    "sleep": operator.Sleep,
     "drain": operator.Suspend,
     "pin": lambda key: operator.Pin(key, True),
     "unpin": lambda key: operator.Pin(key, False),
@@ -142,7 +144,8 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
 
     @router.post("/v1/models/{name:path}/{verb}", status_code=202)
     async def act(name: str, verb: str) -> dict[str, Any]:
-        """load, unload, drain (unload and stay so until load), pin, unpin."""
+        """load or wake, unload, sleep (unload, its engine kept asleep where it can), drain (unload and stay so until
+        load), pin, unpin."""
         controller = service.controller(AutoscalerController)
         make = VERBS.get(verb)
         if make is None:

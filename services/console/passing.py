@@ -25,7 +25,7 @@ ANSWER_LIMIT_BYTES: Final = 256 << 10
 _ACTION_PASSED: Final = ("authorization", "traceparent", "tracestate", "x-request-id")
 _ACTION_RETURNED: Final = ("content-type", "retry-after", "www-authenticate", "x-request-id")
 Id = Annotated[str, Path(min_length=1, max_length=256)]
-ModelVerb = Literal["load", "unload", "drain", "pin", "unpin"]
+ModelVerb = Literal["load", "unload", "wake", "sleep", "drain", "pin", "unpin"]
 NodeVerb = Literal["drain", "undrain"]
 CHAT: Final = "/v1/chat/completions"
 MODELS_LIMIT_BYTES: Final = 8 << 20
@@ -59,7 +59,7 @@ def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
 
     @router.post("/models/{key}/{verb}", response_class=Response, responses=said, status_code=202)
     async def on_model(request: Request, key: Id, verb: ModelVerb) -> Response:
-        """load, unload, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
+        """load or wake, unload, sleep, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
         return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}/{verb}")
 
     @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=said, status_code=202)

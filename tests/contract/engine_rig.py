@@ -62,7 +62,7 @@ class EngineCase:
             "context_tokens": 1024,
             "max_concurrency": 4,
             "aliases": ("tiny-alias",),
-            "engine_args": _ENGINE_ARGS[self.name],
+            "engine_args": _ENGINE_ARGS.get(self.name, {}),
             **changes,
         }
         return Model(**values)  # type: ignore[arg-type]

@@ -69,6 +69,10 @@ def test_load_pin_unload_and_drain(state: Path) -> None:
 
     glowplug(state, "load", "smol-brief")
     wait_until("it is loaded", lambda: state_of("smol-brief") == "hot")
+    glowplug(state, "sleep", "smol-brief")
+    wait_until("it sleeps", lambda: state_of("smol-brief") == "warm")
+    glowplug(state, "wake", "smol-brief")
+    wait_until("it is woken", lambda: state_of("smol-brief") == "hot")
     glowplug(state, "unload", "smol-brief")
     wait_until("it is unloaded", lambda: state_of("smol-brief") == "cold")
     glowplug(state, "drain", "smol-brief")

@@ -41,6 +41,12 @@ def system(request: pytest.FixtureRequest, fleet: Fleet) -> System:
     return SYSTEMS[request.node.callspec.params["fleet"]]
 
 
+def at_rest(system: System) -> set[str]:
+    """States of what an idle fleet keeps."""
+    becomes = {system.params["autoscaler"]["stop_becomes"], system.params["placer"]["evict_becomes"]}
+    return becomes - {"stopped"}
+
+
 def decisions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
     """What the placer decided for it."""
     url = fleet.url("placer") + "/v1/decisions"
@@ -55,12 +61,26 @@ def test_a_cold_model_is_fetched_placed_and_answers(fleet: Fleet, system: System
     assert placed["policy"] == system.policies["placement"] and REASON[placed["policy"]] in placed["reason"]
 
 
-def test_it_gives_way_to_another_and_what_idles_leaves_nothing_behind(fleet: Fleet, system: System) -> None:
+def test_it_gives_way_to_another_and_what_idles_serves_no_more(fleet: Fleet, system: System) -> None:
     (first,) = fleet.instances("lasting")
     assert fleet.chat("brief").status_code == 200
     (evicted,) = [row for row in decisions(fleet, "brief") if row["kind"] == "evict"]
     assert evicted["policy"] == system.policies["eviction"] and evicted["chosen"] == first["instance_id"]
-    wait_until("idle to zero", lambda: not fleet.instances())
+    wait_until("idle to zero", lambda: {i["state"] for i in fleet.instances()} <= at_rest(system))
+
+
+def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
+    """The same process goes on: no fetch and no load, and the same greedy answer as before its sleep."""
+    sleeping = {i["instance_id"] for i in fleet.instances("lasting")}
+    assert bool(sleeping) == ("swapped_out" in at_rest(system))
+    answer = fleet.chat("lasting", temperature=0)
+    assert answer.status_code == 200, answer.text
+    (now,) = [i for i in fleet.instances("lasting") if i["state"] == "ready"]
+    assert now.get("source", "") in (sleeping or {""})
+    for _ in range(2):
+        assert fleet.chat("brief", temperature=0).status_code == 200
+        again = fleet.chat("lasting", temperature=0).json()["choices"][0]["message"]
+        assert again == answer.json()["choices"][0]["message"]
 
 
 def test_no_service_stumbled(fleet: Fleet) -> None:

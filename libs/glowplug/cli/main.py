@@ -26,6 +26,8 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         operate.undeploy,
         operate.load,
         operate.unload,
+        operate.wake,
+        operate.sleep,
         operate.pin,
         operate.unpin,
         operate.drain,

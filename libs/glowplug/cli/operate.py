@@ -1,5 +1,5 @@
-"""Commands that change what runs: deploy, undeploy, load, unload, pin, unpin and drain models, cordon nodes, and what a
-service started by hand needs to join."""
+"""Commands that change what runs: deploy, undeploy, load, unload, wake, sleep, pin, unpin and drain models, cordon
+nodes, and what a service started by hand needs to join."""
 
 import os
 import shlex
@@ -67,6 +67,8 @@ def _verb(name: str, done: str, text: str) -> Callable[..., None]:
 
 load = _verb("load", "load asked for", "Start an instance now, and lift a drain.")
 unload = _verb("unload", "unload asked for", "Drain its instances now; the next request starts one again.")
+wake = _verb("wake", "wake asked for", "Wake an instance that sleeps, or start one where none does.")
+sleep = _verb("sleep", "sleep asked for", "Let its engines sleep once they are done; one that cannot sleep stops.")
 drain = _verb("drain", "drain asked for", "Drain its instances and start none until `glowplug load`.")
 pin = _verb("pin", "pinned", "Keep one instance for good: never evicted, never asleep.")
 unpin = _verb("unpin", "unpinned", "Let it sleep and be evicted again.")

@@ -36,6 +36,13 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """Drain every instance now and let its engine sleep in its process, where it can; the next request wakes it."""
+
+    model_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Drain every instance and start none until Load."""
 

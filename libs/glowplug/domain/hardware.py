@@ -19,6 +19,12 @@ class GrantOwner(StrEnum):
     KV = "kv"
     PREWARM = "prewarm"
     RESERVATION = "reservation"
+    SLEEPER = "sleeper"  # what an engine that sleeps keeps; it gives way to whatever starts
+
+    @property
+    def is_dormant(self) -> bool:
+        """Whether its bytes serve no request."""
+        return self in (GrantOwner.PREWARM, GrantOwner.SLEEPER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,12 @@ class Gpu:
 
     @property
     def free_bytes(self) -> int:
-        return self.total_bytes - self.used_bytes
+        """What a start may be granted: sleepers give way to it."""
+        used = 0
+        for grant in self.grants:
+            if grant.owner is not GrantOwner.SLEEPER:
+                used += grant.num_bytes
+        return self.total_bytes - used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from glowplug.domain.model import Model
 from glowplug.engines import apis, emulated_args, probe
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import EngineCapabilities, EngineHandle, LaunchRequest
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
 
 
 class EmulatedDriver(HostedDriver):
@@ -17,16 +17,12 @@ class EmulatedDriver(HostedDriver):
     name = "emulated"
     arguments = emulated_args.ARGUMENTS
     weights = emulated_args.WEIGHTS
-    capabilities = EngineCapabilities(
-        emulated=True,
-        sleep=True,
-        metrics=True,
-        prewarm=True,
-        groups=True,
-        overhead_bytes=1 << 30,
-    )
+    capabilities = EngineCapabilities(emulated=True, metrics=True, groups=True, overhead_bytes=1 << 30)
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        return frozenset({Ability.PREWARM, Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:

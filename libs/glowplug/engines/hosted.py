@@ -14,7 +14,15 @@ from glowplug.domain.model import Model
 from glowplug.engines import probe, process, rendezvous
 from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm
-from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
+from glowplug.engines.port import (
+    Ability,
+    EngineCapabilities,
+    EngineHandle,
+    EngineSettings,
+    Health,
+    LaunchRequest,
+    LoadReport,
+)
 
 
 class HostedDriver:
@@ -33,6 +41,10 @@ class HostedDriver:
     @property
     def _python(self) -> str:
         return self._settings.python or sys.executable
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        """None, where a driver does not say otherwise."""
+        return frozenset()
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -145,25 +157,32 @@ class HostedDriver:
         log_tail = process.log_tail(Path(handle.log_path))
         return EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{log_tail}".rstrip())
 
+    def health_path(self, handle: EngineHandle) -> str:
+        return "/health"
+
+    def samples_in_flight(self, handle: EngineHandle) -> tuple[str, ...]:
+        """Names in /metrics of the requests that run and wait. Raises EngineFailed where none is known."""
+        return self.in_flight_samples
+
     async def health(self, handle: EngineHandle) -> Health:
         if not self.adopt(handle):
             return Health(ok=False, reason="the process is gone", alive=False)
         if not handle.url:
             return Health(ok=False, reason="not loaded yet")
+        path = self.health_path(handle)
         try:
-            status, body = await probe.ask(
-                handle.url, "/health", self._settings.health_timeout_s, api_key=handle.api_key
-            )
+            status, body = await probe.ask(handle.url, path, self._settings.health_timeout_s, api_key=handle.api_key)
         except TimeoutError:
             return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")
         except OSError as error:
             alive = self.adopt(handle)
             return Health(ok=False, reason=str(error) if alive else "the process is gone", alive=alive)
         if status != 200:
-            return Health(ok=False, reason=f"/health says {status}: {body[:200].decode('utf-8', 'replace')}")
+            return Health(ok=False, reason=f"{path} says {status}: {body[:200].decode('utf-8', 'replace')}")
         return Health(ok=True)
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
+        samples = self.samples_in_flight(handle)
         try:
             status, body = await probe.ask(
                 handle.url, "/metrics", self._settings.health_timeout_s, api_key=handle.api_key
@@ -172,7 +191,7 @@ class HostedDriver:
             raise EngineFailed(f"{self.name} {handle.instance_id} does not answer: {error!r}") from error
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: /metrics says {status}")
-        return int(probe.sample_sum(body, self.in_flight_samples))
+        return int(probe.sample_sum(body, samples))
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         await process.stop_group(handle.pid, handle.pid_started_at, grace_s)

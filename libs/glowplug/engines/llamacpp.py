@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from glowplug.domain.errors import EngineFailed, WeightsUnavailable
 from glowplug.domain.model import Model
-from glowplug.engines import apis, llamacpp_args, process
+from glowplug.engines import apis, llamacpp_args, probe, process
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
 
 _PROBE_TIMEOUT_S = 20.0
 _QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
@@ -36,9 +37,14 @@ class LlamacppDriver(HostedDriver):
     name = "llamacpp"
     arguments = llamacpp_args.ARGUMENTS
     weights = llamacpp_args.WEIGHTS
-    capabilities = EngineCapabilities(cancels_unstreamed=False, overhead_bytes=2 << 30)
+    capabilities = EngineCapabilities(cancels_unstreamed=False, overhead_bytes=2 << 30, asleep_bytes=512 << 20)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        """On host memory both, by pages: see llamacpp_sleep.py. On a GPU its server is dropped and built again, which
+        leaves nothing there that could be prewarmed."""
+        return frozenset({Ability.PREWARM, Ability.SWAP} if gpu_kind == "host" else {Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -80,6 +86,25 @@ class LlamacppDriver(HostedDriver):
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         self._busy.pop(handle.pid, None)
         await super().stop(handle, grace_s)
+
+    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
+        await self._control(handle, {"do": "sleep", "becomes": becomes})
+
+    async def wake(self, handle: EngineHandle) -> None:
+        await self._control(handle, {"do": "wake"})
+
+    async def kv_bytes_used(self, handle: EngineHandle) -> int:
+        """llama.cpp does not say."""
+        return -1
+
+    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
+        raise EngineFailed("llama.cpp keeps the KV cache that it was started with")
+
+    async def _control(self, handle: EngineHandle, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await probe.ask_control(Path(handle.run_dir), question, self._settings.load_timeout_s)
+        except (OSError, TimeoutError, RuntimeError, ValueError) as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {question['do']}: {error!r}") from error
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         """Threads that wait give their core away: spinning, as libgomp does by default, engines that share cores bring

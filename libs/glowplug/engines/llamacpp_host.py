@@ -6,7 +6,6 @@ llama.cpp's own HTTP server listens on the port of the spec, or on one that the 
 it back.
 """
 
-import http.client
 import json
 import os
 import signal
@@ -15,17 +14,16 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import xllamacpp
 
 from glowplug.domain.errors import ChecksumMismatch, EngineMisconfigured
-from glowplug.engines import rendezvous
+from glowplug.engines import control, rendezvous
 from glowplug.engines.apis import TOOL_CHOICE
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 from glowplug.engines.llamacpp_args import check_bytes, check_context, projector_bytes
+from glowplug.engines.llamacpp_sleep import EngineServer
 
-_WARMUP_TIMEOUT_S = 120
 _MIN_CONTEXT_TOKENS = 256
 
 
@@ -80,7 +78,7 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     p.n_batch, p.n_ubatch = int(args.get("n_batch", 512)), int(args.get("n_ubatch", 512))
     p.fit_params = False  # the ledger decides, not what happens to be free
     p.cache_ram_mib = 0  # no prompt cache outside the grant
-    p.warmup = False  # serve_one does it, over HTTP
+    p.warmup = False  # EngineServer.warm_up does it, over HTTP
     p.cpuparams.n_threads = int(args.get("n_threads", 0)) or min(os.cpu_count() or 1, 8)
     p.cpuparams.poll = 0  # idle threads sleep: engines share these cores
     p.n_gpu_layers = int(args.get("n_gpu_layers", -1 if spec["gpu_kind"] == "cuda" else 0))
@@ -100,31 +98,6 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     return p
 
 
-def serve_one(address: str) -> dict[str, Any]:
-    """One token through the whole path, so that READY means answering. Returns what the server says of itself. Raises
-    RuntimeError when it does not answer."""
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_WARMUP_TIMEOUT_S)
-    body = json.dumps({"prompt": "Hello", "max_tokens": 1, "cache_prompt": False})
-    try:
-        _ask(connection, "POST", "/v1/completions", body)
-        return holds(json.loads(_ask(connection, "GET", "/props")))
-    finally:
-        connection.close()
-
-
-def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str = "") -> bytes:
-    headers = {"Content-Type": "application/json"}
-    if api_key := os.environ.get(rendezvous.API_KEY, ""):
-        headers["Authorization"] = f"Bearer {api_key}"
-    connection.request(method, path, body, headers)
-    answer = connection.getresponse()
-    text = answer.read()
-    if answer.status != 200:
-        raise RuntimeError(f"{path} answered {answer.status} at the warm-up: {text[:500].decode('utf-8', 'replace')}")
-    return text
-
-
 def holds(props: dict[str, Any]) -> dict[str, Any]:
     """Slots, KV cache and what is lacking, from llama.cpp's /props: as it has them, not as they were planned."""
     num_slots = int(props["total_slots"])
@@ -134,31 +107,38 @@ def holds(props: dict[str, Any]) -> dict[str, Any]:
     return {"num_slots": num_slots, "kv_tokens": kv_tokens, "lacks": lacks}
 
 
-def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
+def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
     args = spec["engine_args"]
     check_bytes(args, int(spec["weights_bytes"]), weights.stat().st_size + projector_bytes(args))
     load_at = time.time()
-    server = xllamacpp.Server(_wanted(spec, weights))
+    wanted, facts = _wanted(spec, weights)
+    wanted.slot_save_path = f"{run_dir}/"  # opens POST /slots, by which a slot forgets what it has cached
+
+    def build(port: int) -> Any:
+        wanted.port = port or spec["port"]
+        return xllamacpp.Server(wanted)
+
+    server = EngineServer(build, wanted.n_ctx * facts.kv_bytes_per_token, weights, wanted.n_gpu_layers == 0)
     warmup_at = time.time()
-    held = serve_one(server.listening_address)
+    held = holds(server.warm_up())
     phases = [
         ["launch", spec["launched_at"], imported_at],
         ["load", load_at, warmup_at],
         ["warmup", warmup_at, time.time()],
     ]
-    port = urlsplit(server.listening_address).port
-    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases, **held})
+    control.serve(run_dir, server.answer)
+    rendezvous.write(run_dir, rendezvous.READY, {"port": server.port, "phases": phases, **held})
     return server
 
 
-def _wanted(spec: dict[str, Any], weights: Path) -> Any:
+def _wanted(spec: dict[str, Any], weights: Path) -> tuple[Any, GgufFacts]:
     """`parameters`, where whatever xllamacpp refuses is a fault of the arguments: it has done nothing else yet."""
     facts = read_facts(weights)
     try:
-        return parameters(spec, weights, facts)
+        return parameters(spec, weights, facts), facts
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise EngineMisconfigured(f"xllamacpp refuses the engine_args: {type(error).__name__}: {error}") from error
 

@@ -7,6 +7,7 @@ agent: a handle is plain data, written to disk, and `adopt` takes the process ba
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,16 +21,15 @@ from glowplug.engines.declaration import EngineArguments, EngineWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. The agent and the policies ask this, never the engine's name."""
+    """What an engine is like, on every device. The agent asks this, never the engine's name. What it can do besides
+    serving depends on the device: see `EngineDriver.abilities`."""
 
     emulated: bool = False  # its output and its timings are modelled, not real
-    sleep: bool = False  # gives its GPU memory back while its process lives
-    checkpoint: bool = False  # its process state can be saved and restored
     parked: bool = False  # starts from a process that has its libraries imported
     metrics: bool = False  # vLLM's metric names on /metrics
     cancels_unstreamed: bool = True  # False: at once only for streams; the others when the engine is quiet
-    prewarm: bool = False  # holds its weights on the GPU without a KV cache, and serves at once when it is to
     overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
+    asleep_bytes: int = 0  # GPU memory that a sleeping engine may keep; 0: that is not looked at
     groups: bool = False  # one instance may spread over several GPUs of a node
 
 
@@ -107,8 +107,17 @@ class EngineSettings:
     launch_timeout_s: float = 120.0
     load_timeout_s: float = 600.0
     health_timeout_s: float = 2.0
+    servers_file: str = ""  # of servers by command; empty: none
     emulated_time_scale: float = 1.0  # emulated seconds per second: 10 runs ten times as fast
     extra: Mapping[str, Any] = field(default_factory=dict)  # options of one driver alone
+
+
+class Ability(StrEnum):
+    """What engines of one kind can do besides serving, on one kind of GPU. The names are those of Node.can."""
+
+    PREWARM = "prewarm"  # hold their weights without a KV cache, and serve at once when they are to
+    SWAP = "swap"  # give all of their GPU memory back while their process lives, and take it again
+    STAGES = "stages"  # serve as the stages of a pipeline
 
 
 class EngineDriver(Protocol):
@@ -125,6 +134,10 @@ class EngineDriver(Protocol):
 
     @property
     def weights(self) -> EngineWeights: ...
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        """What its engines can do on GPUs of that kind (host | cuda | emulated)."""
+        ...
 
     def unavailable(self) -> str:
         """'' when engines of this kind can start on this node, else the reason, for a person."""
@@ -172,7 +185,7 @@ class EngineDriver(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """What drivers of engines with capability `sleep` or `prewarm` can do besides."""
+    """What drivers of engines with the ability "prewarm" or "swap" can do besides."""
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         """End what runs and give up the KV cache ("prewarmed"), or all of the GPU ("swapped_out"). Raises
@@ -184,7 +197,7 @@ class Sleeper(Protocol):
         ...
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
-        """Bytes of its KV cache that requests fill now. Raises EngineFailed."""
+        """Bytes of its KV cache that requests fill now, -1 where the engine does not say. Raises EngineFailed."""
         ...
 
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:

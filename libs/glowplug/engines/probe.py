@@ -1,9 +1,15 @@
-"""Short questions to an engine over HTTP: one connection each, so that a hung engine holds nothing of ours."""
+"""Short questions to an engine, over HTTP or its control socket: one connection each, so that a hung engine holds
+nothing of ours."""
 
 import asyncio
 import contextlib
+import json
 import re
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+from glowplug.engines import control
 
 MAX_ANSWER_BYTES = 4_000_000
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+([^\s]+)", re.MULTILINE)
@@ -38,6 +44,25 @@ async def _exchange(url: str, path: str, method: str, body: bytes, api_key: str)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+async def ask_control(run_dir: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """What the engine process of that run directory answers, see control.py. Raises OSError when it does not listen,
+    TimeoutError when it does not answer in time, and RuntimeError with what went wrong inside."""
+    async with asyncio.timeout(timeout_s):
+        with control.address(run_dir) as address:
+            reader, writer = await asyncio.open_unix_connection(address)
+        try:
+            writer.write(json.dumps(question).encode() + b"\n")
+            line = await reader.readline()
+        finally:
+            writer.close()
+    if not line:
+        raise ConnectionResetError("the engine process hung up")
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer
 
 
 def sample_sum(exposition: bytes, names: tuple[str, ...]) -> float:

@@ -23,7 +23,7 @@ from glowplug.domain.model import Model
 from glowplug.engines import apis, probe, process, rendezvous, vllm_args, vllm_env
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
 from glowplug.engines.vllm_zygote import Zygote, default_dir
 
 _log = structlog.get_logger(__name__)
@@ -42,9 +42,13 @@ class VllmDriver(HostedDriver):
     name = "vllm"
     arguments = vllm_args.ARGUMENTS
     weights = vllm_args.WEIGHTS
-    capabilities = EngineCapabilities(parked=True, metrics=True)
+    capabilities = EngineCapabilities(parked=True, metrics=True, asleep_bytes=2 << 30)
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode."""
+        return frozenset({Ability.PREWARM, Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -150,6 +154,34 @@ class VllmDriver(HostedDriver):
         if (silent_s := float(answer.get("silent_s", 0.0))) > self._hung_after_s:
             return Health(ok=False, reason=f"the engine core has not answered for {silent_s:.0f} s")
         return Health(ok=True)
+
+    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
+        await self._ask(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)
+
+    async def wake(self, handle: EngineHandle) -> None:
+        await self._ask(handle, "wake", {}, self._settings.load_timeout_s)
+
+    async def kv_bytes_used(self, handle: EngineHandle) -> int:
+        return int((await self._ask(handle, "kv", None, self._settings.health_timeout_s))["used_bytes"])
+
+    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
+        await self._ask(handle, "kv", {"num_bytes": num_bytes}, self._settings.health_timeout_s)
+
+    async def _ask(
+        self, handle: EngineHandle, what: str, message: dict[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        """One of the routes of glowplug_vllm/sleeping.py. Raises EngineFailed."""
+        method, body = ("GET", b"") if message is None else ("POST", json.dumps(message).encode())
+        try:
+            status, text = await probe.ask(
+                handle.url, f"/glowplug/{what}", timeout_s, method=method, body=body, api_key=handle.api_key
+            )
+            answer: dict[str, Any] = json.loads(text)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {what}: {error!r}") from error
+        if status != 200:
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {answer.get('detail', status)}")
+        return answer
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         """As the port says. The whole group gets the grace: its last member frees what is in shared memory."""

@@ -10,6 +10,7 @@ from glowplug.domain.model import Model
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm, flag, plain, whole
 from glowplug.engines.port import LaunchRequest
 
+SLEEPING_WORKER = "glowplug_vllm.worker.SleepingCpuWorker"
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _MAX_DEFAULT_THREADS = 4
 _MAX_THREADS = 1024  # more than any machine has cores: a typing error, and each thread takes a stack
@@ -75,10 +76,12 @@ def server_argv(request: LaunchRequest) -> list[str]:
     if request.gpu_kind == "cuda":
         # vLLM refuses to start unless this share of the GPU is free, whatever the KV cache takes: the ledger decides.
         flags["gpu_memory_utilization"] = 0.05
+        flags["enable_sleep_mode"] = True
     else:
         flags["enforce_eager"] = True  # compiling takes minutes on a CPU and saves nothing
         if not _is_parallel(model.engine_args):
             flags["distributed_executor_backend"] = UNIPROC  # one process less to start
+            flags["worker_cls"] = SLEEPING_WORKER
     for name, value in model.engine_args.items():
         key = name.replace("-", "_")
         if key not in ARGUMENTS.known:

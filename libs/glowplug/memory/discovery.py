@@ -1,7 +1,7 @@
 """What GPUs a node has: a budget of host memory on a laptop, NVIDIA hardware read through NVML, or emulated ones."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,23 @@ def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -
     if not gpus:
         raise HardwareUnavailable("the NVIDIA driver answers but there is no GPU")
     return Discovery(tuple(gpus), tuple(warnings))
+
+
+def cuda_bytes(pids: Collection[int], nvml: Any = None) -> int:
+    """GPU memory that these processes hold, on all devices together, as NVML counts it. Raises HardwareUnavailable."""
+    nvml = nvml or _nvml()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise HardwareUnavailable(f"no NVIDIA driver answers: {error}") from error
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        used = [one for handle in handles for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        return sum(int(one.usedGpuMemory or 0) for one in used if one.pid in pids)
+    except nvml.NVMLError as error:
+        raise HardwareUnavailable(f"NVML cannot read what processes hold: {error}") from error
+    finally:
+        nvml.nvmlShutdown()
 
 
 def _nvml() -> Any:

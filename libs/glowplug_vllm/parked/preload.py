@@ -22,7 +22,8 @@ vllm.entrypoints.scale_out.token_in_token_out.api_router vllm.entrypoints.serve.
 vllm.entrypoints.serve.instrumentator.metrics vllm.entrypoints.serve.instrumentator.offline_docs
 vllm.entrypoints.serve.lora.api_router vllm.entrypoints.serve.profile.api_router
 vllm.entrypoints.serve.tokenize.api_router vllm.entrypoints.serve.utils.fingerprint
-vllm.entrypoints.serve.dev.rpc.api_router vllm.entrypoints.rl.online.api_router glowplug_vllm.plugin
+vllm.entrypoints.serve.dev.rpc.api_router vllm.entrypoints.rl.online.api_router
+glowplug_vllm.plugin glowplug_vllm.sleeping
 """
 
 _ENGINE = """
@@ -35,7 +36,7 @@ vllm.model_executor.layers.quantization.online.mxfp4 vllm.model_executor.layers.
 vllm.model_executor.layers.quantization.online.nvfp4
 """
 
-_CPU = ["vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn"]
+_CPU = ["glowplug_vllm.worker", "vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn"]
 _CUDA = ["vllm.v1.attention.backends.flash_attn"]
 
 _ARCHITECTURES = ["vllm.model_executor.models.llama"]  # others: `park --preload vllm.model_executor.models.qwen3`

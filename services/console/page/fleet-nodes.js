@@ -6,7 +6,7 @@ import { h, keyed, kept, emulated } from "/page/dom.js";
 import { bytes, clock, rate } from "/page/format.js";
 import { live } from "/page/live.js";
 
-const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved" };
+const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers" };
 const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
 const HOLDERS_SHOWN = 8;
 const AHEAD = "400px"; // how far outside the window a card is drawn

@@ -52,7 +52,7 @@ def test_every_name_gives_a_driver_that_says_what_it_is(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadRequest, match="llamacpp, vllm, emulated"):
+    with pytest.raises(BadRequest, match="llamacpp, vllm, command, emulated"):
         driver("torch")
 
 

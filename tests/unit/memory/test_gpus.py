@@ -9,7 +9,7 @@ import pytest
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Gpu, GpuRole, GrantOwner
 from glowplug.memory import discovery
-from glowplug.memory.discovery import HardwareUnavailable, budgeted_gpus, cuda_gpus, discover
+from glowplug.memory.discovery import HardwareUnavailable, budgeted_gpus, cuda_bytes, cuda_gpus, discover
 from glowplug.memory.ledger import ByteLedger, grant, release, shrink
 
 GIB = 1 << 30
@@ -38,9 +38,24 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
+    def nvmlDeviceGetComputeRunningProcesses(self, index: int) -> list[Any]:
+        """Each device runs one process of 5, and 7 whose bytes NVML does not know."""
+        return [SimpleNamespace(pid=5, usedGpuMemory=GIB << index), SimpleNamespace(pid=7, usedGpuMemory=None)]
+
     def nvmlDeviceGetMemoryInfo(self, index: int) -> Any:
         total, free = self.memories[index]
         return SimpleNamespace(total=total, free=free)
+
+
+@pytest.mark.parametrize(("pids", "num_bytes"), [({5}, 3 * GIB), ({7}, 0), ({5, 7, 9}, 3 * GIB), (set(), 0)])
+def test_what_processes_hold_is_summed_over_devices(pids: set[int], num_bytes: int) -> None:
+    nvml = FakeNvml([(GIB, 0), (GIB, 0)])
+    assert cuda_bytes(pids, nvml) == num_bytes and not nvml.is_open
+
+
+def test_what_processes_hold_is_not_known_without_a_driver() -> None:
+    with pytest.raises(HardwareUnavailable, match="not loaded"):
+        cuda_bytes({5}, FakeNvml([], "not loaded"))
 
 
 def test_host_budgets_become_gpus() -> None:

@@ -31,7 +31,7 @@ MEMORY = [
     Panel(
         title="By owner",
         about="weights and kv belong to running engines; prewarm to copies nobody asked for yet; reservation to what "
-        "is on its way.",
+        "is on its way; sleeper to engines that sleep and keep a rest.",
         asks=[(f"sum by (owner) (glowplug_gpu_bytes{{{NODE}}})", "{{owner}}")],
         unit="bytes",
         width=12,

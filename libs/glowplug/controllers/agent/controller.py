@@ -141,9 +141,19 @@ class AgentController:
         transaction = self._transaction(now_s)
         grants_before = self.ledger.gpus
         action(transaction, stimulus)
+        self._make_way(transaction)
         if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
             self._beat(transaction)
         return self._effects(transaction)
+
+    def _make_way(self, transaction: Transaction) -> None:
+        """Sleepers leave a GPU that has been granted to others, the one that has slept longest first."""
+        for gpu_id in [gpu.gpu_id for gpu in self.ledger.gpus if gpu.used_bytes > gpu.total_bytes]:
+            asleep = [h for h in self.holdings.values() if h.state is State.SWAPPED_OUT and gpu_id in h.shares]
+            for holding in sorted(asleep, key=lambda h: (h.instance.changed_at, h.instance.instance_id)):
+                if next(gpu.used_bytes <= gpu.total_bytes for gpu in self.ledger.gpus if gpu.gpu_id == gpu_id):
+                    break
+                transaction.step(holding.instance.instance_id, msg.GivesWay("what starts needs the rest it keeps"))
 
     def _transaction(self, now_s: float) -> Transaction:
         return Transaction(

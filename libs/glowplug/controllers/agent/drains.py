@@ -4,9 +4,9 @@ Papers: WarmServe section 4 (universal workers, Fig. 5; Eq. 1 in policies/prewar
 SwapServeLLM section 3 (swap out and in). Departures:
 - A drained engine keeps its own weights only when the placer asks for it (`becomes`); WarmServe always keeps them.
 - SwapServeLLM lets a victim finish what it runs; here its grace bounds that, then what still runs ends.
-- An engine that is swapped out holds no GPU bytes in the ledger. Real ones keep a rest there, a CUDA context and what
-  the allocator does not give back: 0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. Nothing is set aside for
-  it: on an 80 GB GPU seven sleepers would be 3 to 8 GB short. No driver of a real engine declares `swap`.
+- A real engine that is swapped out keeps a rest of its GPU, a CUDA context and what the allocator does not give back:
+  0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. The rest that is seen is granted to it (owner `sleeper`), and
+  it gives way to whatever starts (AgentController._make_way). One that keeps more than its kind may is stopped.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
 - Eq. 1 is asked at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
 - The paper names a cache that became too small, "forcing the eviction of the recently loaded weights", but not when.
@@ -23,6 +23,7 @@ from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.units import show_bytes
 from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
@@ -142,19 +143,37 @@ def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight)
         _reserve(transaction, holding, seen)
 
 
-def on_asleep(transaction: Transaction, holding: Holding, _: msg.EngineAsleep) -> None:
-    """A drained engine has left its GPUs: for its weights a replica's grant stays, or nothing at all."""
+def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep) -> None:
+    """A drained engine has left its GPUs: for its weights a replica's grant stays, or what it was seen to keep. One
+    that keeps too much is stopped."""
     was, leaves = holding.shares, holding.drain is not None and holding.drain.becomes == "swapped_out"
+    weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
+    kind = transaction.engines.get(holding.instance.engine)
+    most = 0 if kind is None or not kind.asleep_bytes else kind.asleep_bytes + (0 if leaves else sum(weights.values()))
+    rest = _rest(seen.num_bytes, list(was)) if leaves else {}
+    is_too_much = any(sum(rest[g].values()) > sum(of_gpu.values()) for g, of_gpu in was.items() if g in rest)
+    if is_too_much or (most and seen.num_bytes > most):
+        why = f"its engine says that it sleeps, and keeps {show_bytes(seen.num_bytes)}"
+        stopping = lifecycle.stop(transaction, holding, transaction.params.stop_grace_s, State.STOPPING)
+        transaction.publish(stopping, reason=why)
+        return
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
-        asleep = holding.enter(State.SWAPPED_OUT)
+        asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
+        asleep = transaction.grant(asleep) if rest else asleep
         transaction.publish(asleep, url="", reason="it sleeps in host memory")
         return
-    weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
     workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in holding.own_workers)
     instance = replace(holding.instance, replica=True, workers=workers, url="")
     holding = transaction.grant(holding.enter(State.PREWARMED, instance=instance))
     transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
+
+
+def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:
+    """What a sleeping engine keeps, in even parts of its GPUs."""
+    if num_bytes <= 0 or not gpu_ids:
+        return {}
+    return {gpu_id: {GrantOwner.SLEEPER: -(-num_bytes // len(gpu_ids))} for gpu_id in gpu_ids}
 
 
 def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewarmed) -> None:

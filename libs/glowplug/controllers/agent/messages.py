@@ -113,7 +113,10 @@ class EnginePrewarmed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EngineAsleep(Outcome):
-    """An engine that was asked to has left its GPUs (but for its weights, where they stay)."""
+    """An engine that was asked to has left its GPUs (but for its weights, where they stay). `num_bytes` of them it was
+    seen to hold all the same; -1: nobody can see that here."""
+
+    num_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """A replica's bytes are needed by another instance."""
+    """Another instance needs the bytes of a replica, or what a sleeper keeps."""
 
     reason: str
 

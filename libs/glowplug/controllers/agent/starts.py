@@ -126,7 +126,8 @@ def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
     if _engine_of(holding.model) != _engine_of(command.model):
         return None
     places = {w.gpu_id for w in holding.own_workers}, {w.gpu_id for w in command.workers}
-    return holding if holding.state is State.SWAPPED_OUT or places[0] == places[1] else None
+    may_move = holding.state is State.SWAPPED_OUT and holding.instance.gpu_kind != "cuda"  # a process keeps its device
+    return holding if may_move or places[0] == places[1] else None
 
 
 def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:

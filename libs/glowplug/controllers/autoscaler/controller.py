@@ -6,8 +6,8 @@
 What it is told
   - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader).
   - Telemetry: `router.load_reported`. Tables: `models` (its own) and `instances`.
-  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Suspend, Pin. They raise ModelNotFound for a
-    model that is not deployed, Deploy raises Conflict for a name that is taken.
+  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. They raise ModelNotFound
+    for a model that is not deployed, Deploy raises Conflict for a name that is taken.
   - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`, and one for which the policy's
     answer stands (`stands_until`) not before something about it changes.
 
@@ -92,6 +92,7 @@ class AutoscalerController:
             operator.Undeploy: self._undeploy,
             operator.Load: self._load,
             operator.Unload: self._unload,
+            operator.Sleep: self._sleep,
             operator.Suspend: self._suspend,
             operator.Pin: self._pin,
         }
@@ -245,10 +246,18 @@ class AutoscalerController:
         return [*lifted, *self._balance(record, now_s)]
 
     def _unload(self, request: operator.Unload, now_s: float) -> list[Effect]:
-        record, _ = self._deployed(request.model_key)
+        return self._leave(request.model_key, "an operator has unloaded it", "unload", now_s)
+
+    def _sleep(self, request: operator.Sleep, now_s: float) -> list[Effect]:
+        return self._leave(request.model_key, "an operator has put it to sleep", "sleep", now_s, "swapped_out")
+
+    def _leave(
+        self, model_key: str, reason: str, chosen: str, now_s: float, becomes: Becomes = "stopped"
+    ) -> list[Effect]:
+        record, _ = self._deployed(model_key)
         record.asked = ""
         record.policy_state = None  # the load of the last seconds is no demand either
-        effects = self._stop_all(record, "an operator has unloaded it", "unload", now_s)
+        effects = self._stop_all(record, reason, chosen, now_s, becomes=becomes)
         for order in record.orders.values():
             order.kind = OrderKind.UNLOAD
         return effects
@@ -280,17 +289,26 @@ class AutoscalerController:
         return self._models.undeploy(self._models.of(model_key))
 
     def _stop_all(
-        self, record: ModelRecord, reason: str, chosen: str, now_s: float, policy: str = operator.POLICY
+        self,
+        record: ModelRecord,
+        reason: str,
+        chosen: str,
+        now_s: float,
+        policy: str = operator.POLICY,
+        becomes: Becomes = "stopped",
     ) -> list[Effect]:
-        """Cancel what is coming and drain what is there; one decision each, written when it is first carried out."""
+        """Cancel what is coming and drain what is there; one decision each, written when it is first carried out. What
+        is to sleep and lies dormant already stays."""
         effects: list[Effect] = []
         for instance_id in list(record.starts):
             effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
             effects += self._cancel(record, instance_id, reason)
         for instance in self.instances.living(record.key).values():
+            if becomes != "stopped" and instance.state.is_dormant:
+                continue
             if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
-            effects += self._stop(record, instance, reason, now_s)
+            effects += self._stop(record, instance, reason, now_s, becomes)
         return effects
 
     def _without_policy(

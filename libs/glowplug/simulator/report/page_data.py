@@ -109,7 +109,7 @@ MAX_DECISIONS: Final = 6_000
 MAX_RIVALS: Final = 12
 MAX_SPANS: Final = 40_000
 MAX_STEPS: Final = 5_000
-OWNERS: Final = ("weights", "kv", "prewarm", "reservation")
+OWNERS: Final = ("weights", "kv", "prewarm", "reservation", "sleeper")
 ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # from the beginning, each time it is called
 
 

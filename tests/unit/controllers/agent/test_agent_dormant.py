@@ -238,6 +238,50 @@ def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
     assert facts(agent.handle(msg.EngineReady("i-2", "u"), 31.0)) == ["instance.ready"]
 
 
+def test_what_a_sleeper_keeps_is_granted_and_gives_way_to_whatever_starts() -> None:
+    agent = make(abilities=ALL).serving().asleep("swapped_out", keeps=20 * MIB)
+    all_of_it = a_model("wider", weights_bytes=70 * MIB, kv_bytes=220 * MIB)
+    assert agent.owned() == {("i-1", "sleeper"): 20} and agent.ledger.gpus[0].free_bytes == 300 * MIB
+    agent.serving("i-2", 30.0, model=a_model("wide", weights_bytes=70 * MIB, kv_bytes=200 * MIB))
+    assert agent.state("i-1") == "swapped_out" and agent.used() == 290, "there is enough for both"
+    effects = agent.stopped("i-2", 40.0) and agent.handle(start_of("i-3", model=all_of_it), 50.0)
+    assert agent.state("i-1") == "stopped" and "rest" in agent.instance().reason
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 290
+
+
+def test_a_sleeper_that_wakes_takes_its_rest_along() -> None:
+    agent = make(abilities=ALL).serving().asleep("swapped_out", keeps=20 * MIB)
+    agent.handle(start_of("i-2", source="i-1"), 30.0)
+    assert agent.owned() == {("i-2", "weights"): 60, ("i-2", "kv"): 180}
+
+
+@pytest.mark.parametrize(
+    ("becomes", "kept", "state"),
+    [
+        ("swapped_out", 30, "swapped_out"),
+        ("swapped_out", 31, "draining"),
+        ("prewarmed", 90, "prewarmed"),
+        ("prewarmed", 91, "draining"),
+    ],
+)
+def test_an_engine_that_keeps_more_than_it_may_is_stopped_with_the_reason(becomes: str, kept: int, state: str) -> None:
+    """30 MiB, and its weights of 60 MiB where they stay."""
+    agent = make(abilities=ALL, asleep_mib=30).serving()
+    agent.drained(becomes)
+    effects = agent.handle(msg.EngineAsleep("i-1", kept * MIB), 22.0)
+    assert agent.state("i-1") == state and bool(of(msg.StopEngine, effects)) == (state == "draining")
+    if state == "draining":
+        assert f"keeps {kept} MiB" in agent.instance().reason and agent.used() == 240, "its bytes are not free yet"
+        agent.handle(msg.EngineGone("i-1"), 23.0)
+        assert agent.used() == 0
+
+
+def test_a_rest_is_known_after_a_restart() -> None:
+    agent = make(abilities=ALL).serving().asleep("swapped_out", keeps=20 * MIB)
+    reborn, _ = agent.restarted(["i-1"], abilities=ALL)
+    assert reborn.owned() == {("i-1", "sleeper"): 20} and reborn.state("i-1") == "swapped_out"
+
+
 @pytest.mark.parametrize(("becomes", "abilities"), [("prewarmed", ("swap",)), ("swapped_out", ("prewarm",))])
 def test_without_the_ability_a_drain_ends_in_a_stop(becomes: str, abilities: tuple[str, ...]) -> None:
     agent = make(abilities=abilities).serving()

@@ -38,7 +38,7 @@ def a_ready() -> Holding:
         ("is draining without drain", {"state": State.DRAINING}),
         ("is stopping without stop", {"state": State.STOPPING}),
         ("is loading without start", {"state": State.LOADING}),
-        ("is swapped_out and has shares", {"state": State.SWAPPED_OUT}),
+        ("is stopped and has shares", {"state": State.STOPPED}),
         ("is stopped and has consolidation", {"state": State.STOPPED, "consolidation": RUNS}),
         ("is draining and the fleet sees it ready", {"state": State.DRAINING, "drain": DRAIN}),
         ("has 1 stages and pipeline=Pipeline", {"pipeline": Pipeline(stage=0)}),
@@ -147,11 +147,11 @@ def test_every_effect_and_every_stimulus_of_the_table_is_listed() -> None:
 
 def test_a_remembered_record_that_contradicts_itself_is_failed_and_its_process_stopped() -> None:
     memory = make().ready().memory()
-    odd = replace(memory, holdings=tuple(replace(h, state=State.SWAPPED_OUT) for h in memory.holdings))
+    odd = replace(memory, holdings=tuple(replace(h, state=State.LOADING) for h in memory.holdings))
     agent = make(msgspec.json.decode(msgspec.json.encode(odd), type=msg.AgentMemory))
     effects = agent.handle(msg.Recalled(frozenset({"i-1"})), 50.0)
     assert code(effects) == "engine_failed"
-    assert "contradicts itself: i-1 is swapped_out and has shares" in agent.instance().reason
+    assert "contradicts itself: i-1 is loading without start" in agent.instance().reason
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 0
     assert not facts(agent.handle(msg.EngineGone("i-1"), 51.0)) and agent.num_living == 0
 

@@ -203,3 +203,13 @@ def test_a_model_with_nothing_to_do_is_left_in_peace_until_it_is_spoken_of():
     controller.handle(Tick(), 2.0)
     controller.handle(Tick(), 2.5)
     assert len(seen) == 3
+
+
+def test_a_model_that_is_put_to_sleep_keeps_its_engine_asleep_and_its_replicas():
+    controller = autoscaler(a_model())
+    controller.handle(an_event(InstancePrewarmed(instance=prewarmed())), 1.0)
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1", ready_at=1.0))), 1.0)
+    (stop,) = published(controller.handle(operator.Sleep("m"), 2.0), StopInstance)
+    assert (stop.instance_id, stop.becomes) == ("i-1", "swapped_out")
+    assert stop.grace_s > 0, "it finishes what it runs"
+    assert published(controller.handle(Tick(), 2.5), StopInstance) == [], "asked once"

@@ -11,7 +11,7 @@ function timeline(detail, options) {
   const body = h("canvas.main", { tabindex: 0, role: "img", "aria-label": `${gpus.length} GPUs over time. Arrow keys move, plus and minus zoom, 0 shows all.` });
   const rows = h("div.rows", {}, body);
   const stage = h("div.stage", {}, axis, rows);
-  const owners = ["weights", "kv", "prewarm", "reservation"];
+  const owners = ["weights", "kv", "prewarm", "reservation", "sleeper"];
   let palette = {};
   function paint() {
     palette = { models: detail.models.map((_, i) => colour(i)), faint: detail.models.map((_, i) => colour(i, 0.42)), on: detail.models.map((_, i) => onColour(i)),

@@ -1,0 +1,152 @@
+"""Any server by its command line: SGLang, TGI, a binary of one's own (SwapServeLLM: engine-agnostic hot swap).
+
+It is started and stopped as a process, and sleeps where its HTTP API can put it to sleep. What is not declared of it
+(command_servers.py) it does not do: without `in_flight` a drain lasts as long as its grace.
+"""
+
+import asyncio
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from glowplug.domain.errors import EngineFailed, EngineMisconfigured
+from glowplug.engines import probe
+from glowplug.engines.command_servers import Call, Pair, ServerCommand, read_servers
+from glowplug.engines.declaration import Argument, EngineArguments, EngineWeights, WeightsForm, text
+from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
+
+_SERVER = "server"  # in a handle's data: the name of its server
+_MAX_NAME_CHARS = 100
+_WAKE_POLL_S = 0.02
+
+
+def _wrong_args(value: Any) -> str | None:
+    is_list = isinstance(value, list | tuple) and all(isinstance(one, str) and "\0" not in one for one in value)
+    return None if is_list else ""
+
+
+class CommandDriver(HostedDriver):
+    """Runs servers that the node's file declares. `engine_args`: `server`, and `args` that follow its command."""
+
+    name = "command"
+    capabilities = EngineCapabilities(cancels_unstreamed=False)  # not known of any server
+    arguments = EngineArguments(
+        engine="command",
+        known={
+            "server": text("the name of a server that the node declares", _MAX_NAME_CHARS),
+            "args": Argument(meaning="arguments after its command", allowed="a list of texts", wrong=_wrong_args),
+        },
+    )
+    weights = EngineWeights(kind="what the server reads", form=WeightsForm.ANY)
+    module = "glowplug.engines.command_host"
+
+    @cached_property
+    def servers(self) -> dict[str, ServerCommand]:
+        """By name. Raises EngineMisconfigured for a file that is wrong."""
+        path = self._settings.servers_file
+        return read_servers(Path(path)) if path else {}
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        """What every one of its servers can do."""
+        able = [{one for one, pair in _pairs(server).items() if pair} for server in self.servers.values()]
+        return frozenset(set.intersection(*able)) if able else frozenset()
+
+    def unavailable(self) -> str:
+        try:
+            declared = self.servers
+        except EngineMisconfigured as error:
+            return error.message
+        return super().unavailable() or ("" if declared else "no server is declared (GLOWPLUG_SERVERS)")
+
+    def spec(self, request: LaunchRequest) -> dict[str, Any]:
+        base, model = super().spec(request), request.model
+        server = self._named(str(model.engine_args.get("server", "")))
+        numbers = {
+            "context_tokens": model.context_tokens,
+            "max_concurrency": model.max_concurrency,
+            "kv_bytes": model.kv_bytes,
+            "gpu_index": request.gpu_index,
+        }
+        places = {name: str(value) for name, value in numbers.items()} | {"name": model.name, "host": request.host}
+        kept = ("instance_id", "launched_at", "wait_s", "host", "port", "max_concurrency")
+        return {key: base[key] for key in kept} | {
+            "command": server.command,
+            "args": list(model.engine_args.get("args", ())),
+            "env": server.env,
+            "health": server.health,
+            "places": places,
+        }
+
+    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
+        return super()._handle(request, pid, **data, **{_SERVER: str(request.model.engine_args["server"])})
+
+    def health_path(self, handle: EngineHandle) -> str:
+        return self._of(handle).health
+
+    def samples_in_flight(self, handle: EngineHandle) -> tuple[str, ...]:
+        if not (samples := self._of(handle).in_flight):
+            raise EngineFailed(f"{self.name} {handle.instance_id}: what is in flight is not declared of its server")
+        return samples
+
+    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
+        ability = Ability.PREWARM if becomes == "prewarmed" else Ability.SWAP
+        await self._call(handle, self._pair(handle, ability).sleep)
+
+    async def wake(self, handle: EngineHandle) -> None:
+        """By the call of the sleep that takes most: a server that slept less finds nothing to do. It is awake when its
+        health says so."""
+        server = self._of(handle)
+        await self._call(handle, self._pair(handle, Ability.SWAP if server.swap else Ability.PREWARM).wake)
+        deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
+        while not (health := await self.health(handle)).ok:
+            if not health.alive or asyncio.get_running_loop().time() > deadline:
+                raise EngineFailed(f"{self.name} {handle.instance_id} is not healthy after its wake: {health.reason}")
+            await asyncio.sleep(_WAKE_POLL_S)
+
+    async def kv_bytes_used(self, handle: EngineHandle) -> int:
+        """No server declares it."""
+        return -1
+
+    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
+        raise EngineFailed(f"{self.name}: a server by command keeps the KV cache that it was started with")
+
+    def _named(self, name: str) -> ServerCommand:
+        if name not in self.servers:
+            there = ", ".join(sorted(self.servers)) or "none"
+            raise EngineMisconfigured(f"engine_args.server: no server {name!r} is declared on this node ({there})")
+        return self.servers[name]
+
+    def _of(self, handle: EngineHandle) -> ServerCommand:
+        try:
+            return self._named(handle.data.get(_SERVER, ""))
+        except EngineMisconfigured as error:
+            raise EngineFailed(error.message) from error
+
+    def _pair(self, handle: EngineHandle, ability: Ability) -> Pair:
+        pair = _pairs(self._of(handle))[ability]
+        if pair is None:
+            raise EngineFailed(f"{self.name} {handle.instance_id}: its server declares no {ability.value}")
+        return pair
+
+    async def _call(self, handle: EngineHandle, call: Call) -> None:
+        body = json.dumps(call.body).encode() if call.method == "POST" else b""
+        try:
+            status, answer = await probe.ask(
+                handle.url,
+                call.path,
+                self._settings.load_timeout_s,
+                method=call.method,
+                body=body,
+                api_key=handle.api_key,
+            )
+        except (OSError, TimeoutError) as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {call.path}: {error!r}") from error
+        if status >= 400:
+            shown = answer[:200].decode("utf-8", "replace")
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {call.path} says {status}: {shown}")
+
+
+def _pairs(server: ServerCommand) -> dict[Ability, Pair | None]:
+    return {Ability.PREWARM: server.prewarm, Ability.SWAP: server.swap}

@@ -1,0 +1,97 @@
+"""The process in front of a server that is started by a command: `python -m glowplug.engines.command_host RUN_DIR`.
+
+It waits for the weights, starts the command in its own process group, says ready once the server's health does, and
+ends when the server ends. Standard library only.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from glowplug.engines import rendezvous
+
+_POLL_S = 0.02
+_ASK_S = 2.0
+_GRACE_S = 30.0  # the agent kills the whole group sooner, if it likes
+
+
+class ServerEnded(RuntimeError):
+    """The command ended before its server was healthy."""
+
+
+def free_port(host: str) -> int:
+    """One that nobody listens on at this moment."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_healthy(host: str, port: int, path: str) -> bool:
+    """Whether the server answers 200 there."""
+    connection = http.client.HTTPConnection(host, port, timeout=_ASK_S)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    return False
+
+
+def serve(run_dir: Path, spec: dict[str, Any]) -> int:
+    """Start the server and wait for its end. Returns its exit status. Raises ServerEnded, TimeoutError and OSError."""
+    began = time.time()
+    weights = rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"]
+    load_at, port = time.time(), spec["port"] or free_port(spec["host"])
+    places = spec["places"] | {
+        "weights": weights,
+        "port": str(port),
+        "api_key": os.environ.get(rendezvous.API_KEY, ""),
+    }
+    argv = [text.format_map(places) for text in spec["command"]] + spec["args"]
+    env = {name: text.format_map(places) for name, text in spec["env"].items()}
+    server = subprocess.Popen(argv, env=os.environ | env, cwd=run_dir)
+
+    def end(*_: int | FrameType | None) -> None:
+        server.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(spec["host"], spec["host"])
+    deadline = time.monotonic() + spec["wait_s"]
+    while not is_healthy(host, port, spec["health"]):
+        if (status := server.poll()) is not None:
+            raise ServerEnded(f"{argv[0]} ended with status {status} before it was healthy")
+        if time.monotonic() > deadline:
+            server.kill()
+            raise TimeoutError(f"{spec['health']} did not answer 200 within {spec['wait_s']:g} s")
+        time.sleep(_POLL_S)
+    ready_at = time.time()
+    phases = [["launch", spec["launched_at"], began], ["load", load_at, ready_at], ["warmup", ready_at, ready_at]]
+    ready = {"port": port, "phases": phases, "num_slots": spec["max_concurrency"]}
+    rendezvous.write(run_dir, rendezvous.READY, ready)
+    return server.wait()
+
+
+def main() -> int:
+    """Run the server of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    run_dir = Path(sys.argv[1])
+    spec = rendezvous.read(run_dir, rendezvous.SPEC)
+    if spec is None:
+        print(f"no {rendezvous.SPEC} in {run_dir}", file=sys.stderr)
+        return 2
+    try:
+        return serve(run_dir, spec)
+    except (ServerEnded, TimeoutError, OSError) as error:
+        rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

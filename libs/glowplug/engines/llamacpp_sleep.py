@@ -1,0 +1,147 @@
+"""How a llama.cpp engine gives its memory back and takes it again, inside its own process.
+
+On host memory it keeps its server and its port, and gives pages back: those of the KV cache ("prewarmed"), or of the
+mapped weights too ("swapped_out"). They fault in again when they are used, weights from the region in host memory.
+Where the KV cache cannot be found, or does not lie in host memory, the server is dropped and built again on the same
+port.
+
+A wake is proven: the first token's five likeliest, with their log probabilities, are as they were when the engine
+started. If they are not, the server is built again; if that does not help either, the wake fails.
+"""
+
+import gc
+import http.client
+import json
+import math
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from glowplug.engines import pages, rendezvous
+from glowplug.engines.pages import Pages
+
+PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
+_TIMEOUT_S = 120.0
+_CANARY = {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "logprobs": 5, "cache_prompt": False}
+_SAME = 1e-3  # of a log probability; another order of additions changes less
+_LEAST_RUN_BYTES = 1 << 20
+_FOUND = 0.9  # of the planned KV cache: chunks at its ends are not counted
+
+Likeliest = dict[int, float]  # id of a token -> its log probability
+
+
+class EngineServer:
+    """One llama.cpp server, which may be built more than once; `build(port)` makes it."""
+
+    def __init__(self, build: Callable[[int], Any], kv_bytes: int, weights: Path, host_memory: bool) -> None:
+        self._build, self._weights = build, weights
+        self._server: Any = build(0)
+        self.address: str = self._server.listening_address
+        self._kv = kv_pages(kv_bytes) if host_memory else []
+        self._num_slots = 0
+        self._likeliest: Likeliest = {}
+        self.becomes = ""  # PREWARMED or SWAPPED_OUT while it sleeps
+
+    @property
+    def port(self) -> int:
+        return int(urlsplit(self.address).port or 0)
+
+    def warm_up(self) -> dict[str, Any]:
+        """One token through the whole path, so that READY means answering. Returns llama.cpp's /props. Raises
+        RuntimeError when it does not answer."""
+        self._likeliest = self._canary()
+        props: dict[str, Any] = json.loads(self._ask("GET", "/props"))
+        self._num_slots = int(props["total_slots"])
+        return props
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What the driver asks: {"do": "sleep", "becomes"}, {"do": "wake"} or {"do": "state"}. Returns {"state", "how",
+        "private_bytes", "seconds"}. Raises RuntimeError, and ValueError for another question."""
+        began, do = time.monotonic(), question.get("do")
+        if do == "sleep":
+            self._sleep(question["becomes"])
+        elif do == "wake":
+            self._wake()
+        elif do != "state":
+            raise ValueError(f"no {do!r} is known")
+        seconds = time.monotonic() - began
+        how = "pages" if self._kv else "server"
+        state = self.becomes or "awake"
+        return {"state": state, "how": how, "private_bytes": private_bytes(), "seconds": seconds}
+
+    def _sleep(self, becomes: str) -> None:
+        if becomes not in (PREWARMED, SWAPPED_OUT):
+            raise ValueError(f"an engine does not become {becomes!r}")
+        if self._kv and self._server is not None:
+            for slot in range(self._num_slots):  # else the next prompt would count on what its slot has cached
+                self._ask("POST", f"/slots/{slot}?action=erase")
+            pages.give_back([*self._kv, *(pages.mapped(self._weights) if becomes == SWAPPED_OUT else [])])
+        elif becomes == SWAPPED_OUT:
+            self._server = None
+            gc.collect()
+        else:
+            raise RuntimeError("its KV cache was not found in host memory, so it cannot give up that alone")
+        self.becomes = becomes
+
+    def _wake(self) -> None:
+        if self._server is None:
+            self._server = self._build(self.port)
+        if not self._is_itself():
+            print("after its wake it does not answer as it did at its start: its server is built again", flush=True)
+            self._kv = []  # what was given back was not, or not only, the KV cache
+            self._server = None
+            gc.collect()
+            self._server = self._build(self.port)
+            if not self._is_itself():
+                raise RuntimeError("it does not answer as it did at its start")
+        self.becomes = ""
+
+    def _is_itself(self) -> bool:
+        now, then = self._canary(), self._likeliest
+        return now.keys() == then.keys() and all(math.isclose(now[t], then[t], abs_tol=_SAME) for t in then)
+
+    def _canary(self) -> Likeliest:
+        choice = json.loads(self._ask("POST", "/v1/completions", json.dumps(_CANARY)))["choices"][0]
+        tokens = (choice.get("logprobs") or {}).get("content") or []
+        return {int(top["id"]): float(top["logprob"]) for token in tokens for top in token["top_logprobs"]}
+
+    def _ask(self, method: str, path: str, body: str = "") -> bytes:
+        parts = urlsplit(self.address)
+        headers = {"Content-Type": "application/json"}
+        if api_key := os.environ.get(rendezvous.API_KEY, ""):
+            headers["Authorization"] = f"Bearer {api_key}"
+        connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_TIMEOUT_S)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            shown = text[:500].decode("utf-8", "replace")
+            raise RuntimeError(f"{path} answered {answer.status} to the engine's own process: {shown}")
+        return text
+
+
+def kv_pages(kv_bytes: int) -> list[Pages]:
+    """Where a KV cache of `kv_bytes`, just made, lies in this process; empty when that is not certain."""
+    runs = sorted(pages.zero_runs(_LEAST_RUN_BYTES), key=lambda run: -run.num_bytes)
+    taken: list[Pages] = []
+    for run in runs:
+        if sum(one.num_bytes for one in taken) < kv_bytes * _FOUND:
+            taken.append(run)
+    return taken if kv_bytes and kv_bytes * _FOUND <= sum(one.num_bytes for one in taken) <= kv_bytes else []
+
+
+def private_bytes() -> int:
+    """Memory of this process that no file stands behind, 0 where the kernel does not say: mapped weights do not count,
+    since they lie in the region that the node's cache keeps."""
+    if sys.platform != "linux":
+        return 0
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE

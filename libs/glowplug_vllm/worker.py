@@ -1,0 +1,101 @@
+"""vLLM's CPU worker with a sleep that frees memory: `--worker-cls glowplug_vllm.worker.SleepingCpuWorker`.
+
+vLLM's own engine calls `sleep`, `wake_up` and `discard` of its workers; those of its CPU worker do nothing. The KV
+cache is an anonymous mapping that costs nothing until a request writes to it, and is given back page by page.
+"""
+
+import ctypes
+import mmap
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from glowplug_vllm.cpu_weights import CpuWeights
+
+_LEAST_KV_BYTES = 1 << 20
+
+
+class UntouchedZeros(TorchFunctionMode):  # type: ignore[misc]
+    """Within it, a large `torch.zeros` of int8 (vLLM's one KV buffer) is memory that nobody has touched yet."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_kv = func is torch.zeros and kwargs.get("dtype") is torch.int8 and bool(args) and isinstance(args[0], int)
+        if not is_kv or args[0] < _LEAST_KV_BYTES:
+            return func(*args, **kwargs)
+        num_bytes = -(-args[0] // mmap.PAGESIZE) * mmap.PAGESIZE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=torch.int8, count=args[0])
+
+
+class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
+    """Of one engine in one process."""
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache: those that were granted. Nothing of them is touched yet, so vLLM's question, whether
+        they are free now, is not asked."""
+        granted = self.cache_config.kv_cache_memory_bytes
+        return int(granted) if granted is not None else int(super().determine_available_memory())
+
+    def load_model(self, **options: Any) -> None:
+        super().load_model(**options)
+        self._weights = CpuWeights(self.model_runner.model, Path(self.model_config.model))
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        if tag == "kv_cache":
+            return UntouchedZeros()
+        context: AbstractContextManager[Any] = super()._maybe_get_memory_pool_context(tag)
+        return context
+
+    def sleep(self, level: int = 1) -> None:
+        """Give up weights and KV cache; `level` makes no difference, since the files hold the weights. Raises
+        CannotSleep."""
+        self._weights.drop()
+        self._give_back_kv()
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        if "kv_cache" in tags:
+            self._give_back_kv()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        if tags is None or "weights" in tags:
+            self._weights.restore()
+
+    def give_back_blocks(self, runs: list[tuple[int, int]]) -> int:
+        """Free the pages of KV blocks from one id up to another, in every layer. Returns bytes."""
+        freed = 0
+        for layer in self.model_runner.compilation_config.static_forward_context.values():
+            cache = layer.kv_cache
+            step, size = cache.stride(0) * cache.element_size(), cache[0].numel() * cache.element_size()
+            for first, end in runs:
+                if step == size:
+                    freed += _give_back(cache.data_ptr() + first * step, cache.data_ptr() + end * step)
+                else:  # blocks of all layers lie one after the other
+                    starts = (cache.data_ptr() + block * step for block in range(first, end))
+                    freed += sum(_give_back(start, start + size) for start in starts)
+        return freed
+
+    def _give_back_kv(self) -> None:
+        for start, num_bytes in {(s.data_ptr(), s.nbytes()) for s in map(_storage, self.model_runner.kv_caches)}:
+            _give_back(start, start + num_bytes)
+
+
+def _storage(cache: torch.Tensor) -> torch.UntypedStorage:
+    return cache.untyped_storage()
+
+
+def _give_back(start: int, end: int) -> int:
+    """The whole pages between two addresses are free, and read as zeros. Returns bytes; raises OSError."""
+    start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if end <= start:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"madvise: {os.strerror(number)}")
+    return end - start

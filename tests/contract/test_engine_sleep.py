@@ -1,0 +1,148 @@
+"""Sleep and wake of every engine that declares it, on this machine's memory: same answers, bytes given back, no drift.
+
+Lane: fast (the emulated engine), system (llama.cpp, 6 s; vLLM, 60 s).
+"""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from glowplug.domain.errors import EngineFailed
+from glowplug.engines.port import Ability, EngineHandle, LoadReport, Sleeper
+from glowplug.engines.process import anonymous_bytes
+from tests.contract.engine_rig import ENGINES, EngineCase
+from tests.waiting import until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+MIB = 1 << 20
+NUM_CYCLES = 50
+LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of what it held awake: libraries and vocabulary; vLLM is two processes
+DRIFT_BYTES = 8 * MIB
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+    with tempfile.TemporaryDirectory(prefix="gp-sleep-") as folder:
+        case = EngineCase(request.param, Path(folder))
+        if reason := case.driver.unavailable():
+            pytest.skip(reason)
+        if not case.driver.abilities("host") & {Ability.PREWARM, Ability.SWAP}:
+            pytest.skip("its engines do not sleep on host memory")
+        try:
+            await case.driver.warm()
+            yield case
+        finally:
+            await case.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(case: EngineCase) -> LoadReport:
+    return await case.start()
+
+
+@pytest_asyncio.fixture
+async def awake(case: EngineCase, started: LoadReport) -> EngineHandle:
+    await sleeper(case).wake(started.handle)
+    return started.handle
+
+
+def sleeper(case: EngineCase) -> Sleeper:
+    assert isinstance(case.driver, Sleeper)
+    return cast(Sleeper, case.driver)
+
+
+async def told(handle: EngineHandle, prompt: str, num_tokens: int = 16) -> dict[str, Any]:
+    """One greedy answer: its text and how much of the prompt was cached."""
+    body = {"model": "Contract/Tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+    async with httpx.AsyncClient(base_url=handle.url, timeout=60) as client:
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return {"text": answer.json()["choices"][0]["text"], "usage": answer.json()["usage"]}
+
+
+def private_bytes(handle: EngineHandle) -> int:
+    leader = psutil.Process(handle.pid)
+    return sum(anonymous_bytes(process.pid) for process in (leader, *leader.children(recursive=True)))
+
+
+@pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
+async def test_it_answers_after_the_wake_as_before_its_sleep(
+    case: EngineCase, awake: EngineHandle, becomes: str
+) -> None:
+    prompts = ["Once upon a time there was a small", "Once upon a time there was a great", "The capital of France is"]
+    before = [(await told(awake, prompt))["text"] for prompt in prompts]
+    for prompt in prompts:  # the slots now hold these prompts: none may count on what the sleep gave away
+        await sleeper(case).sleep(awake, becomes)
+        await sleeper(case).wake(awake)
+        assert (await told(awake, prompt))["text"] == before[prompts.index(prompt)]
+    assert all(answer["text"] for answer in await asyncio.gather(*(told(awake, prompt) for prompt in prompts)))
+
+
+async def test_asleep_it_keeps_its_process_and_its_port_and_says_that_it_is_healthy(
+    case: EngineCase, awake: EngineHandle
+) -> None:
+    await sleeper(case).sleep(awake, "swapped_out")
+    assert case.driver.adopt(awake)
+    assert (await case.driver.health(awake)).ok
+    assert await case.driver.num_in_flight(awake) == 0
+
+
+async def test_sleep_and_wake_may_come_twice(case: EngineCase, awake: EngineHandle) -> None:
+    text = (await told(awake, "One two three"))["text"]
+    for _ in range(2):
+        await sleeper(case).sleep(awake, "swapped_out")
+    for _ in range(2):
+        await sleeper(case).wake(awake)
+    assert (await told(awake, "One two three"))["text"] == text
+
+
+async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCase) -> None:
+    if case.driver.capabilities.emulated:
+        pytest.skip("no memory stands behind an emulated GPU")
+    handle = (await case.start()).handle
+    answer = (await told(handle, "One two three"))["text"]
+    awake_bytes, asleep_bytes = private_bytes(handle), []
+    for cycle in range(NUM_CYCLES):
+        await sleeper(case).sleep(handle, "swapped_out" if cycle % 2 else "prewarmed")
+        asleep_bytes.append(private_bytes(handle))
+        await sleeper(case).wake(handle)
+        assert answer.startswith((await told(handle, "One two three", 4))["text"])
+    assert min(asleep_bytes) <= LEFT_RATIO[case.name] * awake_bytes
+    for of_one_kind in (asleep_bytes[6::2], asleep_bytes[7::2]):  # prewarmed and swapped out, in turns
+        assert max(of_one_kind) - min(of_one_kind) <= DRIFT_BYTES, asleep_bytes
+    assert (await told(handle, "One two three"))["text"] == answer
+
+
+async def test_an_engine_that_is_gone_neither_sleeps_nor_wakes(case: EngineCase) -> None:
+    handle = (await case.start()).handle
+    os.kill(handle.pid, signal.SIGKILL)
+    await until(lambda: not case.driver.adopt(handle), "the process is seen to be gone")
+    with pytest.raises(EngineFailed):
+        await sleeper(case).sleep(handle, "swapped_out")
+    with pytest.raises(EngineFailed):
+        await sleeper(case).wake(handle)
+
+
+async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(case: EngineCase) -> None:
+    """WarmServe Eq. 1: free blocks leave at once, those in use when their requests end."""
+    if Ability.PREWARM not in case.driver.abilities("host") or case.name == "llamacpp":
+        pytest.skip("its KV cache stays as it was started")
+    handle = (await case.start()).handle
+    whole = await asyncio.gather(*(told(handle, f"Chapter {number}. Once upon a time", 48) for number in range(3)))
+    running = asyncio.gather(*(told(handle, f"Chapter {number}. Once upon a time", 48) for number in range(3)))
+    await asyncio.sleep(0.3)
+    await sleeper(case).limit_kv(handle, 64 * MIB)
+    assert [answer["text"] for answer in await running] == [answer["text"] for answer in whole]
+    assert await sleeper(case).kv_bytes_used(handle) <= 64 * MIB
+    await sleeper(case).limit_kv(handle, 128 * MIB)
+    assert (await told(handle, "Chapter 0. Once upon a time", 48))["text"] == whole[0]["text"]

@@ -1,0 +1,118 @@
+"""An engine's server that is dropped, built again, and proven after its wake, without llama.cpp. Lane: fast, 0.3 s."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.engines.llamacpp_sleep import EngineServer
+
+PROPS = {"total_slots": 2, "default_generation_settings": {"n_ctx": 64}}
+
+
+class FakeLlamacpp:
+    """Answers the canary with what `likeliest` says of the servers built so far; `asked` holds each request's path."""
+
+    def __init__(self) -> None:
+        self.likeliest: list[float] = [-1.0]  # of the first server, of the second, ... the last one stands for more
+        self.ports: list[int] = []
+        self.asked: list[str] = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.say(PROPS)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                logprob = fake.likeliest[min(len(fake.ports), len(fake.likeliest)) - 1]
+                top = [{"id": 7, "logprob": logprob}, {"id": 8, "logprob": -4.0}]
+                self.say({"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]})
+
+            def say(self, body: dict[str, Any]) -> None:
+                fake.asked.append(self.path)
+                raw = json.dumps(body).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    @property
+    def listening_address(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_port}"
+
+    def build(self, port: int) -> "FakeLlamacpp":
+        self.ports.append(port)
+        return self
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeLlamacpp]:
+    made = FakeLlamacpp()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+def server(fake: FakeLlamacpp) -> EngineServer:
+    """An engine whose KV cache lies where its pages cannot be given back."""
+    made = EngineServer(fake.build, 1 << 20, Path("weights"), host_memory=False)
+    assert made.warm_up() == PROPS
+    return made
+
+
+def test_without_pages_to_give_back_the_server_is_dropped_and_built_again_on_its_port(fake: FakeLlamacpp) -> None:
+    engine = server(fake)
+    assert engine.answer({"do": "sleep", "becomes": "swapped_out"})["how"] == "server"
+    assert engine.answer({"do": "state"})["state"] == "swapped_out"
+    assert engine.answer({"do": "wake"})["state"] == "awake"
+    assert fake.ports == [0, engine.port]
+
+
+def test_without_pages_to_give_back_there_is_no_replica(fake: FakeLlamacpp) -> None:
+    engine = server(fake)
+    with pytest.raises(RuntimeError, match="cannot give up that alone"):
+        engine.answer({"do": "sleep", "becomes": "prewarmed"})
+    assert engine.answer({"do": "state"})["state"] == "awake"
+
+
+def test_a_wake_that_answers_otherwise_builds_the_server_again(fake: FakeLlamacpp) -> None:
+    fake.likeliest = [-1.0, -1.2, -1.0]
+    engine = server(fake)
+    engine.answer({"do": "sleep", "becomes": "swapped_out"})
+    assert engine.answer({"do": "wake"})["state"] == "awake"
+    assert len(fake.ports) == 3
+
+
+def test_a_wake_that_goes_on_answering_otherwise_fails(fake: FakeLlamacpp) -> None:
+    fake.likeliest = [-1.0, -1.2]
+    engine = server(fake)
+    engine.answer({"do": "sleep", "becomes": "swapped_out"})
+    with pytest.raises(RuntimeError, match="as it did at its start"):
+        engine.answer({"do": "wake"})
+    assert engine.answer({"do": "state"})["state"] == "swapped_out"
+
+
+def test_rounding_is_no_other_answer(fake: FakeLlamacpp) -> None:
+    fake.likeliest = [-1.0, -1.0001]
+    engine = server(fake)
+    engine.answer({"do": "sleep", "becomes": "swapped_out"})
+    engine.answer({"do": "wake"})
+    assert len(fake.ports) == 2
+
+
+@pytest.mark.parametrize("question", [{"do": "dance"}, {}, {"do": "sleep", "becomes": "lazy"}])
+def test_another_question_is_an_error_and_changes_nothing(fake: FakeLlamacpp, question: dict[str, Any]) -> None:
+    engine = server(fake)
+    with pytest.raises(ValueError, match=r"known|become"):
+        engine.answer(question)
+    assert engine.answer({"do": "state"})["state"] == "awake"
