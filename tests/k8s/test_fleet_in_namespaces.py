@@ -217,7 +217,7 @@ def test_the_standby_takes_over_when_the_leaders_server_dies(fleet: PodFleet) ->
 
 def test_two_servers_of_the_bus_are_enough(fleet: PodFleet) -> None:
     fleet.kill("nats-0")
-    chat(fleet, MODELS[2])
+    assert chat(fleet, MODELS[2])
 
 
 def test_a_node_that_comes_back_serves_again(fleet: PodFleet) -> None:
