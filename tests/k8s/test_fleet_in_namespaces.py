@@ -61,7 +61,7 @@ def complete(fleet: PodFleet, source: str, pod: str, port: int, base: str, model
     return given[1:]
 
 
-def chat(fleet: PodFleet, model: str) -> str:
+def expect_chat(fleet: PodFleet, model: str) -> str:
     """A chat from outside, answered by an emulated engine. Returns the request id."""
     headers, body = complete(fleet, "stranger", "router-0", 8000, "", model)
     assert headers["x-glowplug-emulated"]
@@ -101,7 +101,7 @@ def leader_of(fleet: PodFleet, kind: str) -> str:
 
 
 def test_a_cold_request_works_and_its_trace_arrives(fleet: PodFleet) -> None:
-    request_id = chat(fleet, MODELS[0])
+    request_id = expect_chat(fleet, MODELS[0])
     wanted = {"glowplug-router", "glowplug-autoscaler", "glowplug-placer", "glowplug-agent", "glowplug-engine"}
     path = f"/api/v1/requests/{request_id}/trace"
 
@@ -186,7 +186,7 @@ def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: Pod
 
 
 def test_an_unlisted_connection_fails(fleet: PodFleet) -> None:
-    chat(fleet, MODELS[0])
+    expect_chat(fleet, MODELS[0])
     wait_until("the placer knows of the engine", lambda: ready_urls(fleet) != [])
     host, _, port = ready_urls(fleet)[0].removeprefix("http://").rpartition(":")
     node = next(name for name, pod in fleet.pods.items() if pod.address == host)
@@ -211,13 +211,13 @@ def test_the_standby_takes_over_when_the_leaders_server_dies(fleet: PodFleet) ->
     wait_until("one placer leads", lambda: leader_of(fleet, "placer") != "")
     before = leader_of(fleet, "placer")
     fleet.kill(before)
-    chat(fleet, MODELS[1])
+    expect_chat(fleet, MODELS[1])
     assert leader_of(fleet, "placer") not in ("", before)
 
 
 def test_two_servers_of_the_bus_are_enough(fleet: PodFleet) -> None:
     fleet.kill("nats-0")
-    chat(fleet, MODELS[2])
+    expect_chat(fleet, MODELS[2])
 
 
 def test_a_node_that_comes_back_serves_again(fleet: PodFleet) -> None:
@@ -226,4 +226,4 @@ def test_a_node_that_comes_back_serves_again(fleet: PodFleet) -> None:
     fleet.kill("node-1")
     fleet.start("node-1")
     fleet.until_ready("node-1")
-    chat(fleet, MODELS[3])
+    expect_chat(fleet, MODELS[3])
