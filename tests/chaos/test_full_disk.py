@@ -58,7 +58,7 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     assert "no space left on device" in nats, nats
     doctor = fleet.cli("doctor")
     assert doctor.returncode == 1 and "no space left on device" in doctor.stdout, doctor.stdout
-    started = asyncio.run(_one(fleet, "cold-0"))
+    started = fleet.chat("cold-0")
     assert started.status_code == 503 and "cannot be started now" in started.json()["error"]["message"], started.text
     assert started.elapsed.total_seconds() < 2.0
     assert fleet.chat("warm").status_code == 200
@@ -76,13 +76,6 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
 def _problem_of(fleet: Fleet) -> str:
     """Of NATS, by its own /healthz: fleet.json cannot be written now."""
     (ports,) = (fleet.state_dir / "nats").glob("nats-server_*.ports")
-
     monitor = json.loads(ports.read_text())["monitoring"][0]
     answer = httpx.get(f"{monitor}/healthz", timeout=5)
     return str(answer.json().get("error", ""))
-
-
-async def _one(fleet: Fleet, model: str) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=90) as client:
-        body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
-        return await client.post(fleet.url("data") + "/v1/chat/completions", json=body)

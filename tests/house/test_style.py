@@ -118,7 +118,8 @@ def test_every_test_asserts(path: str) -> None:
         if node.name.startswith("test_"):
             source = ast.unparse(node)
             assert re.search(
-                r"\bassert\b|\braises\(|\b(check|expect|assert|until|wait_until|eventually|settle|hear|all_calls)\w*\(", source
+                r"\bassert\b|\braises\(|\b(check|expect|assert|until|wait_until|eventually|settle|hear|all_calls)\w*\(",
+                source,
             ), node.name
 
 

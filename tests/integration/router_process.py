@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class RouterProcess:
     nats_url: str
     redis_url: str
     state_dir: Path
-    data_port: int
-    admin_port: int
+    data_port: int = field(default_factory=free_port)
+    admin_port: int = field(default_factory=free_port)
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -87,7 +87,7 @@ class RouterProcess:
 
 @contextlib.asynccontextmanager
 async def a_router(nats_url: str, redis_url: str, state_dir: Path, **env: str) -> AsyncIterator[RouterProcess]:
-    router = RouterProcess(nats_url, redis_url, state_dir, free_port(), free_port())
+    router = RouterProcess(nats_url, redis_url, state_dir)
     try:
         yield await router.start(**env)
     finally:

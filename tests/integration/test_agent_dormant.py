@@ -125,18 +125,13 @@ async def test_what_sleeps_survives_its_agent(live: Live) -> None:
     assert live.pid("i-1") == pid
 
 
-async def test_a_process_that_dies_asleep_is_noticed(live: Live) -> None:
+@pytest.mark.parametrize("instance_id", ["r-1", "i-1"], ids=["asleep", "woken"])
+async def test_an_engine_that_dies_is_noticed_and_nothing_is_left_of_it(live: Live, instance_id: str) -> None:
     await live.replica(live.model)
-    live.kill("r-1")
-    assert "ended by itself" in (await live.reaches("r-1", InstanceState.FAILED)).reason
-    await until(lambda: not live.granted(), "its bytes are free")
-
-
-async def test_a_woken_engine_that_dies_is_noticed_at_once(live: Live) -> None:
-    await live.replica(live.model)
-    await live.grow()
-    live.kill("i-1")
-    await live.reaches("i-1", InstanceState.FAILED)
+    if instance_id == "i-1":
+        await live.grow()
+    live.kill(instance_id)
+    assert "ended by itself" in (await live.reaches(instance_id, InstanceState.FAILED)).reason
     await until(lambda: not live.granted() and not live.processes, "nothing is left of it")
 
 

@@ -22,11 +22,12 @@ from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event, to_json
 from glowplug.events.subjects import entity_facts
-from glowplug.runtime.service import listen
 from glowplug.state.redis_store import RedisStore
 from glowplug.weights.inventory import read_cached, read_links
 from glowplug.weights.region import Region, RegionFailure, RegionState, RegionStatus, region_digest
 from tests.fleet_builder import a_model, an_instance
+from tests.ha_fleet import Process
+from tests.ports import free_port
 from tests.servers import Infra
 from tests.trace_sink import TraceSink
 from tests.waiting import until
@@ -34,7 +35,6 @@ from tests.weight_servers import WeightServer
 
 DATA = random.Random(11).randbytes(3_000_000)
 SHA = hashlib.sha256(DATA).hexdigest()
-ROOT = Path(__file__).parents[2]
 TOKEN = "let-me-in"
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -45,38 +45,20 @@ class Prefetcher:
 
     node_id: str
     shm_dir: Path
-    env: dict[str, str]
+    process: Process
     bus: NatsBus
     store: RedisStore
     epoch: int = 1
     facts: list[Event] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
-    url: str = ""
 
     async def start(self, **settings: object) -> "Prefetcher":
-        sock = listen("127.0.0.1", 0)
-        port = sock.getsockname()[1]
-        sock.close()
-        self.url = f"http://127.0.0.1:{port}"
-        own = {f"GLOWPLUG_{k.upper()}": str(v) for k, v in settings.items()}
-        env = {**os.environ, **self.env, "GLOWPLUG_PORT": str(port), **own}
-        self.process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "services.prefetcher"], env=env, cwd=ROOT
-        )
-        await until(lambda: self.get("/ready").status_code == 200)
+        self.process.env |= {f"GLOWPLUG_{k.upper()}": str(v) for k, v in settings.items()}
+        self.process.start()
+        await until(self.process.ready)
         return self
 
     def get(self, path: str) -> httpx.Response:
-        try:
-            return httpx.get(self.url + path, timeout=2)
-        except httpx.HTTPError:
-            return httpx.Response(599)
-
-    def kill(self, sig: int = signal.SIGKILL) -> None:
-        if self.process:
-            self.process.send_signal(sig)
-            self.process.wait(10)
-            self.process = None
+        return httpx.get(self.process.url + path, timeout=2)
 
     async def send(self, payload: Any, epoch: int | None = None, event_id: str = "") -> None:
         event = Event(
@@ -126,7 +108,9 @@ class Prefetcher:
 async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
     node_id = f"node-{uuid.uuid4().hex[:6]}"
     env = {
+        **os.environ,
         **infra.env,
+        "GLOWPLUG_PORT": str(free_port()),
         "GLOWPLUG_NODE_ID": node_id,
         "GLOWPLUG_SHM_DIR": str(tmp_path / "shm"),
         "GLOWPLUG_SERVICE_ID": f"prefetcher-{node_id}",
@@ -137,18 +121,18 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
         "GLOWPLUG_TICK_S": "0.1",
         "GLOWPLUG_RESYNC_S": "0.3",
         "GLOWPLUG_HEAL_S": "0.5",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'libs'}",
     }
     bus, store = NatsBus(infra.nats.url, "test"), RedisStore(infra.valkey.url)
     await bus.connect()
-    made = Prefetcher(node_id, tmp_path / "shm", env, bus, store)
+    process = Process("prefetcher", "services.prefetcher", env, tmp_path / "prefetcher.log")
+    made = Prefetcher(node_id, tmp_path / "shm", process, bus, store)
 
     async def receive(event: Event) -> None:
         made.facts.append(event)
 
     await bus.subscribe([entity_facts("weights")], receive)
     yield made
-    made.kill()
+    made.process.kill()
     await bus.close()
     await store.close()
 
@@ -182,7 +166,7 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
 
 
 async def dropped_over_rest(prefetcher: Prefetcher) -> None:
-    url = f"{prefetcher.url}/v1/cache/{SHA}/drop"
+    url = f"{prefetcher.process.url}/v1/cache/{SHA}/drop"
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient() as client:
         assert (await client.post(url)).status_code == 401
@@ -225,7 +209,7 @@ async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> Non
         await prefetcher.fetch(ref, instance.instance_id, model.key)
         region = prefetcher.region(ref)
         await until(lambda: sum(b - a for a, b in region.read_meta().get("landed", [])) >= 500_000)
-        prefetcher.kill()
+        prefetcher.process.kill()
         assert region.read_state().state is RegionState.FETCHING
         kept = sum(b - a for a, b in region.read_meta()["landed"])
         server.step_s, before = 0.0, server.bytes_sent
@@ -244,7 +228,7 @@ async def test_complete_regions_are_adopted_and_damaged_ones_are_not(prefetcher:
         await prefetcher.fetch(bad)
         await prefetcher.until_complete(good)
         await prefetcher.until_complete(bad)
-        prefetcher.kill()
+        prefetcher.process.kill()
         with (prefetcher.region(bad).blob).open("ab") as blob:
             blob.truncate(10)
         await prefetcher.start()
@@ -306,10 +290,9 @@ async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None
 
 async def test_it_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
     await prefetcher.start()
-    assert prefetcher.process is not None
-    prefetcher.process.terminate()
-    assert await asyncio.to_thread(prefetcher.process.wait, 10) == 0
-    prefetcher.process = None
+    prefetcher.process.signal(signal.SIGTERM)
+    assert prefetcher.process.process is not None
+    assert await asyncio.to_thread(prefetcher.process.process.wait, 10) == 0
 
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
@@ -335,7 +318,7 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
 
 async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
     with TraceSink() as sink, WeightServer(DATA, cuts=[100_000]) as server:
-        prefetcher.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
+        prefetcher.process.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
         await prefetcher.start()
         await prefetcher.fetched(WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA), "i-1")
         (span,) = await until(lambda: sink.spans("weights.fetch"))
@@ -350,9 +333,9 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
 
 async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    env = {**os.environ, **prefetcher.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}
+    env = {**prefetcher.process.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}
     argv = [sys.executable, "-m", "services.prefetcher"]
-    run = await asyncio.to_thread(subprocess.run, argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    run = await asyncio.to_thread(subprocess.run, argv, env=env, capture_output=True, text=True, timeout=20)
     assert run.returncode != 0
     assert run.stderr.splitlines()[-1] == (
         f"glowplug: cannot keep weights in GLOWPLUG_SHM_DIR={tmp_path / 'file/shm'}: Not a directory"

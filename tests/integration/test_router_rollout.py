@@ -11,7 +11,6 @@ import pytest
 
 from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, a_model, an_instance, streaming
 from tests.integration.router_process import RouterProcess, chat_body, write_rows
-from tests.ports import free_port
 from tests.servers import Infra
 from tests.waiting import until
 
@@ -96,9 +95,7 @@ async def test_a_rolling_restart_of_two_routers_loses_no_request(infra: Infra, t
         folder.mkdir()
         env = {"GLOWPLUG_SERVICE_ID": f"rolled-{k}", "GLOWPLUG_DRAIN_DELAY_S": str(DELAY_S)}
         envs.append(env)
-        routers.append(
-            await RouterProcess(infra.nats.url, infra.valkey.url, folder, free_port(), free_port()).start(**env)
-        )
+        routers.append(await RouterProcess(infra.nats.url, infra.valkey.url, folder).start(**env))
     balancer = await Balancer(routers).start()
     url, ends, over = f"http://127.0.0.1:{balancer.port}/v1/chat/completions", Counter[str](), asyncio.Event()
 
@@ -134,7 +131,7 @@ async def test_a_rolling_restart_of_two_routers_loses_no_request(infra: Infra, t
 async def test_a_router_that_leaves_serves_on_and_says_so(infra: Infra, tmp_path: Path) -> None:
     engine = await FakeEngine().start()
     await write_rows(infra.valkey.url, a_model("left"), an_instance("i-left", engine.url, model_key="left"))
-    router = RouterProcess(infra.nats.url, infra.valkey.url, tmp_path, free_port(), free_port())
+    router = RouterProcess(infra.nats.url, infra.valkey.url, tmp_path)
     await router.start(GLOWPLUG_DRAIN_DELAY_S="3", GLOWPLUG_SERVICE_ID="leaving-1")
     async with httpx.AsyncClient() as client:
         router.terminate()

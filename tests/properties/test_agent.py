@@ -308,9 +308,8 @@ class EnginesWalk(Walk):
 
     def run(self) -> None:
         verbs = [self.start, self.stop, self.resume, self.join, self.consolidate, self.consolidate]
-        verbs += (
-            [self.answer] * 12 + [self.start] * 3 + [self.count] * 2 + [self.die, self.health, self.tick, self.kill_9]
-        )
+        verbs += [self.answer] * 12 + [self.start] * 3 + [self.count] * 2
+        verbs += [self.die, self.health, self.tick, self.kill_9]
         for _ in range(250):
             self.random.choice(verbs)()
 
@@ -378,11 +377,8 @@ def test_the_walks_go_everywhere() -> None:
 
 
 COMMANDS = (StartInstance, StopInstance, JoinStages, ConsolidateInstance, ResumeInstance)
-INSIDE = (
-    msg.GivesWay,
-    msg.TakenOver,
-    msg.RunsElsewhere,
-)  # the controller makes them, of a start or of the store's rows
+# The controller makes them, of a start or of the store's rows.
+INSIDE = (msg.GivesWay, msg.TakenOver, msg.RunsElsewhere)
 ENDS = (
     msg.EngineExited,
     msg.EngineOverLimit,

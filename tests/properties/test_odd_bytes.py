@@ -244,41 +244,41 @@ def test_junk_is_malformed_and_nothing_else_is_raised(junk: bytes, kind: type[An
         assert to_json(value)
 
 
+JOIN = PAYLOADS["agent.join"]
+
+
+def with_text(raw: bytes, text: str, field: str) -> bytes:
+    """`raw` with this text, JSON or not, as the value of a field."""
+    return json.dumps(json.loads(raw) | {field: "HERE"}).replace('"HERE"', text).encode()
+
+
 @pytest.mark.parametrize("field", ["occurred_at", "epoch", "schema"])
 @pytest.mark.parametrize("number", ["1e400", "9" * 5000, "9" * 40, '"nan"', '"inf"', "-1e300", "NaN"])
 def test_a_number_that_nobody_can_mean_is_malformed(field: str, number: str) -> None:
-    raw = encode(an_event(PAYLOADS["agent.join"](target="n", instance_id="i")))
-    event = json.loads(raw) | {field: "HERE"}
     with pytest.raises(MalformedEvent):
-        decode(json.dumps(event).replace('"HERE"', number).encode())
+        decode(with_text(encode(an_event(JOIN(target="n", instance_id="i"))), number, field))
 
 
 @pytest.mark.parametrize("field", ["kv_bytes", "max_instances", "num_gpus", "keep_alive_s"])
 @pytest.mark.parametrize("number", ["1e400", "9" * 5000, "9" * 40, '"nan"', '"inf"', "1e300"])
 def test_a_number_of_a_model_that_nobody_can_mean_is_malformed(field: str, number: str) -> None:
-    row = json.loads(to_json(a_model())) | {field: "HERE"}
     with pytest.raises(MalformedEvent):
-        from_json(json.dumps(row).replace('"HERE"', number).encode(), Model)
+        from_json(with_text(to_json(a_model()), number, field), Model)
 
 
 def test_engine_arguments_nest_so_deep_and_no_deeper() -> None:
-    def nested(depth: int) -> bytes:
-        row = json.loads(to_json(a_model())) | {"engine_args": {"a": "HERE"}}
-        return json.dumps(row).replace('"HERE"', "[" * depth + "]" * depth).encode()
-
-    assert from_json(nested(8), Model).engine_args
+    shallow, deep = (with_text(to_json(a_model()), '{"a":' + "[" * n + "]" * n + "}", "engine_args") for n in (8, 500))
+    assert from_json(shallow, Model).engine_args
     with pytest.raises(MalformedEvent, match="nested"):
-        from_json(nested(500), Model)
+        from_json(deep, Model)
 
 
 def test_an_event_larger_than_the_bus_takes_is_malformed_and_its_error_is_short() -> None:
-    whole = an_event(PAYLOADS["agent.join"](target="n", instance_id="i" * (5 << 20)))
+    whole = an_event(JOIN(target="n", instance_id="i" * (5 << 20)))
     with pytest.raises(MalformedEvent, match="bytes, at most"):
         decode(encode(whole))
     with pytest.raises(MalformedEvent) as caught:
-        decode(
-            encode(an_event(PAYLOADS["agent.join"](target="n", instance_id="i"))).replace(b"agent.join", b"x" * 99999)
-        )
+        decode(encode(an_event(JOIN(target="n", instance_id="i"))).replace(b"agent.join", b"x" * 99999))
     assert len(str(caught.value)) < 400
 
 
