@@ -61,7 +61,7 @@ class CheckedAgent(AgentController):
 
     def owned(self, gpu: int = 0) -> dict[tuple[str, str], int]:
         """(holder, owner) -> MiB of one GPU."""
-        return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].grants}
+        return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].all_grants}
 
     def halves(self, instance_id: str, now_s: float) -> list[Effect]:
         """Its process is up and its weights are in host memory."""
@@ -138,10 +138,11 @@ def make(
     abilities: Iterable[str] = (),
     params: msg.AgentParams = PARAMS,
     asleep_mib: int = 0,
+    gpu_kind: str = "host",
 ) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
     when it sleeps (0: that is not looked at)."""
-    ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB) for n in range(gpus)])
+    ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB, kind=gpu_kind) for n in range(gpus)])
     engines = {
         "emulated": msg.EngineKind(
             name="emulated", emulated=True, abilities=frozenset(abilities), asleep_bytes=asleep_mib * MIB

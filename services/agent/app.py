@@ -89,7 +89,7 @@ def _hardware(app: FastAPI, controller: AgentController, service: AgentService) 
         rows = []
         for gpu in controller.ledger.gpus:
             by_owner: dict[str, int] = {}
-            for grant in gpu.grants:
+            for grant in gpu.all_grants:
                 by_owner[grant.owner.value] = by_owner.get(grant.owner.value, 0) + grant.num_bytes
             own = {"bytes_by_owner": by_owner, "used_bytes": gpu.used_bytes, "free_bytes": gpu.free_bytes}
             rows.append(msgspec.to_builtins(gpu) | own)

@@ -37,7 +37,7 @@ class NodeCollector(Collector):
         for gpu in self._controller.ledger.gpus:
             total.add_metric([node, gpu.gpu_id], gpu.total_bytes)
             for owner in GrantOwner:
-                held = sum(g.num_bytes for g in gpu.grants if g.owner is owner)
+                held = sum(g.num_bytes for g in gpu.all_grants if g.owner is owner)
                 used.add_metric([node, gpu.gpu_id, owner.value], held)
         states = collections.Counter(instance.state for instance in self._controller.instances)
         instances = GaugeMetricFamily(

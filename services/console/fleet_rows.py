@@ -222,7 +222,7 @@ def node_row(
 
 def _gpu_row(gpu: Gpu, instances: Mapping[str, Instance]) -> GpuRow:
     grants = []
-    for grant in gpu.grants:
+    for grant in gpu.all_grants:
         holder = instances.get(grant.holder)
         known = {"model_key": holder.model_key if holder else "", "emulated": holder.emulated if holder else False}
         grants.append(record_of(GrantRow, grant, owner=grant.owner.value, **known))

@@ -61,7 +61,7 @@ class Walk:
 
     def new_agent(self) -> AgentController:
         abilities = ("prewarm", "swap", "stages")
-        return make(self.memory, mib=self.mib, gpus=2, abilities=abilities, params=self.params)
+        return make(self.memory, mib=self.mib, gpus=2, abilities=abilities, params=self.params, gpu_kind="emulated")
 
     def start_of(self, kind: str, instance_id: str, model: Model, gpus: tuple[int, ...], **fields: Any) -> Event:
         """The start of a plain instance, a replica, or the first or a later stage of a pipeline."""
@@ -280,7 +280,7 @@ class EnginesWalk(Walk):
         i = self.some(InstanceState.DRAINING)
         if i not in self.processes or self.last[i].state not in (InstanceState.READY, InstanceState.DRAINING):
             return
-        grants = [g for gpu in self.agent.ledger.gpus for g in gpu.grants if g.holder == i]
+        grants = [g for gpu in self.agent.ledger.gpus for g in gpu.all_grants if g.holder == i]
         held = sum(g.num_bytes for g in grants if g.owner is GrantOwner.KV)
         num_in_flight = self.random.randrange(6)
         self.kv_used[i] = int(held * self.random.random()) if num_in_flight else 0
@@ -332,7 +332,7 @@ class EnginesWalk(Walk):
         agent, holdings = self.agent, self.agent.holdings
         for gpu in agent.ledger.gpus:
             assert 0 <= gpu.used_bytes <= gpu.total_bytes
-            held = {(g.holder, g.owner) for g in gpu.grants}
+            held = {(g.holder, g.owner) for g in gpu.all_grants}
             for holder, owner in held:
                 state = holdings[holder].instance.state
                 assert not state.is_gone or (state is InstanceState.FAILED and holdings[holder].stop is not None)
@@ -340,7 +340,7 @@ class EnginesWalk(Walk):
                 assert (owner is GrantOwner.PREWARM) == holdings[holder].instance.replica
         for (kind, i), effect in self.pending.items():
             if kind == "ConsolidateEngine" and i in self.processes and i in holdings:
-                held_bytes = sum(g.num_bytes for gpu in agent.ledger.gpus for g in gpu.grants if g.holder == i)
+                held_bytes = sum(g.num_bytes for gpu in agent.ledger.gpus for g in gpu.all_grants if g.holder == i)
                 assert held_bytes >= effect.model.memory_bytes, "an engine that may become whole has not got the bytes"
         known = {h.engine for h in holdings.values() if h.shares or h.stop is not None}
         known |= {i for i, h in holdings.items() if h.instance.state is InstanceState.SWAPPED_OUT}
@@ -535,8 +535,8 @@ class TableWalk(Walk):
         holdings, grants = self.agent.holdings, self.agent.ledger.gpus
         self.agent = self.new_agent()
         assert self.agent.holdings == holdings, "a record is lost, or another one"
-        held = [{(g.holder, g.owner, g.num_bytes) for g in gpu.grants} for gpu in grants]
-        assert [{(g.holder, g.owner, g.num_bytes) for g in gpu.grants} for gpu in self.agent.ledger.gpus] == held
+        held = [{(g.holder, g.owner, g.num_bytes) for g in gpu.all_grants} for gpu in grants]
+        assert [{(g.holder, g.owner, g.num_bytes) for g in gpu.all_grants} for gpu in self.agent.ledger.gpus] == held
         living = frozenset(i for i in holdings if self.random.random() < 0.7)
         self.send(msg.Recalled(living), msg.Recalled, None)
 

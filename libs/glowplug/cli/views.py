@@ -118,7 +118,7 @@ def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
             KIND_WORDS.get(gpu["kind"], gpu["kind"]),
             show_bytes(_used_bytes(gpu)),
             show_bytes(gpu["total_bytes"]),
-            ", ".join(sorted({grant["holder"] for grant in gpu["grants"]})) or "-",
+            ", ".join(sorted({grant["holder"] for grant in _grants(gpu)})) or "-",
             f"{len(cached)} ({show_bytes(sum(c['num_bytes'] for c in cached))})" if cached else "-",
             engines_text(node["engines"], used),
             "draining" if node["draining"] else "up",
@@ -128,8 +128,12 @@ def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
     ]
 
 
+def _grants(gpu: Row) -> list[Row]:
+    return [*gpu["grants"], *gpu.get("sleepers", ())]
+
+
 def _used_bytes(gpu: Row) -> int:
-    return sum(grant["num_bytes"] for grant in gpu["grants"])
+    return sum(grant["num_bytes"] for grant in _grants(gpu))
 
 
 def top(

@@ -19,12 +19,7 @@ class GrantOwner(StrEnum):
     KV = "kv"
     PREWARM = "prewarm"
     RESERVATION = "reservation"
-    SLEEPER = "sleeper"  # what an engine that sleeps keeps; it gives way to whatever starts
-
-    @property
-    def is_dormant(self) -> bool:
-        """Whether its bytes serve no request."""
-        return self in (GrantOwner.PREWARM, GrantOwner.SLEEPER)
+    SLEEPER = "sleeper"  # what an engine that sleeps keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +40,11 @@ class Gpu:
     kind: str = "host"  # host | cuda | emulated
     role: GpuRole = GpuRole.IDLE
     grants: tuple[Grant, ...] = ()
+    sleepers: tuple[Grant, ...] = ()  # what engines that sleep keep: it is free, since they give way to what starts
+
+    @property
+    def all_grants(self) -> tuple[Grant, ...]:
+        return self.grants + self.sleepers
 
     @property
     def used_bytes(self) -> int:
@@ -55,12 +55,12 @@ class Gpu:
 
     @property
     def free_bytes(self) -> int:
-        """What a start may be granted: sleepers give way to it."""
-        used = 0
-        for grant in self.grants:
-            if grant.owner is not GrantOwner.SLEEPER:
-                used += grant.num_bytes
-        return self.total_bytes - used
+        return self.total_bytes - self.used_bytes
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What sleepers have to give up, so that everybody has what he was granted."""
+        return max(0, sum(grant.num_bytes for grant in self.sleepers) - self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

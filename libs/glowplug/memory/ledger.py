@@ -19,7 +19,7 @@ def grant(gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> Gp
     """
     if any(num_bytes < 0 for num_bytes in bytes_by_owner.values()):
         raise ValueError(f"{holder}: negative bytes {dict(bytes_by_owner)}")
-    if any(g.holder == holder for g in gpu.grants):
+    if any(g.holder == holder for g in gpu.all_grants):
         raise ValueError(f"{holder} holds bytes of {gpu.gpu_id} already")
     wanted = sum(bytes_by_owner.values())
     if wanted > gpu.free_bytes:
@@ -28,14 +28,18 @@ def grant(gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> Gp
             f"{holder} needs {show_bytes(wanted)}",
             param="gpu_id",
         )
-    new = tuple(Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n)
-    return _with_role(replace(gpu, grants=gpu.grants + new))
+    new = [Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n]
+    asleep = tuple(one for one in new if one.owner is GrantOwner.SLEEPER)
+    awake = tuple(one for one in new if one.owner is not GrantOwner.SLEEPER)
+    return _with_role(replace(gpu, grants=gpu.grants + awake, sleepers=gpu.sleepers + asleep))
 
 
 def release(gpu: Gpu, holder: str) -> Gpu:
     """`gpu` without what `holder` holds; the same `gpu` when that is nothing."""
-    kept = tuple(g for g in gpu.grants if g.holder != holder)
-    return gpu if len(kept) == len(gpu.grants) else _with_role(replace(gpu, grants=kept))
+    kept, asleep = (tuple(g for g in held if g.holder != holder) for held in (gpu.grants, gpu.sleepers))
+    if (len(kept), len(asleep)) == (len(gpu.grants), len(gpu.sleepers)):
+        return gpu
+    return _with_role(replace(gpu, grants=kept, sleepers=asleep))
 
 
 def shrink(gpu: Gpu, holder: str, owner: GrantOwner, num_bytes: int) -> Gpu:
@@ -111,7 +115,7 @@ class ByteLedger:
     @property
     def holders(self) -> frozenset[str]:
         """Everyone who holds bytes."""
-        return frozenset(g.holder for gpu in self._gpus.values() for g in gpu.grants)
+        return frozenset(g.holder for gpu in self._gpus.values() for g in gpu.all_grants)
 
     def held_bytes(self, holder: str) -> int:
-        return sum(g.num_bytes for gpu in self._gpus.values() for g in gpu.grants if g.holder == holder)
+        return sum(g.num_bytes for gpu in self._gpus.values() for g in gpu.all_grants if g.holder == holder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Final
 
-from glowplug.domain.hardware import Node
+from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Slo
 
@@ -263,7 +263,7 @@ class Accounts:
 
     def _node(self, node: Node, now_s: float) -> None:
         used = sum(bool(gpu.grants) for gpu in node.gpus)
-        serving = sum(any(not grant.owner.is_dormant for grant in gpu.grants) for gpu in node.gpus)
+        serving = sum(any(g.owner is not GrantOwner.PREWARM for g in gpu.grants) for gpu in node.gpus)
         before = self._of_node.get(node.node_id, (0, 0))
         if (used, serving) != before:
             self._of_node[node.node_id] = (used, serving)

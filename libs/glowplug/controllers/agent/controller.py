@@ -148,10 +148,10 @@ class AgentController:
 
     def _make_way(self, transaction: Transaction) -> None:
         """Sleepers leave a GPU that has been granted to others, the one that has slept longest first."""
-        for gpu_id in [gpu.gpu_id for gpu in self.ledger.gpus if gpu.used_bytes > gpu.total_bytes]:
+        for gpu_id in [gpu.gpu_id for gpu in self.ledger.gpus if gpu.lacking_bytes]:
             asleep = [h for h in self.holdings.values() if h.state is State.SWAPPED_OUT and gpu_id in h.shares]
             for holding in sorted(asleep, key=lambda h: (h.instance.changed_at, h.instance.instance_id)):
-                if next(gpu.used_bytes <= gpu.total_bytes for gpu in self.ledger.gpus if gpu.gpu_id == gpu_id):
+                if not next(gpu.lacking_bytes for gpu in self.ledger.gpus if gpu.gpu_id == gpu_id):
                     break
                 transaction.step(holding.instance.instance_id, msg.GivesWay("what starts needs the rest it keeps"))
 
@@ -307,7 +307,9 @@ class AgentController:
         for gpu in self.ledger.gpus:
             if not 0 <= gpu.used_bytes <= gpu.total_bytes:
                 yield f"{gpu.gpu_id} holds {gpu.used_bytes} of {gpu.total_bytes} bytes"
-            for grant in gpu.grants:
+            if gpu.lacking_bytes:
+                yield f"{gpu.gpu_id} lacks {gpu.lacking_bytes} bytes for its sleepers"
+            for grant in gpu.all_grants:
                 held[gpu.gpu_id, grant.holder, grant.owner] += grant.num_bytes
         for key in sorted(recorded.keys() | held.keys()):
             gpu_id, name, owner = key

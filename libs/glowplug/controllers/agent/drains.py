@@ -6,7 +6,8 @@ SwapServeLLM section 3 (swap out and in). Departures:
 - SwapServeLLM lets a victim finish what it runs; here its grace bounds that, then what still runs ends.
 - A real engine that is swapped out keeps a rest of its GPU, a CUDA context and what the allocator does not give back:
   0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. The rest that is seen is granted to it (owner `sleeper`), and
-  it gives way to whatever starts (AgentController._make_way). One that keeps more than its kind may is stopped.
+  it gives way to whatever starts (AgentController._make_way). One that keeps more than its kind may is stopped. On host
+  memory a process takes some of its own beside its grant, asleep as awake, which is not granted.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
 - Eq. 1 is asked at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
 - The paper names a cache that became too small, "forcing the eviction of the recently loaded weights", but not when.
@@ -150,7 +151,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
     kind = transaction.engines.get(holding.instance.engine)
     most = 0 if kind is None or not kind.asleep_bytes else kind.asleep_bytes + (0 if leaves else sum(weights.values()))
-    rest = _rest(seen.num_bytes, list(was)) if leaves else {}
+    rest = _rest(seen.num_bytes, list(was)) if leaves and holding.instance.gpu_kind != "host" else {}
     is_too_much = any(sum(rest[g].values()) > sum(of_gpu.values()) for g, of_gpu in was.items() if g in rest)
     if is_too_much or (most and seen.num_bytes > most):
         why = f"its engine says that it sleeps, and keeps {show_bytes(seen.num_bytes)}"

@@ -13,7 +13,7 @@ as Algorithm 1 has them; the rule is best fit of a buddy allocator.
 
 from collections.abc import Iterable, Sequence
 
-from glowplug.domain.hardware import Node
+from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement.dormant import Clearing, clear, grow, taking
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
@@ -55,7 +55,7 @@ def broken(node: Node, gpu_ids: Iterable[str], view: PlacementView, largest: int
     serving = {
         at[gpu.gpu_id]
         for gpu in node.gpus
-        if view.fleet.reserved.get(gpu.gpu_id) or any(not grant.owner.is_dormant for grant in gpu.grants)
+        if view.fleet.reserved.get(gpu.gpu_id) or any(grant.owner is not GrantOwner.PREWARM for grant in gpu.grants)
     }
     size, worst = 1, 0
     while size < min(largest, len(node.gpus)):

@@ -239,18 +239,29 @@ def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
 
 
 def test_what_a_sleeper_keeps_is_granted_and_gives_way_to_whatever_starts() -> None:
-    agent = make(abilities=ALL).serving().asleep("swapped_out", keeps=20 * MIB)
+    agent = make(abilities=ALL, gpu_kind="cuda").serving().asleep("swapped_out", keeps=20 * MIB)
     all_of_it = a_model("wider", weights_bytes=70 * MIB, kv_bytes=220 * MIB)
     assert agent.owned() == {("i-1", "sleeper"): 20} and agent.ledger.gpus[0].free_bytes == 300 * MIB
     agent.serving("i-2", 30.0, model=a_model("wide", weights_bytes=70 * MIB, kv_bytes=200 * MIB))
-    assert agent.state("i-1") == "swapped_out" and agent.used() == 290, "there is enough for both"
+    assert agent.state("i-1") == "swapped_out" and agent.used() == 270, "there is enough for both"
     effects = agent.stopped("i-2", 40.0) and agent.handle(start_of("i-3", model=all_of_it), 50.0)
     assert agent.state("i-1") == "stopped" and "rest" in agent.instance().reason
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 290
 
 
-def test_a_sleeper_that_wakes_takes_its_rest_along() -> None:
+def test_on_host_memory_what_a_process_keeps_is_beside_its_grant() -> None:
     agent = make(abilities=ALL).serving().asleep("swapped_out", keeps=20 * MIB)
+    assert agent.owned() == {} and agent.state("i-1") == "swapped_out"
+
+
+def test_a_sleeping_process_keeps_its_device() -> None:
+    agent = make(abilities=ALL, gpus=2, gpu_kind="cuda").serving().asleep("swapped_out")
+    effects = agent.handle(start_of("i-2", source="i-1", workers=workers("i-1", 1)), 30.0)
+    assert of(msg.LaunchEngine, effects) and not of(msg.ActivateEngine, effects)
+
+
+def test_a_sleeper_that_wakes_takes_its_rest_along() -> None:
+    agent = make(abilities=ALL, gpu_kind="cuda").serving().asleep("swapped_out", keeps=20 * MIB)
     agent.handle(start_of("i-2", source="i-1"), 30.0)
     assert agent.owned() == {("i-2", "weights"): 60, ("i-2", "kv"): 180}
 
@@ -277,8 +288,8 @@ def test_an_engine_that_keeps_more_than_it_may_is_stopped_with_the_reason(become
 
 
 def test_a_rest_is_known_after_a_restart() -> None:
-    agent = make(abilities=ALL).serving().asleep("swapped_out", keeps=20 * MIB)
-    reborn, _ = agent.restarted(["i-1"], abilities=ALL)
+    agent = make(abilities=ALL, gpu_kind="cuda").serving().asleep("swapped_out", keeps=20 * MIB)
+    reborn, _ = agent.restarted(["i-1"], abilities=ALL, gpu_kind="cuda")
     assert reborn.owned() == {("i-1", "sleeper"): 20} and reborn.state("i-1") == "swapped_out"
 
 
