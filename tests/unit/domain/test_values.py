@@ -92,9 +92,11 @@ def test_an_instance_is_where_its_first_worker_is() -> None:
     assert (instance.node_id, instance.gpu_id) == ("node-1", "node-1/0")
 
 
-def test_the_free_bytes_of_a_gpu_are_what_no_grant_holds() -> None:
-    grants = tuple(Grant(holder="i", owner=owner, num_bytes=10) for owner in GrantOwner)
-    assert Gpu(gpu_id="g", total_bytes=100, grants=grants).free_bytes == 60
+def test_the_free_bytes_of_a_gpu_are_what_no_grant_holds_and_sleepers_lack_what_is_over() -> None:
+    of_each = [Grant(holder="i", owner=owner, num_bytes=10) for owner in GrantOwner]
+    grants, sleepers = tuple(of_each[:-1]), (Grant(holder="s", owner=GrantOwner.SLEEPER, num_bytes=70),)
+    gpu = Gpu(gpu_id="g", total_bytes=100, grants=grants, sleepers=sleepers)
+    assert (gpu.free_bytes, gpu.lacking_bytes) == (60, 10)
 
 
 def test_a_phase_lasts_from_start_to_end() -> None:
