@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,19 +9,15 @@ import httpx
 import pytest
 
 from glowplug.domain.errors import BadRequest, EngineFailed
-from tests.contract.engine_rig import EngineCase, until_idle
+from tests.contract.engine_rig import EngineCase, engine_case, until_idle
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
 async def case() -> AsyncIterator[EngineCase]:
-    with tempfile.TemporaryDirectory(prefix="gp-llama-") as folder:
-        case = EngineCase("llamacpp", Path(folder))
-        if reason := case.driver.unavailable():
-            pytest.skip(reason)
+    async with engine_case("llamacpp") as case:
         yield case
-        await case.close()
 
 
 async def test_embeddings_when_asked_for_and_text_all_the_same(case: EngineCase) -> None:

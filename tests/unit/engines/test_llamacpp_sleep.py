@@ -85,12 +85,17 @@ def test_without_pages_to_give_back_there_is_no_replica(fake: FakeLlamacpp) -> N
     assert engine.answer({"do": "state"})["state"] == "awake"
 
 
-def test_a_wake_that_answers_otherwise_builds_the_server_again(fake: FakeLlamacpp) -> None:
-    fake.likeliest = [-1.0, -1.2, -1.0]
+@pytest.mark.parametrize(
+    ("likeliest", "num_built"), [([-1.0, -1.2, -1.0], 3), ([-1.0, -1.0001], 2)], ids=["another answer", "rounding"]
+)
+def test_a_wake_that_answers_otherwise_builds_the_server_again(
+    fake: FakeLlamacpp, likeliest: list[float], num_built: int
+) -> None:
+    fake.likeliest = likeliest
     engine = server(fake)
     engine.answer({"do": "sleep", "becomes": "swapped_out"})
     assert engine.answer({"do": "wake"})["state"] == "awake"
-    assert len(fake.ports) == 3
+    assert len(fake.ports) == num_built
 
 
 def test_a_wake_that_goes_on_answering_otherwise_fails(fake: FakeLlamacpp) -> None:
@@ -100,14 +105,6 @@ def test_a_wake_that_goes_on_answering_otherwise_fails(fake: FakeLlamacpp) -> No
     with pytest.raises(RuntimeError, match="as it did at its start"):
         engine.answer({"do": "wake"})
     assert engine.answer({"do": "state"})["state"] == "swapped_out"
-
-
-def test_rounding_is_no_other_answer(fake: FakeLlamacpp) -> None:
-    fake.likeliest = [-1.0, -1.0001]
-    engine = server(fake)
-    engine.answer({"do": "sleep", "becomes": "swapped_out"})
-    engine.answer({"do": "wake"})
-    assert len(fake.ports) == 2
 
 
 @pytest.mark.parametrize("question", [{"do": "dance"}, {}, {"do": "sleep", "becomes": "lazy"}])
