@@ -124,12 +124,11 @@ async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(t
     assert phases["fetch"].ended_at <= phases["load"].started_at
 
 
-def test_waiting_threads_give_their_core_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_give_their_core_away_unless_the_operator_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert LlamacppDriver().environment(request("llamacpp"))["OMP_WAIT_POLICY"] == "PASSIVE"
-
-
-def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert LlamacppDriver().environment(request("llamacpp"))["OMP_WAIT_POLICY"] == "ACTIVE"
 
