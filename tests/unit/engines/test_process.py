@@ -30,10 +30,11 @@ def start(argv: list[str], folder: Path) -> tuple[int, float]:
     return pid, started
 
 
-async def test_a_process_leads_its_own_session_and_ends_on_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits_for_group", [False, True])
+async def test_a_process_leads_its_own_session_and_ends_on_sigterm(tmp_path: Path, waits_for_group: bool) -> None:
     pid, started = start(SLEEPER, tmp_path)
     assert os.getsid(pid) == pid
-    await process.stop_group(pid, started, grace_s=10.0)
+    await process.stop_group(pid, started, grace_s=10.0, waits_for_group=waits_for_group)
     assert not process.is_alive(pid, started)
 
 
