@@ -1,9 +1,12 @@
 """One engine of each kind for the contract test: its driver, a model it can serve, weights good and bad."""
 
 import asyncio
+import contextlib
 import tempfile
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +96,20 @@ class EngineCase:
         for handle in self.handles:
             await self.driver.stop(handle, grace_s=0.0)
         await self.driver.close()
+
+
+@contextlib.asynccontextmanager
+async def engine_case(name: str, **options: Any) -> AsyncIterator[EngineCase]:
+    """Engines of that kind in a folder of their own; the test is skipped where none can run."""
+    with tempfile.TemporaryDirectory(prefix="gp-engine-") as folder:
+        case = EngineCase(name, Path(folder), **options)
+        if reason := case.driver.unavailable():
+            pytest.skip(reason)
+        try:
+            await case.driver.warm()
+            yield case
+        finally:
+            await case.close()
 
 
 async def until_idle(case: EngineCase, handle: EngineHandle) -> int:

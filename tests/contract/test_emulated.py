@@ -1,17 +1,15 @@
 """What is the emulated engine's own: faults that an agent and a router must live with, seen from outside."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineSettings, Sleeper
-from tests.contract.engine_rig import EngineCase
+from tests.contract.engine_rig import EngineCase, engine_case
 from tests.waiting import until
 
 FAST = {"time_scale": 50.0, "launch_s": 0.0, "warmup_s": 0.0}
@@ -19,10 +17,8 @@ FAST = {"time_scale": 50.0, "launch_s": 0.0, "warmup_s": 0.0}
 
 @pytest.fixture
 async def case() -> AsyncIterator[EngineCase]:
-    with tempfile.TemporaryDirectory(prefix="gp-emulated-") as folder:
-        case = EngineCase("emulated", Path(folder), EngineSettings(health_timeout_s=0.3))
+    async with engine_case("emulated", settings=EngineSettings(health_timeout_s=0.3)) as case:
         yield case
-        await case.close()
 
 
 async def test_a_crash_in_the_middle_breaks_the_stream_without_an_end(case: EngineCase) -> None:

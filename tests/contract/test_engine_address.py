@@ -1,15 +1,13 @@
 """Engines listen where their agent says: on its address, on the port it hands out, and nowhere else."""
 
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle
-from tests.contract.engine_rig import ENGINES, EngineCase
+from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,12 +15,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(params=ENGINES)
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
-    with tempfile.TemporaryDirectory(prefix="gp-address-") as folder:
-        case = EngineCase(request.param, Path(folder))
-        if reason := case.driver.unavailable():
-            pytest.skip(reason)
+    async with engine_case(request.param) as case:
         yield case
-        await case.close()
 
 
 async def answers(url: str) -> bool:

@@ -5,9 +5,7 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +17,7 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import PhaseName
 from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
 from glowplug.engines.port import EngineHandle, LoadReport
-from tests.contract.engine_rig import ENGINES, EngineCase, until_idle
+from tests.contract.engine_rig import ENGINES, EngineCase, engine_case, until_idle
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -32,15 +30,8 @@ LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
-    with tempfile.TemporaryDirectory(prefix="gp-engine-") as folder:
-        case = EngineCase(request.param, Path(folder), api_key=KEY)
-        if reason := case.driver.unavailable():
-            pytest.skip(reason)
-        try:
-            await case.driver.warm()
-            yield case
-        finally:
-            await case.close()
+    async with engine_case(request.param, api_key=KEY) as case:
+        yield case
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -94,9 +85,7 @@ async def test_slots_and_kv_tokens_are_the_engines_own(case: EngineCase, started
     """PreServe's M: what the grant of 128 MiB holds, not max_concurrency * context_tokens."""
     per_token = {"emulated": PROFILES[DEFAULT_PROFILE].kv_bytes_per_token}.get(case.name, SMOLLM2_KV_BYTES_PER_TOKEN)
     fitting = (128 << 20) // per_token
-    expected = (
-        min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting
-    )  # llama.cpp: each slot has a part of its own
+    expected = min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting  # each of its slots has a part
     one_context = 1024 + 16
     assert started.num_slots == 4
     assert expected * 0.95 - 128 <= started.kv_tokens <= max(expected, one_context)

@@ -6,9 +6,7 @@ Lane: fast (the emulated engine), system (llama.cpp, 6 s; vLLM, 60 s).
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -19,7 +17,7 @@ import pytest_asyncio
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import Ability, EngineHandle, LoadReport, Sleeper
 from glowplug.engines.process import anonymous_bytes
-from tests.contract.engine_rig import ENGINES, EngineCase
+from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -32,17 +30,10 @@ DRIFT_BYTES = 8 * MIB
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
-    with tempfile.TemporaryDirectory(prefix="gp-sleep-") as folder:
-        case = EngineCase(request.param, Path(folder))
-        if reason := case.driver.unavailable():
-            pytest.skip(reason)
+    async with engine_case(request.param) as case:
         if not case.driver.abilities("host") & {Ability.PREWARM, Ability.SWAP}:
             pytest.skip("its engines do not sleep on host memory")
-        try:
-            await case.driver.warm()
-            yield case
-        finally:
-            await case.close()
+        yield case
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,19 +9,16 @@ import httpx
 import pytest
 
 from glowplug.domain.errors import BadRequest, EngineFailed
-from tests.contract.engine_rig import EngineCase, until_idle
+from glowplug.engines.port import EngineHandle
+from tests.contract.engine_rig import EngineCase, engine_case, until_idle
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
 async def case() -> AsyncIterator[EngineCase]:
-    with tempfile.TemporaryDirectory(prefix="gp-llama-") as folder:
-        case = EngineCase("llamacpp", Path(folder))
-        if reason := case.driver.unavailable():
-            pytest.skip(reason)
+    async with engine_case("llamacpp") as case:
         yield case
-        await case.close()
 
 
 async def test_embeddings_when_asked_for_and_text_all_the_same(case: EngineCase) -> None:
@@ -70,25 +66,29 @@ async def test_what_is_no_template_and_no_path_is_refused_by_name(case: EngineCa
     assert refused.value.param == f"engine_args.{next(iter(args))}"
 
 
+async def refused(case: EngineCase, weights: Path, why: str, **changes: object) -> tuple[EngineHandle, str]:
+    """The handle of a start that must fail for that reason, and the failure's code."""
+    handle = await case.launch(**changes)
+    with pytest.raises(EngineFailed, match=why) as failure:
+        await case.driver.load(handle, weights)
+    return handle, failure.value.code
+
+
 async def test_a_projector_that_is_not_there_is_named_and_counts_in_the_weights(case: EngineCase) -> None:
     projector = case.folder / "eyes.gguf"
     for what, text in ((f"there is no file {projector}", None), ("weights_bytes: .* is less than", b"x" * (300 << 20))):
         if text is not None:
             projector.write_bytes(text)
-        handle = await case.launch(engine_args={"mmproj": str(projector)})
-        with pytest.raises(EngineFailed, match=what) as failure:
-            await case.driver.load(handle, case.weights)
-        assert failure.value.code == "engine_misconfigured"
+        _, code = await refused(case, case.weights, what, engine_args={"mmproj": str(projector)})
+        assert code == "engine_misconfigured"
 
 
 async def test_weights_cut_short_are_never_served(case: EngineCase) -> None:
     with case.weights.open("rb") as whole:
         cut = case.folder / "cut.gguf"
         cut.write_bytes(whole.read(20_000_000))
-    handle = await case.launch()
-    with pytest.raises(EngineFailed, match=r"cut\.gguf is cut short") as failure:
-        await case.driver.load(handle, cut)
-    assert failure.value.code == "weights_corrupt"
+    handle, code = await refused(case, cut, r"cut\.gguf is cut short")
+    assert code == "weights_corrupt"
     assert not case.driver.adopt(handle)
 
 
@@ -119,7 +119,5 @@ async def test_an_unstreamed_request_is_dropped_although_its_count_is_asked_for_
 
 
 async def test_weights_larger_than_what_the_model_declares_are_not_loaded(case: EngineCase) -> None:
-    handle = await case.launch(weights_bytes=5)
-    with pytest.raises(EngineFailed, match=r"weights_bytes: 5 is less than the \d+ bytes of the file") as failure:
-        await case.driver.load(handle, case.weights)
-    assert failure.value.code == "engine_misconfigured"
+    why = r"weights_bytes: 5 is less than the \d+ bytes of the file"
+    assert (await refused(case, case.weights, why, weights_bytes=5))[1] == "engine_misconfigured"

@@ -3,16 +3,14 @@ takes the memory of the machine or a minute of its time."""
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from tests.contract.data_port_rig import Answer, Rig, a_model, a_rig, an_instance, post
-from tests.contract.engine_rig import EngineCase
+from tests.contract.engine_rig import engine_case
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 MIB = 1 << 20
@@ -51,15 +49,11 @@ async def ask(rig: Rig, path: str, fields: dict[str, Any]) -> Answer:
 
 @pytest.fixture
 async def pid_and_rig() -> AsyncIterator[tuple[int, Rig]]:
-    with tempfile.TemporaryDirectory(prefix="gp-llama-") as folder:
-        case = EngineCase("llamacpp", Path(folder))
-        if reason := case.driver.unavailable():
-            pytest.skip(reason)
+    models = (a_model(engine="llamacpp", context_tokens=1024),)
+    async with engine_case("llamacpp") as case, a_rig(models=models) as rig:
         report = await case.start()
-        async with a_rig(models=(a_model(engine="llamacpp", context_tokens=1024),)) as rig:
-            rig.tell(an_instance("i-1", report.handle.url))
-            yield report.handle.pid, rig
-        await case.close()
+        rig.tell(an_instance("i-1", report.handle.url))
+        yield report.handle.pid, rig
 
 
 async def test_anthropics_api_is_answered_and_refused_in_its_shape(pid_and_rig: tuple[int, Rig]) -> None:
@@ -111,67 +105,58 @@ async def test_what_openai_allows_is_answered(pid_and_rig: tuple[int, Rig]) -> N
     assert (await ask(rig, CHAT, tools(function(parameters={"type": "object"})))).status == 200
 
 
-def each(*values: Any) -> tuple[Any, ...]:
-    """Values of unlike types."""
-    return values
+def each(field: str, *values: Any) -> list[dict[str, Any]]:
+    """One request for each value of that field."""
+    return [{field: value} for value in values]
 
 
-ODD: list[tuple[str, dict[str, Any]]] = [
-    *((CHAT, tools(tool)) for tool in each({"x": 1}, {"type": "function"}, function(name=5), function(parameters="x"))),
-    *((CHAT, tools(tool)) for tool in each(5, None, [], {"type": "banana"}, function(name='"\\<|im_end|>{{x}}'))),
-    *((CHAT, {"tools": value}) for value in each({}, 5, "x")),
-    *((CHAT, {"tool_choice": value}) for value in each("banana", 5, {"type": "function", "function": {"name": "g"}})),
-    *(
-        (CHAT, said(content=[part]))
-        for part in each(IMAGE, {"type": "input_audio", "input_audio": {}}, {"type": "text"})
-    ),
-    *((CHAT, said(content=[part])) for part in each({"type": "text", "text": 5}, {"type": "x"}, {}, 5, None, [])),
-    *(
-        (CHAT, said(**{name: 5}))
-        for name in ("role", "content", "name", "reasoning_content", "tool_call_id", "refusal")
-    ),
-    *((CHAT, said(role="assistant", tool_calls=calls)) for calls in ("x", [{"x": 1}], [5], [{"type": "function"}])),
-    (
-        CHAT,
-        said(role="assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "no json"}}]),
-    ),
-    (CHAT, said(role="assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": 5}}])),
-    *((CHAT, {"messages": [message]}) for message in ({"role": "tool"}, {"role": "user"}, {}, {"role": "assistant"})),
-    *(
-        (CHAT, {"response_format": value})
-        for value in each(5, {}, {"type": "x"}, {"type": "json_schema", "json_schema": 5})
-    ),
-    *(
-        (CHAT, schema(value))
-        for value in each(5, {"type": "banana"}, {"$ref": "#/a"}, {"enum": 5}, {"pattern": "^((("})
-    ),
-    *((CHAT, schema(value)) for value in each({"properties": 5}, {"anyOf": 5}, {"type": "string", "minLength": 10**9})),
-    *((CHAT, {"chat_template_kwargs": value}) for value in each(5, {"messages": 5}, {"enable_thinking": "x"})),
-    *((CHAT, {"stream_options": value}) for value in each(5, {"include_usage": "x"})),
-    (CHAT, {"stream": True, "logprobs": True} | tools(function())),
-    (CHAT, {"continue_final_message": True}),
-    (CHAT, {"n": 100}),
-    (COMPLETION, {"prompt": [{"prompt_string": "a", "multimodal_data": ["x"]}]}),
-    *(
-        (COMPLETION, {"prompt": value})
-        for value in each([], [[]], [""], [99_999_999], [2**40], [-1], [None], ["a", 1], 5)
-    ),
-    *((COMPLETION, {name: value}) for name, value in (("echo", True), ("suffix", "x"), ("best_of", 2), ("n", 100))),
-    *((EMBEDDING, {"input": value}) for value in each("x", [], [""], [[]], [99_999_999], 5)),
-    *(
-        (RESPONSE, {"input": [item]})
-        for item in each({}, 5, {"type": "x"}, {"type": "function_call"}, {"type": "reasoning"})
-    ),
-    (RESPONSE, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}),
-    (RESPONSE, {"input": [{"role": "assistant", "content": "x"}]}),
-    *((RESPONSE, {"tools": [tool]}) for tool in each({"x": 1}, {"type": "function"}, {"type": "web_search"})),
-    (RESPONSE, {"previous_response_id": "r"}),
-]
+def calls(*given: Any) -> dict[str, Any]:
+    return said(role="assistant", tool_calls=list(given))
+
+
+ODD: dict[str, list[dict[str, Any]]] = {
+    CHAT: [
+        *map(tools, ({"x": 1}, {"type": "function"}, function(name=5), function(parameters="x"))),
+        *map(tools, (5, None, [], {"type": "banana"}, function(name='"\\<|im_end|>{{x}}'))),
+        *each("tools", {}, 5, "x"),
+        *each("tool_choice", "banana", 5, {"type": "function", "function": {"name": "g"}}),
+        *(said(content=[part]) for part in (IMAGE, {"type": "input_audio", "input_audio": {}}, {"type": "text"})),
+        *(said(content=[part]) for part in ({"type": "text", "text": 5}, {"type": "x"}, {}, 5, None, [])),
+        *(said(**{name: 5}) for name in ("role", "content", "name", "reasoning_content", "tool_call_id", "refusal")),
+        said(role="assistant", tool_calls="x"),
+        *map(calls, ({"x": 1}, 5, {"type": "function"}, function(arguments="no json"), function(arguments=5))),
+        *each("messages", [{"role": "tool"}], [{"role": "user"}], [{}], [{"role": "assistant"}]),
+        *each("response_format", 5, {}, {"type": "x"}, {"type": "json_schema", "json_schema": 5}),
+        *map(schema, (5, {"type": "banana"}, {"$ref": "#/a"}, {"enum": 5}, {"pattern": "^((("})),
+        *map(schema, ({"properties": 5}, {"anyOf": 5}, {"type": "string", "minLength": 10**9})),
+        *each("chat_template_kwargs", 5, {"messages": 5}, {"enable_thinking": "x"}),
+        *each("stream_options", 5, {"include_usage": "x"}),
+        {"stream": True, "logprobs": True} | tools(function()),
+        {"continue_final_message": True},
+        {"n": 100},
+    ],
+    COMPLETION: [
+        *each("prompt", [{"prompt_string": "a", "multimodal_data": ["x"]}], [], [[]], [""], [99_999_999]),
+        *each("prompt", [2**40], [-1], [None], ["a", 1], 5),
+        {"echo": True},
+        {"suffix": "x"},
+        {"best_of": 2},
+        {"n": 100},
+    ],
+    EMBEDDING: each("input", "x", [], [""], [[]], [99_999_999], 5),
+    RESPONSE: [
+        *each("input", [{}], [5], [{"type": "x"}], [{"type": "function_call"}], [{"type": "reasoning"}]),
+        *each("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]),
+        *each("input", [{"role": "assistant", "content": "x"}]),
+        *each("tools", [{"x": 1}], [{"type": "function"}], [{"type": "web_search"}]),
+        {"previous_response_id": "r"},
+    ],
+}
 
 
 async def test_no_odd_request_is_the_servers_fault(pid_and_rig: tuple[int, Rig]) -> None:
     rig = pid_and_rig[1]
-    for path, fields in ODD:
+    for path, fields in ((path, fields) for path, bodies in ODD.items() for fields in bodies):
         answer = await ask(rig, path, fields)
         assert answer.status < 500 or answer.status == 501, (path, fields, answer.body[:300])
         if answer.status != 200 and b"data: " not in answer.body:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 POLL_S = 0.01
+_GROUP_POLL_S = 0.05  # one look reads the whole process table
 HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups, or every process, to the kernel: never a process of ours
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -102,15 +103,17 @@ def kill_group(pid: int, pid_started_at: float) -> None:
             os.kill(member, signal.SIGKILL)
 
 
-async def stop_group(pid: int, pid_started_at: float, grace_s: float) -> None:
-    """SIGTERM to the leader, SIGKILL to what is left of its group after `grace_s`. Returns when all are gone."""
+async def stop_group(pid: int, pid_started_at: float, grace_s: float, *, waits_for_group: bool = False) -> None:
+    """SIGTERM to the leader, SIGKILL to what is left of its group after `grace_s`, which the leader alone is given, or
+    every member. Returns when all are gone."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
     if grace_s > 0 and is_alive(pid, pid_started_at):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-        while loop.time() < deadline and is_alive(pid, pid_started_at):
-            await asyncio.sleep(POLL_S)
+        lives, poll_s = (group_members, _GROUP_POLL_S) if waits_for_group else (is_alive, POLL_S)
+        while loop.time() < deadline and lives(pid, pid_started_at):
+            await asyncio.sleep(poll_s)
     kill_group(pid, pid_started_at)
     killed_by = loop.time() + 10.0  # the kernel may take a while to free a large process
     while (is_alive(pid, pid_started_at) or group_members(pid, pid_started_at)) and loop.time() < killed_by:

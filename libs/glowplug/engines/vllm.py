@@ -9,9 +9,7 @@ import asyncio
 import json
 import os
 import re
-import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ _log = structlog.get_logger(__name__)
 _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
 _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
-_GROUP_POLL_S = 0.05  # one look reads the whole process table
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
 _NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
 _NOT_A_CAUSE = "See root cause above"
@@ -185,15 +182,7 @@ class VllmDriver(HostedDriver):
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         """As the port says. The whole group gets the grace: its last member frees what is in shared memory."""
-        pid, started_at = handle.pid, handle.pid_started_at
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
-        if grace_s > 0 and self.adopt(handle):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            while loop.time() < deadline and process.group_members(pid, started_at):
-                await asyncio.sleep(_GROUP_POLL_S)
-        await process.stop_group(pid, started_at, 0.0)
+        await process.stop_group(handle.pid, handle.pid_started_at, grace_s, waits_for_group=True)
 
     async def _keep_tokenizer(self, directory: Path) -> None:
         await asyncio.sleep(_KEEP_DELAY_S)

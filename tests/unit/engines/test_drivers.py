@@ -19,29 +19,35 @@ from glowplug.engines.llamacpp import LlamacppDriver
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
 from glowplug.engines.samples import sample_weights_path
 
-REQUEST = LaunchRequest(
-    instance_id="i-1",
-    model=Model(key="m", name="m", engine="llamacpp", weights=WeightsRef(uri="/m.gguf"), weights_bytes=1, kv_bytes=1),
-    num_bytes=1,
-    run_dir=Path("run"),
-    log_path=Path("log"),
-)
 host = pytest.importorskip("glowplug.engines.llamacpp_host", exc_type=ImportError)
 
 FACTS = GgufFacts(architecture="llama", context_tokens=8192, kv_bytes_per_token=1000, chat_template="")
 
 
-def a_request(engine: str, run_dir: Path, **engine_args: Any) -> LaunchRequest:
-    model = Model(
-        name="M",
-        key="m",
-        engine=engine,
-        weights=WeightsRef(uri="file:x"),
-        weights_bytes=1,
-        kv_bytes=1,
-        engine_args=engine_args,
+def request(
+    engine: str = "vllm", *, run_dir: Path = Path("/r"), gpu_kind: str = "host", **changes: Any
+) -> LaunchRequest:
+    values: dict[str, Any] = {
+        "name": "Org/Model",
+        "key": "org-model",
+        "engine": engine,
+        "weights": WeightsRef(uri="file:/w"),
+        "weights_bytes": 1,
+        "kv_bytes": 256,
+        "context_tokens": 512,
+        "max_concurrency": 3,
+        "aliases": ("short",),
+        **changes,
+    }
+    return LaunchRequest(
+        instance_id="i-1",
+        model=Model(**values),
+        num_bytes=257,
+        run_dir=run_dir,
+        log_path=run_dir / "log",
+        gpu_kind=gpu_kind,
+        gpu_index=2,
     )
-    return LaunchRequest(instance_id="i-1", model=model, num_bytes=2, run_dir=run_dir, log_path=run_dir / "log")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +87,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 )
 async def test_a_wrong_engine_argument_is_named(engine: str, args: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(EngineMisconfigured, match=re.escape(named)) as found:
-        await driver(engine).launch(a_request(engine, tmp_path, **args))
+        await driver(engine).launch(request(engine, run_dir=tmp_path, engine_args=args))
     assert found.value.code in HOPELESS_CODES, "the next start would be given the same arguments"
     assert found.value.param == f"engine_args.{next(iter(args))}"
     assert list(tmp_path.iterdir()) == []
@@ -91,12 +97,13 @@ async def test_an_interpreter_that_is_not_there_is_the_reason(tmp_path: Path) ->
     made = driver("emulated", EngineSettings(python="/nowhere/python"))
     assert made.unavailable() == "no interpreter at /nowhere/python"
     with pytest.raises(EngineFailed, match="/nowhere/python"):
-        await made.launch(a_request("emulated", tmp_path))
+        await made.launch(request("emulated", run_dir=tmp_path))
 
 
 async def test_a_startup_failure_made_by_hand_is_the_reason(tmp_path: Path) -> None:
     made = driver("emulated", EngineSettings(emulated_time_scale=1000.0))
-    handle = await made.launch(a_request("emulated", tmp_path, faults={"startup_failure": "no such GPU"}))
+    args = {"faults": {"startup_failure": "no such GPU"}}
+    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
     weights = tmp_path / "weights"
     weights.write_bytes(b"x")
     with pytest.raises(EngineFailed, match="no such GPU"):
@@ -106,7 +113,8 @@ async def test_a_startup_failure_made_by_hand_is_the_reason(tmp_path: Path) -> N
 
 async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(tmp_path: Path) -> None:
     made = driver("emulated", EngineSettings(emulated_time_scale=100.0))
-    handle = await made.launch(a_request("emulated", tmp_path, launch_s=1.0, fetch_bytes_per_s=0.02))  # one byte: 50 s
+    args = {"launch_s": 1.0, "fetch_bytes_per_s": 0.02}  # one byte: 50 s
+    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
     try:
         phases = {phase.name.value: phase for phase in (await made.load(handle, tmp_path)).phases}
     finally:
@@ -116,14 +124,13 @@ async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(t
     assert phases["fetch"].ended_at <= phases["load"].started_at
 
 
-def test_waiting_threads_give_their_core_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_give_their_core_away_unless_the_operator_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert LlamacppDriver().environment(REQUEST)["OMP_WAIT_POLICY"] == "PASSIVE"
-
-
-def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LlamacppDriver().environment(request("llamacpp"))["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert LlamacppDriver().environment(REQUEST)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert LlamacppDriver().environment(request("llamacpp"))["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 async def load_that_fails(tmp_path: Path, log: str) -> EngineFailed:
@@ -181,23 +188,6 @@ def test_the_system_prompt_is_text_and_comes_only_without_one(prompt: str) -> No
     assert template.render(messages=[{"role": "system", "content": "own"}, user]) == "<own><hi>"
 
 
-def failed_start(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """What the process of a model with the sample weights says when it cannot start."""
-    weights = sample_weights_path()
-    spec = {
-        "weights_bytes": weights.stat().st_size,
-        "system_prompt": "",
-        "model": "m",
-        "gpu_kind": "host",
-        "wait_s": 5.0,
-    }
-    rendezvous.write(tmp_path, rendezvous.SPEC, a_spec(**spec) | {"host": "127.0.0.1", "port": 0, **changes})
-    rendezvous.write(tmp_path, rendezvous.GO, {"path": str(weights)})
-    ran = subprocess.run([sys.executable, "-m", host.__name__, str(tmp_path)], check=False, timeout=60)
-    assert ran.returncode == 1
-    return rendezvous.read(tmp_path, rendezvous.FAILED) or {}
-
-
 @pytest.mark.llamacpp
 @pytest.mark.parametrize(
     ("changes", "reason"),
@@ -214,32 +204,14 @@ def failed_start(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 def test_a_wrong_argument_that_only_the_process_sees_is_a_fault_of_the_model(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    failed = failed_start(tmp_path, **changes)
+    weights = sample_weights_path()
+    spec = a_spec(weights_bytes=weights.stat().st_size, system_prompt="", model="m", gpu_kind="host", wait_s=5.0)
+    rendezvous.write(tmp_path, rendezvous.SPEC, spec | {"host": "127.0.0.1", "port": 0, **changes})
+    rendezvous.write(tmp_path, rendezvous.GO, {"path": str(weights)})
+    ran = subprocess.run([sys.executable, "-m", host.__name__, str(tmp_path)], check=False, timeout=60)
+    assert ran.returncode == 1
+    failed = rendezvous.read(tmp_path, rendezvous.FAILED) or {}
     assert failed["code"] == "engine_misconfigured" and failed["message"].startswith(reason)
-
-
-def request(gpu_kind: str = "host", **changes: Any) -> LaunchRequest:
-    values: dict[str, Any] = {
-        "name": "Org/Model",
-        "key": "org-model",
-        "engine": "vllm",
-        "weights": WeightsRef(uri="file:/w"),
-        "weights_bytes": 1,
-        "kv_bytes": 256,
-        "context_tokens": 512,
-        "max_concurrency": 3,
-        "aliases": ("short",),
-        **changes,
-    }
-    return LaunchRequest(
-        instance_id="i-1",
-        model=Model(**values),
-        num_bytes=257,
-        run_dir=Path("/r"),
-        log_path=Path("/r/log"),
-        gpu_kind=gpu_kind,
-        gpu_index=2,
-    )
 
 
 def value_of(argv: list[str], flag: str) -> str:
@@ -264,10 +236,10 @@ def test_one_cpu_engine_runs_in_one_process_and_a_parallel_one_does_not() -> Non
 
 
 def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
-    argv = vllm_args.server_argv(request("cuda"))
+    argv = vllm_args.server_argv(request(gpu_kind="cuda"))
     assert "--enforce-eager" not in argv
     assert "--distributed-executor-backend" not in argv
-    assert vllm_args.server_environment(request("cuda"))["CUDA_VISIBLE_DEVICES"] == "2"
+    assert vllm_args.server_environment(request(gpu_kind="cuda"))["CUDA_VISIBLE_DEVICES"] == "2"
 
 
 @pytest.mark.parametrize(

@@ -63,56 +63,51 @@ def fake() -> Iterator[FakeLlamacpp]:
     made.http.server_close()
 
 
-def server(fake: FakeLlamacpp) -> EngineServer:
+@pytest.fixture
+def engine(fake: FakeLlamacpp) -> EngineServer:
     """An engine whose KV cache lies where its pages cannot be given back."""
     made = EngineServer(fake.build, 1 << 20, Path("weights"), host_memory=False)
     assert made.warm_up() == PROPS
     return made
 
 
-def test_without_pages_to_give_back_the_server_is_dropped_and_built_again_on_its_port(fake: FakeLlamacpp) -> None:
-    engine = server(fake)
+def test_without_pages_to_give_back_the_server_is_dropped_and_built_again_on_its_port(
+    fake: FakeLlamacpp, engine: EngineServer
+) -> None:
     assert engine.answer({"do": "sleep", "becomes": "swapped_out"})["how"] == "server"
     assert engine.answer({"do": "state"})["state"] == "swapped_out"
     assert engine.answer({"do": "wake"})["state"] == "awake"
     assert fake.ports == [0, engine.port]
 
 
-def test_without_pages_to_give_back_there_is_no_replica(fake: FakeLlamacpp) -> None:
-    engine = server(fake)
+def test_without_pages_to_give_back_there_is_no_replica(engine: EngineServer) -> None:
     with pytest.raises(RuntimeError, match="cannot give up that alone"):
         engine.answer({"do": "sleep", "becomes": "prewarmed"})
     assert engine.answer({"do": "state"})["state"] == "awake"
 
 
-def test_a_wake_that_answers_otherwise_builds_the_server_again(fake: FakeLlamacpp) -> None:
-    fake.likeliest = [-1.0, -1.2, -1.0]
-    engine = server(fake)
+@pytest.mark.parametrize(
+    ("likeliest", "num_built"), [([-1.0, -1.2, -1.0], 3), ([-1.0, -1.0001], 2)], ids=["another answer", "rounding"]
+)
+def test_a_wake_that_answers_otherwise_builds_the_server_again(
+    fake: FakeLlamacpp, engine: EngineServer, likeliest: list[float], num_built: int
+) -> None:
+    fake.likeliest = likeliest
     engine.answer({"do": "sleep", "becomes": "swapped_out"})
     assert engine.answer({"do": "wake"})["state"] == "awake"
-    assert len(fake.ports) == 3
+    assert len(fake.ports) == num_built
 
 
-def test_a_wake_that_goes_on_answering_otherwise_fails(fake: FakeLlamacpp) -> None:
+def test_a_wake_that_goes_on_answering_otherwise_fails(fake: FakeLlamacpp, engine: EngineServer) -> None:
     fake.likeliest = [-1.0, -1.2]
-    engine = server(fake)
     engine.answer({"do": "sleep", "becomes": "swapped_out"})
     with pytest.raises(RuntimeError, match="as it did at its start"):
         engine.answer({"do": "wake"})
     assert engine.answer({"do": "state"})["state"] == "swapped_out"
 
 
-def test_rounding_is_no_other_answer(fake: FakeLlamacpp) -> None:
-    fake.likeliest = [-1.0, -1.0001]
-    engine = server(fake)
-    engine.answer({"do": "sleep", "becomes": "swapped_out"})
-    engine.answer({"do": "wake"})
-    assert len(fake.ports) == 2
-
-
 @pytest.mark.parametrize("question", [{"do": "dance"}, {}, {"do": "sleep", "becomes": "lazy"}])
-def test_another_question_is_an_error_and_changes_nothing(fake: FakeLlamacpp, question: dict[str, Any]) -> None:
-    engine = server(fake)
+def test_another_question_is_an_error_and_changes_nothing(engine: EngineServer, question: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"known|become"):
         engine.answer(question)
     assert engine.answer({"do": "state"})["state"] == "awake"

@@ -30,10 +30,11 @@ def start(argv: list[str], folder: Path) -> tuple[int, float]:
     return pid, started
 
 
-async def test_a_process_leads_its_own_session_and_ends_on_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits_for_group", [False, True])
+async def test_a_process_leads_its_own_session_and_ends_on_sigterm(tmp_path: Path, waits_for_group: bool) -> None:
     pid, started = start(SLEEPER, tmp_path)
     assert os.getsid(pid) == pid
-    await process.stop_group(pid, started, grace_s=10.0)
+    await process.stop_group(pid, started, grace_s=10.0, waits_for_group=waits_for_group)
     assert not process.is_alive(pid, started)
 
 
@@ -96,28 +97,28 @@ def test_samples_are_summed_over_labels() -> None:
     assert probe.sample_sum(text, ("c",)) == 0.0
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort", b"nonsense\r\n\r\n"])
-async def test_a_broken_answer_is_a_connection_error(answer: bytes) -> None:
+@pytest.mark.parametrize(
+    ("answer", "timeout_s", "error"),
+    [
+        (b"", 2.0, ConnectionError),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort", 2.0, ConnectionError),
+        (b"nonsense\r\n\r\n", 2.0, ConnectionError),
+        (None, 0.1, TimeoutError),
+    ],
+)
+async def test_a_broken_answer_and_none_have_their_errors(
+    answer: bytes | None, timeout_s: float, error: type[Exception]
+) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
+        if answer is None:
+            await reader.read()
+        writer.write(answer or b"")
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    async with server:
-        with pytest.raises(ConnectionError):
-            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 2.0)
-
-
-async def test_no_answer_is_a_timeout() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    async with server:
-        with pytest.raises(TimeoutError):
-            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 0.1)
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        with pytest.raises(error):
+            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", timeout_s)
 
 
 def _text(value: str) -> bytes:

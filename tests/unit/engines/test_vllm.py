@@ -119,12 +119,15 @@ def test_the_first_error_is_the_cause(log: str, cause: str) -> None:
     assert root_cause(log) == cause
 
 
-@pytest.fixture
-def interpreter(tmp_path: Path) -> Path:
-    path = tmp_path / "python"
-    path.write_text(STAND_IN)
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Path:
+    return script(tmp_path / "python", STAND_IN)
 
 
 async def exit_of(run_dir: Path) -> str:
@@ -153,17 +156,13 @@ async def test_a_refusal_is_told(interpreter: Path, tmp_path: Path) -> None:
 
 
 async def test_a_parking_that_fails_says_why(tmp_path: Path) -> None:
-    failing = tmp_path / "python"
-    failing.write_text("#!/bin/sh\necho ImportError: no module named vllm >&2\nexit 3\n")
-    failing.chmod(0o755)
+    failing = script(tmp_path / "python", "#!/bin/sh\necho ImportError: no module named vllm >&2\nexit 3\n")
     with pytest.raises(EngineFailed, match=r"status 3\)\n.*no module named vllm"):
         await Zygote(failing, tmp_path / "z", dict(os.environ), 30.0).ensure()
 
 
 async def test_a_parking_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    slow = tmp_path / "python"
-    slow.write_text("#!/bin/sh\nexec sleep 5\n")
-    slow.chmod(0o755)
+    slow = script(tmp_path / "python", "#!/bin/sh\nexec sleep 5\n")
     with pytest.raises(EngineFailed, match=r"did not park within 0\.2 s"):
         await Zygote(slow, tmp_path / "z", {}, 0.2).ensure()
 

@@ -64,21 +64,12 @@ def test_slots_and_the_kv_cache_are_those_of_vllms_configuration() -> None:
     assert plugin.holds(None) == plugin.holds(Namespace()) == {"num_slots": 0, "kv_tokens": 0}
 
 
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType, ModuleType]:
+def test_holders_of_the_old_one_get_the_new_one_and_namesakes_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     home, user, other = (ModuleType(f"gp_fake_{name}") for name in ("home", "user", "other"))
-    home.__dict__["pick"] = lambda: "old"
-    user.__dict__["pick"] = home.__dict__["pick"]
+    home.__dict__["pick"] = user.__dict__["pick"] = lambda: "old"
     other.__dict__["pick"] = lambda: "of its own"
     for module in (home, user, other):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return home, user, other
-
-
-def test_holders_of_the_old_one_get_the_new_one_and_namesakes_keep_theirs(
-    modules: tuple[ModuleType, ModuleType, ModuleType],
-) -> None:
-    home, user, other = modules
     assert patches.replace_everywhere("gp_fake_home", "pick", lambda: "new") == 2
     assert [m.__dict__["pick"]() for m in (home, user, other)] == ["new", "new", "of its own"]
 

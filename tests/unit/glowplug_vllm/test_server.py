@@ -4,7 +4,7 @@ broken."""
 import json
 import struct
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ def weights(tmp_path: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     return folder
+
+
+@pytest.fixture
+def run_dir(weights: Path, tmp_path: Path) -> Path:
+    """Of a server whose weights are there."""
+    rundir.write(tmp_path, rundir.SPEC, spec())
+    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
+    return tmp_path
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +81,9 @@ def serving(seen: list[Any], error: BaseException | None = None) -> server.Serve
     return server.Serve(parse, run)
 
 
-def test_run_serves_the_weights_of_go(weights: Path, tmp_path: Path) -> None:
-    rundir.write(tmp_path, rundir.SPEC, spec())
-    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
+def test_run_serves_the_weights_of_go(weights: Path, run_dir: Path) -> None:
     seen: list[Any] = []
-    assert server.run(tmp_path, serving(seen)) == 0
+    assert server.run(run_dir, serving(seen)) == 0
     assert seen[0].argv[1] == str(weights)
     assert plugin.START is not None and plugin.START.launched_at == 1.0
 
@@ -85,17 +91,13 @@ def test_run_serves_the_weights_of_go(weights: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "status"), [(SystemExit(3), 3), (SystemExit("why"), 1), (SystemExit(), 0), (KeyboardInterrupt(), 130)]
 )
-def test_an_end_keeps_its_status(weights: Path, tmp_path: Path, error: BaseException, status: int) -> None:
-    rundir.write(tmp_path, rundir.SPEC, spec())
-    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
-    assert server.run(tmp_path, serving([], error)) == status
+def test_an_end_keeps_its_status(run_dir: Path, error: BaseException, status: int) -> None:
+    assert server.run(run_dir, serving([], error)) == status
 
 
-def test_a_failure_is_told_in_the_run_directory(weights: Path, tmp_path: Path) -> None:
-    rundir.write(tmp_path, rundir.SPEC, spec())
-    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
-    assert server.run(tmp_path, serving([], ValueError("no such dtype"))) == 1
-    assert json.loads((tmp_path / rundir.FAILED).read_text()) == {"message": "ValueError: no such dtype"}
+def test_a_failure_is_told_in_the_run_directory(run_dir: Path) -> None:
+    assert server.run(run_dir, serving([], ValueError("no such dtype"))) == 1
+    assert json.loads((run_dir / rundir.FAILED).read_text()) == {"message": "ValueError: no such dtype"}
 
 
 def test_weights_that_never_come_are_a_failure(tmp_path: Path) -> None:
@@ -110,36 +112,26 @@ def create_engine_config(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fail", "code"),
+    ("error", "code"),
     [
-        (
-            lambda: create_engine_config(ValueError("max_model_len is greater than the derived one")),
-            "engine_misconfigured",
-        ),
-        (lambda: create_engine_config(RuntimeError("no device")), None),
+        (ValueError("max_model_len is greater than the derived one"), "engine_misconfigured"),
+        (RuntimeError("no device"), None),
     ],
 )
-def test_what_the_next_start_would_repeat_has_a_code(
-    weights: Path, tmp_path: Path, fail: Callable[[], None], code: str | None
-) -> None:
-    rundir.write(tmp_path, rundir.SPEC, spec())
-    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
-    assert server.run(tmp_path, server.Serve(lambda argv: Namespace(), lambda args: fail())) == 1
-    assert rundir.read(tmp_path, rundir.FAILED).get("code") == code
+def test_what_the_next_start_would_repeat_has_a_code(run_dir: Path, error: Exception, code: str | None) -> None:
+    assert server.run(run_dir, server.Serve(lambda argv: Namespace(), lambda args: create_engine_config(error))) == 1
+    assert rundir.read(run_dir, rundir.FAILED).get("code") == code
 
 
-def test_a_refused_argument_and_broken_weights_have_their_codes(weights: Path, tmp_path: Path) -> None:
-    rundir.write(tmp_path, rundir.SPEC, spec())
-    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
-
+def test_a_refused_argument_and_broken_weights_have_their_codes(weights: Path, run_dir: Path) -> None:
     def refuse(argv: Sequence[str]) -> Namespace:
         raise server.BadArguments("unrecognized arguments: --n-thread")
 
-    assert server.run(tmp_path, server.Serve(refuse, lambda args: None)) == 1
-    assert rundir.read(tmp_path, rundir.FAILED)["code"] == "engine_misconfigured"
+    assert server.run(run_dir, server.Serve(refuse, lambda args: None)) == 1
+    assert rundir.read(run_dir, rundir.FAILED)["code"] == "engine_misconfigured"
     (weights / "model.safetensors").write_bytes(b"x")
-    assert server.run(tmp_path, serving([])) == 1
-    assert rundir.read(tmp_path, rundir.FAILED)["code"] == "weights_corrupt"
+    assert server.run(run_dir, serving([])) == 1
+    assert rundir.read(run_dir, rundir.FAILED)["code"] == "weights_corrupt"
 
 
 def render(template: str, messages: list[dict[str, str]]) -> str:
@@ -170,17 +162,19 @@ def test_a_template_file_goes_before_the_one_in_the_tokenizer_config(tmp_path: P
     assert chat_template.read_template(tmp_path) == "from file"
 
 
-def test_of_several_named_templates_the_default_is_taken(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert chat_template.read_template(tmp_path) == "plain"
+NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"chat_template": 5}'])
-def test_a_model_without_a_readable_template_has_none(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "tokenizer_config.json").write_text(text)
+@pytest.mark.parametrize(
+    ("text", "template"),
+    [("{", ""), ("[]", ""), ('{"chat_template": 5}', ""), (json.dumps({"chat_template": NAMED}), "plain")],
+)
+def test_of_several_named_templates_the_default_is_taken_and_what_is_none_is_left(
+    tmp_path: Path, text: str, template: str
+) -> None:
     assert chat_template.read_template(tmp_path) == ""
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    assert chat_template.read_template(tmp_path) == template
 
 
 def test_a_model_that_sees_is_not_text_only(tmp_path: Path) -> None:

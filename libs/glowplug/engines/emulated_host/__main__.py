@@ -103,14 +103,8 @@ def main() -> int:
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    asyncio.run(serve_engine(run_dir, spec, config, faults, phases))
+    asyncio.run(serve(run_dir, spec, Engine(config, faults), phases))
     return 0
-
-
-async def serve_engine(
-    run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults: Faults, phases: list[list[Any]]
-) -> None:
-    await serve(run_dir, spec, Engine(config, faults), phases)
 
 
 if __name__ == "__main__":

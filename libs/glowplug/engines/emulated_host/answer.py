@@ -54,7 +54,7 @@ class Answer:
                     if self._chat:
                         await reply.chunk(self._event({"role": "assistant", "content": ""}, None))
                 if piece:
-                    await reply.chunk(self._event(self._delta(piece), None))
+                    await reply.chunk(self._event({"content": piece} if self._chat else piece, None))
         await reply.chunk(self._event({} if self._chat else "", self._reason))
         if self._wanted.include_usage:
             last = {**self._head, "choices": [], "usage": self._usage()}
@@ -83,15 +83,13 @@ class Answer:
         finally:
             self._engine.finish(sequence, self._reason)
 
-    def _delta(self, piece: str) -> dict[str, str] | str:
-        return {"content": piece} if self._chat else piece
-
     def _event(self, delta: dict[str, str] | str, reason: str | None) -> bytes:
         choice = {"index": 0, "delta" if self._chat else "text": delta, "logprobs": None, "finish_reason": reason}
         return f"data: {json.dumps({**self._head, 'choices': [choice]})}\n\n".encode()
 
     def _usage(self) -> dict[str, int]:
-        return openai.usage(self._wanted.num_prompt, self._num_tokens)
+        prompt, answer = self._wanted.num_prompt, self._num_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 class StopCutter:

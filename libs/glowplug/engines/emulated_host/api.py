@@ -6,11 +6,11 @@ import hmac
 import struct
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from glowplug.engines.emulated_host import openai
 from glowplug.engines.emulated_host.answer import Answer
-from glowplug.engines.emulated_host.batch import BLOCK_TOKENS
 from glowplug.engines.emulated_host.engine import Engine
 from glowplug.engines.emulated_host.faults import FAILURES, Faults, as_json, changed
 from glowplug.engines.emulated_host.http import Reply, Request
@@ -26,31 +26,35 @@ class Api:
 
     def __init__(self, engine: Engine, names: list[str], system_prompt: str = "", api_key: str = "") -> None:
         self._engine = engine
+        self._context_tokens = engine.config.context_tokens
         self._names = names
         self._system_prompt = system_prompt
         self._expected = f"Bearer {api_key}".encode() if api_key else b""
         self._created = int(time.time())
         self._answers: dict[str, Answer] = {}
+        self._states: dict[str, Callable[[], dict[str, Any]]] = {  # what a GET of each path shows
+            "/version": lambda: {"version": VERSION, "emulated": True},
+            "/v1/models": self._models,
+            "/admin/config": lambda: as_json(engine.faults),
+            "/admin/kv": self._kv,
+            "/is_sleeping": lambda: {"is_sleeping": engine.sleep_level > 0},
+            "/is_paused": lambda: {"is_paused": engine.frozen},
+        }
         self._routes = {
+            **{("GET", path): self._show for path in self._states},
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
-            ("GET", "/version"): self._version,
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/v1/models"): self._models,
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._completion,
             ("POST", "/v1/embeddings"): self._embeddings,
             ("POST", "/tokenize"): self._tokenize,
-            ("GET", "/admin/config"): self._read_faults,
             ("POST", "/admin/config"): self._change_faults,
-            ("GET", "/admin/kv"): self._read_kv,
             ("POST", "/admin/kv"): self._limit_kv,
             ("POST", "/sleep"): self._sleep,
             ("POST", "/wake_up"): self._wake_up,
-            ("GET", "/is_sleeping"): self._is_sleeping,
             ("POST", "/pause"): self._pause,
             ("POST", "/resume"): self._resume,
-            ("GET", "/is_paused"): self._is_paused,
             ("POST", "/abort_requests"): self._abort_requests,
         }
 
@@ -82,62 +86,41 @@ class Api:
             await self._engine.pass_time(faults.health_delay_s)
         reply.send(503 if faults.unhealthy else 200, b"")
 
-    async def _version(self, request: Request, reply: Reply) -> None:
-        reply.send(200, {"version": VERSION, "emulated": True})
+    async def _show(self, request: Request, reply: Reply) -> None:
+        reply.send(200, self._states[request.path]())
 
-    async def _models(self, request: Request, reply: Reply) -> None:
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "glowplug-emulated",
-                "root": self._names[0],
-                "max_model_len": self._engine.config.context_tokens,
-                "emulated": True,
-            }
-            for name in self._names
-        ]
-        reply.send(200, {"object": "list", "data": cards})
+    def _models(self) -> dict[str, Any]:
+        card = {
+            "object": "model",
+            "created": self._created,
+            "owned_by": "glowplug-emulated",
+            "root": self._names[0],
+            "max_model_len": self._context_tokens,
+            "emulated": True,
+        }
+        return {"object": "list", "data": [{"id": name, **card} for name in self._names]}
 
     async def _metrics(self, request: Request, reply: Reply) -> None:
-        batch, metrics = self._engine.batch, self._engine.metrics
         name = self._names[0].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        gauges = {
-            "vllm:num_requests_running": float(len(batch.running)),
-            "vllm:num_requests_waiting": float(len(batch.waiting)),
-            "vllm:kv_cache_usage_perc": batch.kv_usage_ratio,
-            "vllm:engine_sleep_state": float(self._engine.sleep_level),
-        }
-        counters = {
-            "vllm:num_preemptions_total": float(batch.num_preemptions),
-            "vllm:prompt_tokens_total": float(metrics.num_prompt_tokens),
-            "vllm:generation_tokens_total": float(metrics.num_generation_tokens),
-        }
-        info = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.num_blocks}",cache_dtype="auto"'
         labels = f'model_name="{name}",engine="0",emulated="true"'
-        text = metrics.text(labels, gauges, counters, {"vllm:cache_config_info": info})
+        text = self._engine.metrics.text(labels, self._engine.batch, self._engine.sleep_level)
         reply.send(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
     # -- text -------------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request, reply: Reply) -> None:
-        body = self._admitted(request)
-        model = openai.check_model(body, self._names)
+        body, model = self._admitted(request)
         prompt = openai.chat_prompt(body, self._system_prompt)
-        context = self._engine.config.context_tokens
-        wanted = openai.check_generate(body, model, prompt, count_tokens(prompt), context)
+        wanted = openai.check_generate(body, model, prompt, count_tokens(prompt), self._context_tokens)
         await self._answer(request, reply, wanted, chat=True)
 
     async def _completion(self, request: Request, reply: Reply) -> None:
-        body = self._admitted(request)
-        model = openai.check_model(body, self._names)
-        prompt, num_prompt = openai.completion_prompt(body)
-        wanted = openai.check_generate(body, model, prompt, num_prompt, self._engine.config.context_tokens)
+        body, model = self._admitted(request)
+        wanted = openai.check_generate(body, model, *openai.completion_prompt(body), self._context_tokens)
         await self._answer(request, reply, wanted, chat=False)
 
-    def _admitted(self, request: Request) -> dict[str, Any]:
-        """The body, unless this request is one that must fail (X-Return-Error, failure_rate)."""
+    def _admitted(self, request: Request) -> tuple[dict[str, Any], str]:
+        """The body and its model, unless this request is one that must fail (X-Return-Error, failure_rate)."""
         if asked_status := request.headers.get("x-return-error"):
             status = int(asked_status) if asked_status.isdecimal() and 400 <= int(asked_status) <= 599 else 500
             raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
@@ -146,7 +129,8 @@ class Api:
             kind = self._engine.chance.choice(sorted(faults.failure_types or FAILURES))
             status, error_type, code = FAILURES[kind]
             raise ApiError(status, f"injected failure: {kind}", type=error_type, code=code)
-        return openai.parse_object(request.body)
+        body = openai.parse_object(request.body)
+        return body, openai.check_model(body, self._names)
 
     async def _answer(self, request: Request, reply: Reply, wanted: Generate, *, chat: bool) -> None:
         prefix = "chatcmpl" if chat else "cmpl"
@@ -160,16 +144,15 @@ class Api:
     # -- vectors and tokens -----------------------------------------------------------------------------------------
 
     async def _embeddings(self, request: Request, reply: Reply) -> None:
-        body = self._admitted(request)
-        model = openai.check_model(body, self._names)
+        body, model = self._admitted(request)
         texts = _embedding_inputs(body.get("input"))
         if (encoding := body.get("encoding_format", "float")) not in ("float", "base64"):
             raise openai.bad("encoding_format", "float or base64")
         num_tokens = sum(count_tokens(text) for text in texts)
-        if max(count_tokens(text) for text in texts) > self._engine.config.context_tokens:
+        if max(count_tokens(text) for text in texts) > self._context_tokens:
             raise ApiError(400, "the input is longer than the context", param="input", code="context_length_exceeded")
         done = asyncio.Event()
-        sequence = self._engine.submit(min(num_tokens, self._engine.config.context_tokens), 1, lambda _: done.set())
+        sequence = self._engine.submit(min(num_tokens, self._context_tokens), 1, lambda _: done.set())
         try:
             await done.wait()
         finally:
@@ -188,13 +171,10 @@ class Api:
         if not isinstance(text, str):
             raise openai.bad("prompt", "a string is expected")
         tokens = token_ids(text)
-        context = self._engine.config.context_tokens
-        reply.send(200, {"count": len(tokens), "max_model_len": context, "tokens": tokens, "emulated": True})
+        counted = {"count": len(tokens), "max_model_len": self._context_tokens, "tokens": tokens}
+        reply.send(200, {**counted, "emulated": True})
 
     # -- control ----------------------------------------------------------------------------------------------------
-
-    async def _read_faults(self, request: Request, reply: Reply) -> None:
-        reply.send(200, as_json(self._engine.faults))
 
     async def _change_faults(self, request: Request, reply: Reply) -> None:
         try:
@@ -204,17 +184,16 @@ class Api:
         self._engine.set_faults(faults)
         reply.send(200, as_json(faults))
 
-    async def _read_kv(self, request: Request, reply: Reply) -> None:
-        engine = self._engine
-        total_bytes = engine.batch.num_blocks * engine.config.block_bytes
-        reply.send(200, {"used_bytes": engine.kv_bytes_used, "total_bytes": total_bytes})
+    def _kv(self) -> dict[str, Any]:
+        total_bytes = self._engine.batch.num_blocks * self._engine.config.block_bytes
+        return {"used_bytes": self._engine.kv_bytes_used, "total_bytes": total_bytes}
 
     async def _limit_kv(self, request: Request, reply: Reply) -> None:
         num_bytes = openai.parse_object(request.body).get("num_bytes")
         if type(num_bytes) is not int or num_bytes < 0:
             raise openai.bad("num_bytes", "a number of bytes, 0 or more, is expected")
         self._engine.limit_kv(num_bytes)
-        await self._read_kv(request, reply)
+        reply.send(200, self._kv())
 
     async def _sleep(self, request: Request, reply: Reply) -> None:
         level = request.query.get("level", ["1"])[0]
@@ -226,9 +205,6 @@ class Api:
     async def _wake_up(self, request: Request, reply: Reply) -> None:
         await self._engine.wake_up()
         reply.send(200, b"")
-
-    async def _is_sleeping(self, request: Request, reply: Reply) -> None:
-        reply.send(200, {"is_sleeping": self._engine.sleep_level > 0})
 
     async def _pause(self, request: Request, reply: Reply) -> None:
         mode = request.query.get("mode", ["abort"])[0]
@@ -246,9 +222,6 @@ class Api:
         self._engine.freeze(False)
         self._engine.admit(True)
         reply.send(200, {"status": "resumed"})
-
-    async def _is_paused(self, request: Request, reply: Reply) -> None:
-        reply.send(200, {"is_paused": self._engine.frozen})
 
     async def _abort_requests(self, request: Request, reply: Reply) -> None:
         body = openai.parse_object(request.body or b"{}")

@@ -26,19 +26,19 @@ class Histogram:
 
     name: str
     buckets: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
+    counts: list[int] = field(init=False)
     total: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.buckets) + 1)
+
     def observe(self, value: float) -> None:
-        if not self.counts:
-            self.counts = [0] * (len(self.buckets) + 1)
         self.counts[bisect_left(self.buckets, value)] += 1
         self.total += value
 
     def lines(self, labels: str) -> list[str]:
-        counts = self.counts or [0] * (len(self.buckets) + 1)
         lines, seen = [f"# TYPE {self.name} histogram"], 0
-        for bound, count in zip((*map(str, self.buckets), "+Inf"), counts, strict=True):
+        for bound, count in zip((*map(str, self.buckets), "+Inf"), self.counts, strict=True):
             seen += count
             lines.append(f'{self.name}_bucket{{{labels},le="{bound}"}} {seen}')
         return [*lines, f"{self.name}_sum{{{labels}}} {self.total}", f"{self.name}_count{{{labels}}} {seen}"]
@@ -56,15 +56,22 @@ class Metrics:
     num_generation_tokens: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason
 
-    def text(self, labels: str, gauges: dict[str, float], counters: dict[str, float], infos: dict[str, str]) -> str:
-        """The whole exposition. `infos` maps a name to its extra labels."""
+    def text(self, labels: str, batch: Batch, sleep_level: int) -> str:
+        """The whole exposition; every sample has these labels."""
+        blocks = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.num_blocks}",cache_dtype="auto"'
+        samples = (
+            ("vllm:num_requests_running", "gauge", labels, len(batch.running)),
+            ("vllm:num_requests_waiting", "gauge", labels, len(batch.waiting)),
+            ("vllm:kv_cache_usage_perc", "gauge", labels, batch.kv_usage_ratio),
+            ("vllm:engine_sleep_state", "gauge", labels, sleep_level),
+            ("vllm:num_preemptions_total", "counter", labels, batch.num_preemptions),
+            ("vllm:prompt_tokens_total", "counter", labels, self.num_prompt_tokens),
+            ("vllm:generation_tokens_total", "counter", labels, self.num_generation_tokens),
+            ("vllm:cache_config_info", "gauge", f"{labels},{blocks}", 1),
+        )
         lines: list[str] = []
-        for name, value in gauges.items():
-            lines += [f"# TYPE {name} gauge", f"{name}{{{labels}}} {value}"]
-        for name, value in counters.items():
-            lines += [f"# TYPE {name} counter", f"{name}{{{labels}}} {value}"]
-        for name, extra in infos.items():
-            lines += [f"# TYPE {name} gauge", f"{name}{{{labels},{extra}}} 1.0"]
+        for name, kind, labels_here, value in samples:
+            lines += [f"# TYPE {name} {kind}", f"{name}{{{labels_here}}} {float(value)}"]
         lines.append("# TYPE vllm:request_success_total counter")
         for reason, count in sorted(self.num_finished.items()):
             lines.append(f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {count}')
@@ -91,9 +98,8 @@ class EngineConfig:
     @property
     def num_blocks(self) -> int:
         """KV blocks of the grant, never fewer than one whole context needs."""
-        if not self.kv_bytes:
-            return self.blocks_of(self.max_running * -(-self.context_tokens // BLOCK_TOKENS) * self.block_bytes)
-        return self.blocks_of(self.kv_bytes)
+        every_context = self.max_running * -(-self.context_tokens // BLOCK_TOKENS) * self.block_bytes
+        return self.blocks_of(self.kv_bytes or every_context)
 
     @property
     def block_bytes(self) -> int:

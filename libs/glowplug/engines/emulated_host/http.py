@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, unquote
 
@@ -25,16 +25,6 @@ class Request:
     query: dict[str, list[str]]
     headers: dict[str, str]
     body: bytes = b""
-
-
-@dataclass(slots=True)
-class _Partial:
-    """A request as it arrives."""
-
-    target: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    body: list[bytes] = field(default_factory=list)
-    num_bytes: int = 0
 
 
 class Reply:
@@ -69,10 +59,6 @@ class Reply:
         if not self._keep_alive:
             self._connection.close()
 
-    def abandon(self) -> None:
-        """Close without an end, so that the client sees a broken stream and not a short one."""
-        self._connection.close()
-
     def _head(self, status: int, content_type: str, length: str, body: bytes) -> None:
         self.started = True
         reason = _REASONS.get(status, "Status")
@@ -91,7 +77,6 @@ class Connection(asyncio.Protocol):
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._parser = httptools.HttpRequestParser(self)
-        self._partial = _Partial()
         self._requests: deque[tuple[Request, bool]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -122,33 +107,31 @@ class Connection(asyncio.Protocol):
             self._refuse(400, f"not HTTP: {error}")
 
     def on_message_begin(self) -> None:
-        self._partial = _Partial()
+        self._target, self._headers, self._body = b"", dict[str, str](), bytearray()
 
     def on_url(self, url: bytes) -> None:
-        self._partial.target += url
+        self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._partial.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        if self._partial.headers.get("expect", "").lower() == "100-continue":
+        if self._headers.get("expect", "").lower() == "100-continue":
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        self._partial.num_bytes += len(body)
-        if self._partial.num_bytes > MAX_BODY_BYTES:
+        self._body += body
+        if len(self._body) > MAX_BODY_BYTES:
             self._refuse(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-            return
-        self._partial.body.append(body)
 
     def on_message_complete(self) -> None:
-        path, _, query = self._partial.target.decode("latin-1").partition("?")
+        path, _, query = self._target.decode("latin-1").partition("?")
         request = Request(
             method=self._parser.get_method().decode("latin-1"),
             path=unquote(path),
             query=parse_qs(query, keep_blank_values=True),
-            headers=self._partial.headers,
-            body=b"".join(self._partial.body),
+            headers=self._headers,
+            body=bytes(self._body),
         )
         self._requests.append((request, self._parser.should_keep_alive()))
         if len(self._requests) > MAX_PIPELINED:
@@ -176,7 +159,7 @@ class Connection(asyncio.Protocol):
             except Exception:  # noqa: BLE001 - one request must not end the engine
                 traceback.print_exc(file=sys.stderr)
                 if reply.started:
-                    reply.abandon()
+                    self.close()  # without an end: the client sees a broken stream and not a short one
                 else:
                     reply.send(500, {"error": {"message": "internal error", "type": "server_error", "code": None}})
         self._task = None

@@ -175,11 +175,3 @@ def _stops(stop: Any) -> tuple[str, ...]:
     if len(stops) > MAX_STOP_STRINGS:
         raise bad("stop", f"at most {MAX_STOP_STRINGS}")
     return tuple(item for item in stops if item)
-
-
-def usage(num_prompt: int, num_completion: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-    }

@@ -7,16 +7,16 @@ constant once, plus both variable parts.
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Milliseconds. tok: prompt tokens in the step; sq: sum of squared prompt lengths; ctx: sum of context lengths."""
 
     prefill_ms: float
     prefill_ms_per_tok: float
-    prefill_ms_per_sq: float = 0.0
+    prefill_ms_per_sq: float
     decode_ms: float
     decode_ms_per_seq: float
-    decode_ms_per_ctx: float = 0.0
+    decode_ms_per_ctx: float
     kv_bytes_per_token: int
 
     def step_s(self, *, tok: int, sq: int, num_decoding: int, ctx: int) -> float:
@@ -27,30 +27,18 @@ class Profile:
         return (constant + prefill + decode) / 1000.0
 
 
-def _profile(prefill: tuple[float, float, float], decode: tuple[float, float, float], kv: int) -> Profile:
-    return Profile(
-        prefill_ms=prefill[0],
-        prefill_ms_per_tok=prefill[1],
-        prefill_ms_per_sq=prefill[2],
-        decode_ms=decode[0],
-        decode_ms_per_seq=decode[1],
-        decode_ms_per_ctx=decode[2],
-        kv_bytes_per_token=kv,
-    )
-
-
 _KV_7B, _KV_13B = 512 << 10, 800 << 10  # multi-head attention, 16 bit
 _KV_QWEN_7B = 56 << 10  # grouped-query: 28 layers x 4 KV heads x 128 x K and V x 2 bytes
 
-PROFILES = {
-    "llama-2-7b/a10": _profile((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3), _KV_7B),
-    "llama-2-7b/a100": _profile((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4), _KV_7B),
-    "llama-2-7b/h800": _profile((7.3, 0.0207, 0.0), (9.1, 0.110, 0.0), _KV_7B),
-    "llama-2-13b/a100": _profile((15.4, 0.1193, 0.0), (20.4, 0.196, 3.0e-4), _KV_13B),
-    "llama-2-13b/h100": _profile((8.6, 0.0380, 0.0), (12.9, 0.096, 0.0), _KV_13B),
-    "qwen2.5-7b/a10": _profile((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0.0), _KV_QWEN_7B),
-    "qwen2.5-7b/a100": _profile((8.2, 0.0570, 0.0), (12.2, 0.117, 3.3e-4), _KV_QWEN_7B),
-    "qwen2.5-7b/h100": _profile((6.7, 0.0199, 0.0), (9.1, 0.071, 0.0), _KV_QWEN_7B),
+PROFILES = {  # prefill: constant, per tok, per sq; decode: constant, per sequence, per ctx; KV bytes per token
+    "llama-2-7b/a10": Profile(17.5, 0.1968, 5.2e-6, 32.1, 0.231, 1.04e-3, _KV_7B),
+    "llama-2-7b/a100": Profile(7.5, 0.0686, 1.1e-6, 11.8, 0.154, 4.6e-4, _KV_7B),
+    "llama-2-7b/h800": Profile(7.3, 0.0207, 0.0, 9.1, 0.110, 0.0, _KV_7B),
+    "llama-2-13b/a100": Profile(15.4, 0.1193, 0.0, 20.4, 0.196, 3.0e-4, _KV_13B),
+    "llama-2-13b/h100": Profile(8.6, 0.0380, 0.0, 12.9, 0.096, 0.0, _KV_13B),
+    "qwen2.5-7b/a10": Profile(19.1, 0.2016, 8.9e-6, 33.9, 0.160, 0.0, _KV_QWEN_7B),
+    "qwen2.5-7b/a100": Profile(8.2, 0.0570, 0.0, 12.2, 0.117, 3.3e-4, _KV_QWEN_7B),
+    "qwen2.5-7b/h100": Profile(6.7, 0.0199, 0.0, 9.1, 0.071, 0.0, _KV_QWEN_7B),
 }
 
 DEFAULT_PROFILE = "llama-2-7b/a10"

@@ -45,18 +45,24 @@ async def serving(*, time_scale: float = 1000.0, **changes: Any) -> AsyncIterato
     server.close()
 
 
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    """Of an engine with nothing out of the ordinary."""
+    async with serving() as (_, made):
+        yield made
+
+
 def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "big", "messages": USER, **fields}
 
 
-async def test_every_answer_says_that_it_is_emulated() -> None:
-    async with serving() as (_, client):
-        answer = await client.post("/v1/chat/completions", json=chat(max_tokens=4))
-        assert answer.headers["x-glowplug-emulated"] == "1"
-        assert answer.json()["system_fingerprint"] == "emulated"
-        assert answer.json()["choices"][0]["message"]["content"].startswith("[emulated]")
-        assert 'emulated="true"' in (await client.get("/metrics")).text
-        assert (await client.get("/nowhere")).headers["x-glowplug-emulated"] == "1"
+async def test_every_answer_says_that_it_is_emulated(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/chat/completions", json=chat(max_tokens=4))
+    assert answer.headers["x-glowplug-emulated"] == "1"
+    assert answer.json()["system_fingerprint"] == "emulated"
+    assert answer.json()["choices"][0]["message"]["content"].startswith("[emulated]")
+    assert 'emulated="true"' in (await client.get("/metrics")).text
+    assert (await client.get("/nowhere")).headers["x-glowplug-emulated"] == "1"
 
 
 async def test_the_openai_client_chats_streams_and_embeds() -> None:
@@ -69,13 +75,12 @@ async def test_the_openai_client_chats_streams_and_embeds() -> None:
         assert len(vectors.data[1].embedding) == 64
 
 
-async def test_base64_and_float_vectors_are_the_same_numbers() -> None:
-    async with serving() as (_, client):
-        body = {"model": "big", "input": "a"}
-        floats = (await client.post("/v1/embeddings", json=body)).json()["data"][0]["embedding"]
-        packed = (await client.post("/v1/embeddings", json={**body, "encoding_format": "base64"})).json()
-        raw = base64.b64decode(packed["data"][0]["embedding"])
-        assert len(raw) == 4 * len(floats)
+async def test_base64_and_float_vectors_are_the_same_numbers(client: httpx.AsyncClient) -> None:
+    body = {"model": "big", "input": "a"}
+    floats = (await client.post("/v1/embeddings", json=body)).json()["data"][0]["embedding"]
+    packed = (await client.post("/v1/embeddings", json={**body, "encoding_format": "base64"})).json()
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    assert len(raw) == 4 * len(floats)
 
 
 @pytest.mark.parametrize(
@@ -99,61 +104,57 @@ async def test_base64_and_float_vectors_are_the_same_numbers() -> None:
         (chat(max_tokens=512), "messages"),
     ],
 )
-async def test_wrong_types_are_400_and_name_the_field(body: dict[str, Any], param: str) -> None:
-    async with serving() as (_, client):
-        answer = await client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == param
+async def test_wrong_types_are_400_and_name_the_field(
+    client: httpx.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"nope", b"[1]", b'{"model": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}"]
 )
-async def test_bodies_that_are_not_json_are_400(raw: bytes) -> None:
-    async with serving() as (_, client):
-        answer = await client.post("/v1/chat/completions", content=raw)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "invalid_json"
+async def test_bodies_that_are_not_json_are_400(client: httpx.AsyncClient, raw: bytes) -> None:
+    answer = await client.post("/v1/chat/completions", content=raw)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
 
 
-async def test_unknown_models_and_routes_are_404_and_unknown_fields_are_left_alone() -> None:
-    async with serving() as (_, client):
-        missing = await client.post("/v1/chat/completions", json=chat(model="other"))
-        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
-        assert (await client.get("/v2")).status_code == 404
-        assert (await client.get("/v1/chat/completions")).status_code == 405
-        odd = await client.post("/v1/chat/completions", json=chat(max_tokens=2, top_k=3, guided_json={}))
-        assert odd.status_code == 200
+async def test_unknown_models_and_routes_are_404_and_unknown_fields_are_left_alone(client: httpx.AsyncClient) -> None:
+    missing = await client.post("/v1/chat/completions", json=chat(model="other"))
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await client.get("/v2")).status_code == 404
+    assert (await client.get("/v1/chat/completions")).status_code == 405
+    odd = await client.post("/v1/chat/completions", json=chat(max_tokens=2, top_k=3, guided_json={}))
+    assert odd.status_code == 200
 
 
-async def test_usage_chunk_only_when_asked_and_length_is_the_reason() -> None:
-    async with serving() as (_, client):
-        plain = await client.post("/v1/chat/completions", json=chat(max_tokens=3, stream=True))
-        asked = await client.post(
-            "/v1/chat/completions", json=chat(max_tokens=3, stream=True, stream_options={"include_usage": True})
-        )
-        assert '"usage"' not in plain.text
-        last = json.loads(asked.text.split("\n\n")[-3].removeprefix("data: "))
-        assert last["usage"]["completion_tokens"] == 3
-        assert '"finish_reason": "length"' in plain.text
-        assert plain.text.endswith("data: [DONE]\n\n")
+async def test_usage_chunk_only_when_asked_and_length_is_the_reason(client: httpx.AsyncClient) -> None:
+    plain = await client.post("/v1/chat/completions", json=chat(max_tokens=3, stream=True))
+    asked = await client.post(
+        "/v1/chat/completions", json=chat(max_tokens=3, stream=True, stream_options={"include_usage": True})
+    )
+    assert '"usage"' not in plain.text
+    last = json.loads(asked.text.split("\n\n")[-3].removeprefix("data: "))
+    assert last["usage"]["completion_tokens"] == 3
+    assert '"finish_reason": "length"' in plain.text
+    assert plain.text.endswith("data: [DONE]\n\n")
 
 
-async def test_an_answer_stops_before_the_stop_string() -> None:
-    async with serving() as (_, client):
-        full = (await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 12})).json()["choices"][0]
-        stop = full["text"].split()[4]
-        cut = (await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 12, "stop": stop})).json()
-        assert cut["choices"][0]["finish_reason"] == "stop"
-        assert cut["choices"][0]["text"] == full["text"].split(stop)[0]
+async def test_an_answer_stops_before_the_stop_string(client: httpx.AsyncClient) -> None:
+    full = (await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 12})).json()["choices"][0]
+    stop = full["text"].split()[4]
+    cut = (await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 12, "stop": stop})).json()
+    assert cut["choices"][0]["finish_reason"] == "stop"
+    assert cut["choices"][0]["text"] == full["text"].split(stop)[0]
 
 
-async def test_a_request_told_to_fail_fails_so() -> None:
-    async with serving() as (_, client):
-        for status in (429, 500, 503):
-            answer = await client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Return-Error": str(status)})
-            assert answer.status_code == status
-            assert answer.json()["error"]["code"] == "injected"
+async def test_a_request_told_to_fail_fails_so(client: httpx.AsyncClient) -> None:
+    for status in (429, 500, 503):
+        answer = await client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Return-Error": str(status)})
+        assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "injected"
 
 
 async def test_live_changes_take_hold_and_bad_ones_change_nothing() -> None:
@@ -211,44 +212,43 @@ async def test_requests_queue_when_seats_are_taken_and_metrics_say_so() -> None:
         assert 'vllm:time_to_first_token_seconds_count{model_name="big",engine="0",emulated="true"} 3' in text
 
 
-async def test_a_replica_of_the_first_layers_brings_the_rest_when_it_is_woken_and_only_once() -> None:
-    """WarmServe section 4: half of 13 GiB at 10 GB/s, less the prefill of 17.7 ms that runs beside the last of it."""
+WHOLE_S, HALF_S, PREFILL_S = (13 << 30) / 10e9, (13 << 29) / 10e9, 0.0177  # 13 GiB at 10 GB/s, and the shortest prefill
+
+
+@pytest.mark.parametrize(
+    ("first_bytes", "calls", "expected_s"),
+    [
+        (
+            13 << 29,
+            ["/wake_up", "/wake_up"],
+            pytest.approx([HALF_S - PREFILL_S], abs=1e-3),
+        ),  # which runs beside the last of them
+        (-1, ["/sleep?level=1", "/sleep?level=1", "/wake_up", "/sleep?level=2"], pytest.approx([WHOLE_S, WHOLE_S])),
+    ],
+    ids=["WarmServe section 4: the rest of a replica, once", "SwapServeLLM section 4: both ways, unless dropped"],
+)
+async def test_weights_take_their_modelled_time(first_bytes: int, calls: list[str], expected_s: Any) -> None:
     waited: list[float] = []
-    async with serving(first_bytes=13 << 29) as (engine, client):
+    async with serving(first_bytes=first_bytes) as (engine, client):
 
         async def pass_time(seconds: float) -> None:
             waited.append(seconds)
 
         engine.pass_time = pass_time  # type: ignore[method-assign]
-        for _ in range(2):
-            assert (await client.post("/wake_up")).status_code == 200
-    assert waited == [pytest.approx((13 << 29) / 10e9 - 0.0177, abs=1e-3)]
-
-
-async def test_sleep_holds_requests_and_waking_takes_the_modelled_transfer() -> None:
-    async with serving() as (_, client):
-        assert (await client.post("/sleep?level=1")).status_code == 200
-        assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
-        waiting = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await client.post("/wake_up")
-        assert (await waiting).status_code == 200
-        assert (await client.post("/sleep?level=9")).status_code == 400
-
-
-async def test_a_swap_out_takes_as_long_as_its_swap_in_and_dropped_weights_take_no_time() -> None:
-    """SwapServeLLM section 4: a real engine pays for the copy to host memory, too."""
-    waited: list[float] = []
-    async with serving() as (engine, client):
-
-        async def pass_time(seconds: float) -> None:
-            waited.append(seconds)
-
-        engine.pass_time = pass_time  # type: ignore[method-assign]
-        for call in ("/sleep?level=1", "/sleep?level=1", "/wake_up", "/sleep?level=2"):
+        for call in calls:
             assert (await client.post(call)).status_code == 200
-    assert waited == [pytest.approx((13 << 30) / 10e9), pytest.approx((13 << 30) / 10e9)]
+    assert waited == expected_s
+
+
+async def test_sleep_holds_requests_and_waking_takes_the_modelled_transfer(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/sleep?level=1")).status_code == 200
+    assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
+    waiting = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await client.post("/wake_up")
+    assert (await waiting).status_code == 200
+    assert (await client.post("/sleep?level=9")).status_code == 400
 
 
 async def test_pause_keeps_or_aborts_and_resume_goes_on() -> None:
@@ -278,23 +278,21 @@ async def test_one_request_is_aborted_by_its_id() -> None:
         assert answer.json()["choices"][0]["finish_reason"] == "abort"
 
 
-async def test_tokenize_counts_what_usage_counts() -> None:
-    async with serving() as (_, client):
-        counted = (await client.post("/tokenize", json={"prompt": "hello there"})).json()["count"]
-        used = (await client.post("/v1/completions", json={"prompt": "hello there", "max_tokens": 1})).json()["usage"]
-        assert counted == used["prompt_tokens"]
+async def test_tokenize_counts_what_usage_counts(client: httpx.AsyncClient) -> None:
+    counted = (await client.post("/tokenize", json={"prompt": "hello there"})).json()["count"]
+    used = (await client.post("/v1/completions", json={"prompt": "hello there", "max_tokens": 1})).json()["usage"]
+    assert counted == used["prompt_tokens"]
 
 
-async def test_what_is_not_http_or_too_large_is_refused_and_others_go_on() -> None:
-    async with serving() as (_, client):
-        host, port = client.base_url.host, client.base_url.port
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 400")
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 33554432\r\n\r\n")
-        for _ in range(17):
-            writer.write(b" " * (1 << 20))
-        assert (await reader.read(100)).startswith(b"HTTP/1.1 413")
-        writer.close()
-        assert (await client.get("/health")).status_code == 200
+async def test_what_is_not_http_or_too_large_is_refused_and_others_go_on(client: httpx.AsyncClient) -> None:
+    host, port = client.base_url.host, client.base_url.port
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 33554432\r\n\r\n")
+    for _ in range(17):
+        writer.write(b" " * (1 << 20))
+    assert (await reader.read(100)).startswith(b"HTTP/1.1 413")
+    writer.close()
+    assert (await client.get("/health")).status_code == 200

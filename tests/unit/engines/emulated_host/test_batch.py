@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.engines.emulated_host.answer import StopCutter
-from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence
+from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence, Step
 from glowplug.engines.emulated_host.faults import Faults, as_json, changed
 from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
 from glowplug.engines.emulated_host.text import LABEL, answer_tokens, count_tokens, embedding, token_ids
@@ -23,10 +23,14 @@ def a_sequence(name: str, num_prompt: int = 10, num_wanted: int = 5) -> Sequence
     return Sequence(name, num_prompt, num_wanted, arrived_at=0.0)
 
 
-def step(batch: Batch) -> list[str]:
+def planned(batch: Batch) -> Step:
     plan = batch.plan()
     assert plan is not None
-    return [sequence.sequence_id for sequence in batch.commit(plan)]
+    return plan
+
+
+def step(batch: Batch) -> list[str]:
+    return [sequence.sequence_id for sequence in batch.commit(planned(batch))]
 
 
 def test_a_new_sequence_is_prefilled_and_gets_its_first_token_in_one_step() -> None:
@@ -61,12 +65,10 @@ def test_a_mixed_step_costs_more_than_a_decode_step() -> None:
     batch = a_batch()
     batch.add(a_sequence("a"))
     step(batch)
-    decode = batch.plan()
-    assert decode is not None
+    decode = planned(batch)
     batch.commit(decode)
     batch.add(a_sequence("b", num_prompt=500))
-    mixed = batch.plan()
-    assert mixed is not None
+    mixed = planned(batch)
     assert mixed.num_prefill_tokens == 500
     assert mixed.seconds > decode.seconds
 
@@ -89,8 +91,7 @@ def test_without_free_blocks_the_youngest_is_preempted_and_computed_again() -> N
 def test_a_removed_sequence_gets_no_token_from_a_step_under_way() -> None:
     batch = a_batch()
     batch.add(a_sequence("a"))
-    plan = batch.plan()
-    assert plan is not None
+    plan = planned(batch)
     batch.remove(batch.running[0])
     assert batch.commit(plan) == []
     assert batch.num_used_blocks == 0
