@@ -14,6 +14,8 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from glowplug_vllm.region import Region
 
+_ROUNDING = 0.05  # of the largest output: bfloat16 adds in another order
+
 
 class CannotSleep(RuntimeError):
     """This model cannot be taken again from its files as they are, so it does not give its weights up."""
@@ -27,6 +29,7 @@ class CpuWeights:
         self._linears = {name: module for name, module in model.named_modules() if hasattr(module, "cpu_linear")}
         self._keeps = {name for name, module in self._linears.items() if module.weight.numel()}  # looked up besides
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        self._is_checked = False
         self._region: Region | None = None  # while it sleeps: its pages stay readable, whoever deletes the files
 
     def drop(self) -> None:
@@ -34,8 +37,10 @@ class CpuWeights:
         if self._region is not None:
             return
         region = Region(self._directory)
-        self._check(region)
-        self._region = region
+        if not self._is_checked:
+            with torch.no_grad():
+                self._check(region)
+        self._region, self._is_checked = region, True
         for layer in self._linears.values():
             layer.cpu_linear = None
         for _, parameter in self._model.named_parameters():
@@ -61,9 +66,20 @@ class CpuWeights:
             missing = [source for source in self._sources(name) if source not in region]
             if missing:
                 raise CannotSleep(f"{name} is not in its files as it is in memory ({missing[0]} is not there)")
-            is_emptied = not parameter.numel()  # packed: its shape is known to oneDNN alone
-            if not is_emptied and region.num_elements(self._sources(name)) != parameter.numel():
-                raise CannotSleep(f"{name} is not in its files as it is in memory (another size)")
+            if not self._is_same(name, parameter, region.read(self._sources(name), self._dtypes[name])):
+                raise CannotSleep(f"{name} is not in its files as it is in memory")
+
+    def _is_same(self, name: str, parameter: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether the weight of the files is the one in memory. A packed one is asked for what it makes of noise."""
+        if parameter.numel():
+            return parameter.shape == weight.shape and torch.equal(parameter, weight)
+        layer = self._linears[name.rpartition(".")[0]]
+        noise = torch.randn(1, weight.shape[1], dtype=weight.dtype)
+        expected = torch.nn.functional.linear(noise, weight).float()
+        found = layer.cpu_linear(noise, layer.weight, None).float()
+        if found.shape != expected.shape:
+            return False
+        return float((found - expected).abs().max()) <= _ROUNDING * float(expected.abs().max())
 
     def _sources(self, name: str) -> list[str]:
         """The names in the files of one parameter: vLLM joins some, by the model's own mapping."""

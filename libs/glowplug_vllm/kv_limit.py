@@ -7,6 +7,7 @@ that requests hold follow when they are freed. The core's scheduler sees a small
 from collections.abc import Callable, Sequence
 from typing import Any
 
+WORKER = "SleepingCpuWorker"  # the class that can give blocks back
 _STATE = "_glowplug_limit"  # on vLLM's block pool
 
 
@@ -65,16 +66,21 @@ def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 def kv(core: Any, num_bytes: int = -1) -> dict[str, int]:
     """Bytes of the KV cache of an engine core: {"total_bytes", "limit_bytes", "used_bytes"}. With `num_bytes` that is
-    its limit from now on, in whole blocks and not less than one context needs."""
-    pool = core.scheduler.kv_cache_manager.block_pool
-    block_bytes = core.vllm_config.cache_config.kv_cache_memory_bytes // core.vllm_config.cache_config.num_gpu_blocks
+    its limit from now on, in whole blocks and not less than one context needs. Where the worker is not ours, or its
+    KV cache has no size that was given, `used_bytes` is -1; a limit raises RuntimeError there."""
+    config, pool = core.vllm_config, core.scheduler.kv_cache_manager.block_pool
+    granted = config.cache_config.kv_cache_memory_bytes
+    if not granted or not str(config.parallel_config.worker_cls).endswith(WORKER):
+        if num_bytes >= 0:
+            raise RuntimeError("its worker cannot give KV blocks back")
+        return {"total_bytes": granted or 0, "limit_bytes": granted or 0, "used_bytes": -1}
+    block_bytes = granted // config.cache_config.num_gpu_blocks
     limit: BlockLimit | None = getattr(pool, _STATE, None)
     if num_bytes >= 0:
         if limit is None:
             limit = BlockLimit(pool, lambda found: core.collective_rpc("give_back_blocks", args=(found,)))
             setattr(pool, _STATE, limit)
-        block_size = core.vllm_config.cache_config.block_size
-        least = -(-core.vllm_config.model_config.max_model_len // block_size) + 1  # vLLM keeps one block for itself
+        least = -(-config.model_config.max_model_len // config.cache_config.block_size) + 1  # vLLM keeps one for itself
         limit.set(max(num_bytes // block_bytes, least))
     total = limit.total if limit is not None else int(pool.num_gpu_blocks)
     used = int(pool.num_gpu_blocks) - int(pool.get_num_free_blocks()) - 1

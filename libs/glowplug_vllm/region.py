@@ -29,12 +29,9 @@ class Region:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors and self._tensors[name][2]["dtype"] in _DTYPES
 
-    def num_elements(self, names: Sequence[str]) -> int:
-        """Of all of these tensors together. Raises KeyError for one that is not there."""
-        return sum(torch.Size(self._tensors[name][2]["shape"]).numel() for name in names)
-
     def read(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
-        """One tensor, or several joined along their first dimension; a view where that is possible."""
+        """One tensor, or several joined along their first dimension; a view where that is possible. Raises KeyError for
+        one that is not there."""
         parts = [self._read(name).to(dtype) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

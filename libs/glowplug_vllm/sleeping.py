@@ -17,9 +17,12 @@ from typing import Any
 
 from fastapi import APIRouter, Body, HTTPException, Request
 
+from glowplug_vllm import kv_limit
+
 _PROMPT_TOKENS = (1, 2, 3)  # any that are in every vocabulary
 _NUM_TOKENS = 3
 _KEY = "VLLM_API_KEY"
+_WHOLE = 1 << 62  # bytes: more than any KV cache has
 
 
 class Sleeping:
@@ -28,31 +31,50 @@ class Sleeping:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._first_tokens: list[int] = []
+        self._becomes = ""  # what it is asleep as
+        self._is_limited = False  # its KV cache has been cut down
         self._lock = asyncio.Lock()
 
     async def sleep(self, becomes: str) -> None:
-        """End what runs; give up the KV cache, or all. Raises ValueError for another state, and what vLLM raises."""
+        """End what runs; give up the KV cache, or all. Raises ValueError for another state, RuntimeError for an engine
+        whose workers would do nothing, and what vLLM raises."""
         if becomes not in ("prewarmed", "swapped_out"):
             raise ValueError(f"an engine does not become {becomes!r}")
+        if not _sleeps(self._client.vllm_config):
+            raise RuntimeError("its workers do not sleep: it runs in parallel on CPUs, or with another worker")
         async with self._lock:
-            if not self._first_tokens and not await self._client.is_sleeping():
+            if self._becomes == becomes:
+                return
+            await self._client.pause_generation(mode="abort")
+            if not self._first_tokens and not self._becomes:
+                await self._client.resume_generation()
                 self._first_tokens = await self._canary()
+                await self._client.pause_generation(mode="abort")
             if becomes == "swapped_out":
                 await self._client.sleep(level=1, mode="abort")
             else:
-                await self._client.pause_generation(mode="abort")
                 await self._client.release_kv_cache_memory()
+            self._becomes = becomes
 
     async def wake(self) -> None:
-        """Serve again. Raises RuntimeError when it does not answer as before its first sleep."""
+        """Serve again, with the whole KV cache. Raises RuntimeError when it does not answer as before its first
+        sleep."""
         async with self._lock:
             await self._client.wake_up()
             await self._client.resume_generation()
+            self._becomes = ""
+            if self._is_limited:
+                await self._ask_core(_WHOLE)
+                self._is_limited = False
             if self._first_tokens and await self._canary() != self._first_tokens:
                 raise RuntimeError("after its wake it does not answer as before its sleep")
 
     async def kv(self, num_bytes: int = -1) -> dict[str, int]:
         """See kv_limit.kv."""
+        self._is_limited = self._is_limited or num_bytes >= 0
+        return await self._ask_core(num_bytes)
+
+    async def _ask_core(self, num_bytes: int) -> dict[str, int]:
         answer: dict[str, int] = await self._client.engine_core.call_utility_async("glowplug_kv", num_bytes)
         return answer
 
@@ -69,6 +91,12 @@ class Sleeping:
             if output.finished:
                 return [int(token) for token in output.outputs[0].token_ids]
         raise RuntimeError("it gives no token")
+
+
+def _sleeps(config: Any) -> bool:
+    """Whether its workers give memory back: ours on a CPU, and vLLM's own in its sleep mode on a GPU."""
+    is_ours = str(config.parallel_config.worker_cls).endswith(kv_limit.WORKER)
+    return is_ours or bool(getattr(config.model_config, "enable_sleep_mode", False))
 
 
 def routes(of_server: Any) -> APIRouter:

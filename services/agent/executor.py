@@ -22,7 +22,7 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
-from glowplug.engines.process import log_tail
+from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
@@ -172,7 +172,8 @@ class EngineExecutor:
         return self._drivers[handle.engine]
 
     def _is_alive(self, handle: EngineHandle) -> bool:
-        return self._driver(handle).adopt(handle)
+        driver = self._drivers.get(handle.engine)
+        return driver.adopt(handle) if driver else is_alive(handle.pid, handle.pid_started_at)
 
     async def _launch(self, effect: msg.LaunchEngine) -> None:
         driver = self._drivers[effect.model.engine]
@@ -370,8 +371,11 @@ class EngineExecutor:
         self._weights.pop(effect.instance_id, None)
         self._kv_limits.pop(effect.instance_id, None)
         handle = self._state.handles.get(effect.instance_id)
-        if handle is not None and handle.engine in self._drivers:
-            await self._driver(handle).stop(handle, effect.grace_s)
+        if handle is not None:
+            if handle.engine in self._drivers:
+                await self._driver(handle).stop(handle, effect.grace_s)
+            else:  # an engine that this agent cannot start any more, e.g. after a change of the node's file
+                await stop_group(handle.pid, handle.pid_started_at, effect.grace_s)
             if self._is_alive(handle):
                 log.error("engine %s (pid %s) outlived its stop", effect.instance_id, handle.pid)
                 await self._report(msg.EngineGone(effect.instance_id, clean=False))
@@ -420,11 +424,14 @@ class EngineExecutor:
         kv_bytes_used = -1
         try:
             num_in_flight = await driver.num_in_flight(handle)
-            if self._settings.kv_reservation and isinstance(driver, Sleeper):
-                kv_bytes_used = await driver.kv_bytes_used(handle)
         except EngineFailed as error:
             log.warning("draining %s: %s", effect.instance_id, error.message)
             return
+        if self._settings.kv_reservation and isinstance(driver, Sleeper):
+            try:
+                kv_bytes_used = await driver.kv_bytes_used(handle)
+            except EngineFailed as error:
+                log.warning("the KV cache of %s is not known: %s", effect.instance_id, error.message)
         await self._report(msg.InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
 
     async def _limit_kv(self, instance_id: str) -> None:

@@ -22,6 +22,7 @@ SERVERS = f"""
 command = ["{sys.executable}", "-m", "tests.plain_server", "--port", "{{port}}", "--model", "{{weights}}"]
 env = {{PYTHONPATH = "{ROOT}"}}
 health = "/alive"
+args = ["--name", "--no-such-argument"]
 in_flight = ["plain_running", "plain_waiting"]
 swap = {{sleep = {{path = "/doze"}}, wake = {{path = "/rise"}}}}
 
@@ -102,10 +103,28 @@ async def test_a_command_that_fails_says_why(case: CommandCase, engine_args: dic
     assert any(said in failed.value.message for said in ("no such card", "unrecognized arguments"))
 
 
-@pytest.mark.parametrize("engine_args", [{"server": "other"}, {}, {"server": "plain", "args": "--x"}, {"servr": "x"}])
+@pytest.mark.parametrize(
+    "engine_args",
+    [
+        {"server": "other"},
+        {},
+        {"server": "plain", "args": "--name"},
+        {"server": "plain", "args": ["--host=0.0.0.0"]},
+        {"servr": "x"},
+    ],
+)
 async def test_what_the_node_does_not_declare_is_refused(case: CommandCase, engine_args: dict[str, Any]) -> None:
     with pytest.raises(EngineMisconfigured, match="engine_args"):
         await case.launch(engine_args=engine_args)
+
+
+async def test_a_server_that_leaves_the_file_is_not_healthy_and_still_stops(case: CommandCase) -> None:
+    handle = (await case.start(engine_args={"server": "plain"})).handle
+    later = CommandCase(case.folder, '[other]\ncommand = ["x"]\n').driver
+    health = await later.health(handle)
+    assert (health.ok, health.alive) == (False, True) and "no server 'plain'" in health.reason
+    await later.stop(handle, grace_s=5.0)
+    assert not later.adopt(handle)
 
 
 async def test_what_is_not_declared_of_a_server_is_an_error(case: CommandCase) -> None:

@@ -114,6 +114,25 @@ async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCa
     assert (await told(handle, "One two three"))["text"] == answer
 
 
+@pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
+async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, becomes: str) -> None:
+    """What runs is ended, or the engine refuses and is stopped by its agent; an answer is never a wrong one."""
+    handle = (await case.start()).handle
+    answer = (await told(handle, "One two three"))["text"]
+    running = asyncio.gather(*(told(handle, f"Chapter {n}. Once", 400) for n in range(4)), return_exceptions=True)
+    await asyncio.sleep(0.5)
+    try:
+        await sleeper(case).sleep(handle, becomes)
+    except EngineFailed:
+        assert (case.name, becomes) == ("llamacpp", "prewarmed")
+        await case.driver.stop(handle, 0.0)
+        assert all(isinstance(one, Exception) for one in await running)
+        return
+    await running
+    await sleeper(case).wake(handle)
+    assert (await told(handle, "One two three"))["text"] == answer
+
+
 async def test_an_engine_that_is_gone_neither_sleeps_nor_wakes(case: EngineCase) -> None:
     handle = (await case.start()).handle
     os.kill(handle.pid, signal.SIGKILL)
@@ -135,5 +154,6 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
     await sleeper(case).limit_kv(handle, 64 * MIB)
     assert [answer["text"] for answer in await running] == [answer["text"] for answer in whole]
     assert await sleeper(case).kv_bytes_used(handle) <= 64 * MIB
-    await sleeper(case).limit_kv(handle, 128 * MIB)
+    await sleeper(case).sleep(handle, "prewarmed")
+    await sleeper(case).wake(handle)  # with all of it
     assert (await told(handle, "Chapter 0. Once upon a time", 48))["text"] == whole[0]["text"]

@@ -6,17 +6,20 @@ It is started and stopped as a process, and sleeps where its HTTP API can put it
 
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured
-from glowplug.engines import probe
+from glowplug.engines import probe, rendezvous
 from glowplug.engines.command_servers import Call, Pair, ServerCommand, read_servers
 from glowplug.engines.declaration import Argument, EngineArguments, EngineWeights, WeightsForm, text
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
 
+_ASLEEP = "asleep.json"  # in the run directory while it sleeps: {"becomes"}
+_ABILITIES = {"prewarmed": Ability.PREWARM, "swapped_out": Ability.SWAP}
 _SERVER = "server"  # in a handle's data: the name of its server
 _MAX_NAME_CHARS = 100
 _WAKE_POLL_S = 0.02
@@ -63,6 +66,7 @@ class CommandDriver(HostedDriver):
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         base, model = super().spec(request), request.model
         server = self._named(str(model.engine_args.get("server", "")))
+        _check_args(server, model.engine_args.get("args", ()))
         numbers = {
             "context_tokens": model.context_tokens,
             "max_concurrency": model.max_concurrency,
@@ -91,14 +95,16 @@ class CommandDriver(HostedDriver):
         return samples
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        ability = Ability.PREWARM if becomes == "prewarmed" else Ability.SWAP
-        await self._call(handle, self._pair(handle, ability).sleep)
+        """What it became is written down: a server is woken by the call that belongs to its sleep."""
+        await self._call(handle, self._pair(handle, _ABILITIES[becomes]).sleep)
+        rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": becomes})
 
     async def wake(self, handle: EngineHandle) -> None:
-        """By the call of the sleep that takes most: a server that slept less finds nothing to do. It is awake when its
-        health says so."""
-        server = self._of(handle)
-        await self._call(handle, self._pair(handle, Ability.SWAP if server.swap else Ability.PREWARM).wake)
+        """It is awake when its health says so; one that has not slept only has to be healthy."""
+        asleep = Path(handle.run_dir) / _ASLEEP
+        if (slept := rendezvous.read(asleep.parent, _ASLEEP)) is not None:
+            await self._call(handle, self._pair(handle, _ABILITIES[slept["becomes"]]).wake)
+            asleep.unlink()
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
         while not (health := await self.health(handle)).ok:
             if not health.alive or asyncio.get_running_loop().time() > deadline:
@@ -146,6 +152,15 @@ class CommandDriver(HostedDriver):
         if status >= 400:
             shown = answer[:200].decode("utf-8", "replace")
             raise EngineFailed(f"{self.name} {handle.instance_id}: {call.path} says {status}: {shown}")
+
+
+def _check_args(server: ServerCommand, given: Sequence[str]) -> None:
+    """Raises EngineMisconfigured for a flag that the node does not leave to models."""
+    for argument in given:
+        flag = argument.partition("=")[0]
+        if argument.startswith("-") and flag not in server.args:
+            allowed = ", ".join(server.args) or "none"
+            raise EngineMisconfigured(f"engine_args.args: {flag} is not left to models by this node ({allowed})")
 
 
 def _pairs(server: ServerCommand) -> dict[Ability, Pair | None]:

@@ -1,7 +1,7 @@
 """The process in front of a server that is started by a command: `python -m glowplug.engines.command_host RUN_DIR`.
 
-It waits for the weights, starts the command in its own process group, says ready once the server's health does, and
-ends when the server ends. Standard library only.
+It waits for the weights, starts the command in the process group that it leads itself, says ready once the server's
+health does, and ends when the server ends. Standard library only.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from glowplug.engines import rendezvous
 
 _POLL_S = 0.02
 _ASK_S = 2.0
-_GRACE_S = 30.0  # the agent kills the whole group sooner, if it likes
 
 
 class ServerEnded(RuntimeError):

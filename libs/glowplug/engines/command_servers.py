@@ -44,10 +44,11 @@ class Pair(_Declared):
 
 class ServerCommand(_Declared):
     """How one server is started, asked, and put to sleep. `{...}` in `command` and `env` is one of PLACES; arguments of
-    the model (`engine_args.args`) follow the command."""
+    the model (`engine_args.args`) follow the command, as far as `args` allows their flags."""
 
     command: tuple[str, ...] = Field(min_length=1)
     env: dict[str, str] = {}
+    args: tuple[str, ...] = ()  # flags that a model may add behind the command
     health: str = Field(default="/health", pattern="^/")
     in_flight: tuple[str, ...] = ()  # samples of /metrics: requests running and waiting
     swap: Pair | None = None  # gives all of its GPU memory back

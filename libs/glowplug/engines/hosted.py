@@ -169,9 +169,11 @@ class HostedDriver:
             return Health(ok=False, reason="the process is gone", alive=False)
         if not handle.url:
             return Health(ok=False, reason="not loaded yet")
-        path = self.health_path(handle)
         try:
+            path = self.health_path(handle)
             status, body = await probe.ask(handle.url, path, self._settings.health_timeout_s, api_key=handle.api_key)
+        except EngineFailed as error:
+            return Health(ok=False, reason=error.message)
         except TimeoutError:
             return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")
         except OSError as error:

@@ -24,7 +24,7 @@ from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 from glowplug.engines.llamacpp_args import check_bytes, check_context, projector_bytes
 from glowplug.engines.llamacpp_sleep import EngineServer
 
-_MIN_CONTEXT_TOKENS = 256
+_MIN_CONTEXT_TOKENS = _PADDING = 256
 
 
 def plan_context(spec: dict[str, Any], facts: GgufFacts) -> tuple[int, int]:
@@ -37,9 +37,15 @@ def plan_context(spec: dict[str, Any], facts: GgufFacts) -> tuple[int, int]:
         tokens = min(tokens, facts.context_tokens)
     if spec["kv_bytes"] and facts.kv_bytes_per_token:
         fitting = spec["kv_bytes"] // facts.kv_bytes_per_token
-        slots = max(1, min(slots, fitting // tokens))
-        tokens = max(_MIN_CONTEXT_TOKENS, min(tokens, fitting // slots))
+        slots = max(1, min(slots, fitting // padded(tokens)))
+        if padded(tokens) > fitting // slots:
+            tokens = max(_MIN_CONTEXT_TOKENS, fitting // slots // _PADDING * _PADDING)
     return slots, tokens
+
+
+def padded(tokens: int) -> int:
+    """What llama.cpp takes for a slot of so many tokens."""
+    return -(-tokens // _PADDING) * _PADDING
 
 
 def template_with_system(template: str, system_prompt: str) -> str:
@@ -115,13 +121,17 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     check_bytes(args, int(spec["weights_bytes"]), weights.stat().st_size + projector_bytes(args))
     load_at = time.time()
     wanted, facts = _wanted(spec, weights)
-    wanted.slot_save_path = f"{run_dir}/"  # opens POST /slots, by which a slot forgets what it has cached
+    slots_dir = run_dir / "slots"
+    slots_dir.mkdir(mode=0o500, exist_ok=True)
+    # Opens POST /slots, by which a slot forgets what it has cached; saving and restoring one are opened by it, too.
+    wanted.slot_save_path = f"{slots_dir}/"
 
     def build(port: int) -> Any:
         wanted.port = port or spec["port"]
         return xllamacpp.Server(wanted)
 
-    server = EngineServer(build, wanted.n_ctx * facts.kv_bytes_per_token, weights, wanted.n_gpu_layers == 0)
+    kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
+    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0)
     warmup_at = time.time()
     held = holds(server.warm_up())
     phases = [

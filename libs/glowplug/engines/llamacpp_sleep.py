@@ -1,7 +1,8 @@
 """How a llama.cpp engine gives its memory back and takes it again, inside its own process.
 
-On host memory it keeps its server and its port, and gives pages back: those of the KV cache ("prewarmed"), or of the
-mapped weights too ("swapped_out"). They fault in again when they are used, weights from the region in host memory.
+On host memory an idle engine keeps its server and its port, and gives pages back: those of the KV cache ("prewarmed"),
+or of the mapped weights too ("swapped_out"). They fault in again when they are used, weights from the region in host
+memory.
 Where the KV cache cannot be found, or does not lie in host memory, the server is dropped and built again on the same
 port.
 
@@ -15,6 +16,7 @@ import json
 import math
 import mmap
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +33,7 @@ _CANARY = {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "logprobs": 5, 
 _SAME = 1e-3  # of a log probability; another order of additions changes less
 _LEAST_RUN_BYTES = 1 << 20
 _FOUND = 0.9  # of the planned KV cache: chunks at its ends are not counted
+_RUNNING = re.compile(r"^llamacpp:requests_(?:processing|deferred)[ \t]+(\S+)", re.MULTILINE)
 
 Likeliest = dict[int, float]  # id of a token -> its log probability
 
@@ -75,18 +78,30 @@ class EngineServer:
         return {"state": state, "how": how, "private_bytes": private_bytes(), "seconds": seconds}
 
     def _sleep(self, becomes: str) -> None:
+        """By pages where nothing runs, else by ending the server and what runs in it."""
         if becomes not in (PREWARMED, SWAPPED_OUT):
             raise ValueError(f"an engine does not become {becomes!r}")
-        if self._kv and self._server is not None:
-            for slot in range(self._num_slots):  # else the next prompt would count on what its slot has cached
-                self._ask("POST", f"/slots/{slot}?action=erase")
-            pages.give_back([*self._kv, *(pages.mapped(self._weights) if becomes == SWAPPED_OUT else [])])
-        elif becomes == SWAPPED_OUT:
+        if not (self._kv and self._server is not None and self._give_back(becomes)):
+            if becomes == PREWARMED:
+                raise RuntimeError("its KV cache was not found in host memory, or requests still run in it")
             self._server = None
             gc.collect()
-        else:
-            raise RuntimeError("its KV cache was not found in host memory, so it cannot give up that alone")
         self.becomes = becomes
+
+    def _give_back(self, becomes: str) -> bool:
+        """False where requests run, or have come meanwhile: those must not go on, since their cache is gone."""
+        if self._num_running():
+            return False
+        for slot in range(self._num_slots):  # else the next prompt would count on what its slot has cached
+            self._ask("POST", f"/slots/{slot}?action=erase")
+        if self._num_running():
+            return False
+        pages.give_back([*self._kv, *(pages.mapped(self._weights) if becomes == SWAPPED_OUT else [])])
+        return not self._num_running()
+
+    def _num_running(self) -> float:
+        text = self._ask("GET", "/metrics").decode()
+        return sum(float(value) for value in _RUNNING.findall(text))
 
     def _wake(self) -> None:
         if self._server is None:
@@ -129,13 +144,15 @@ class EngineServer:
 
 
 def kv_pages(kv_bytes: int) -> list[Pages]:
-    """Where a KV cache of `kv_bytes`, just made, lies in this process; empty when that is not certain."""
-    runs = sorted(pages.zero_runs(_LEAST_RUN_BYTES), key=lambda run: -run.num_bytes)
-    taken: list[Pages] = []
-    for run in runs:
-        if sum(one.num_bytes for one in taken) < kv_bytes * _FOUND:
-            taken.append(run)
-    return taken if kv_bytes and kv_bytes * _FOUND <= sum(one.num_bytes for one in taken) <= kv_bytes else []
+    """The one run of zeros that is as long as a KV cache of `kv_bytes`, which has just been made; empty where there is
+    none, or more than one, or where the kernel does not let a process look at itself."""
+    try:
+        runs = pages.zero_runs(_LEAST_RUN_BYTES)
+    except OSError as error:
+        print(f"its KV cache is not looked for: {error}", flush=True)
+        return []
+    fitting = [run for run in runs if kv_bytes * _FOUND <= run.num_bytes <= kv_bytes]
+    return fitting if len(fitting) == 1 else []
 
 
 def private_bytes() -> int:

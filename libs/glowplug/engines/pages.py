@@ -35,8 +35,8 @@ class Pages:
 
 def zero_runs(least_bytes: int) -> list[Pages]:
     """Runs of private memory that is resident and zero, of at least `least_bytes`, in whole chunks. Nothing may write
-    to them meanwhile. The chunks at both ends are read whole, those between at three places each: a buffer that is all
-    zeros is always among the runs, and a run that is as long as the buffer holds nothing else."""
+    to them meanwhile. The chunks at both ends are read whole, those between at three places each, so a run is all zeros
+    with near certainty. Raises OSError where the kernel does not let a process look at itself."""
     candidates = [pages for pages in _private() if pages.num_bytes >= least_bytes]
     if not candidates:
         return []

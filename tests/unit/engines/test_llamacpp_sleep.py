@@ -81,7 +81,7 @@ def test_without_pages_to_give_back_the_server_is_dropped_and_built_again_on_its
 
 
 def test_without_pages_to_give_back_there_is_no_replica(engine: EngineServer) -> None:
-    with pytest.raises(RuntimeError, match="cannot give up that alone"):
+    with pytest.raises(RuntimeError, match="was not found in host memory"):
         engine.answer({"do": "sleep", "becomes": "prewarmed"})
     assert engine.answer({"do": "state"})["state"] == "awake"
 

@@ -144,6 +144,8 @@ def check_health(transaction: Transaction, holding: Holding) -> Holding:
 def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
     """FAILED for everyone at once; the bytes stay granted until the process is gone."""
     was = holding.instance.state
+    if holding.state is State.SWAPPED_OUT:
+        holding = transaction.ungrant(holding)  # a sleeper's rest gives way to what starts, and a failed one cannot
     holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason)
     if was.is_coming:
         transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from glowplug.controllers.agent import lifecycle, stages
-from glowplug.controllers.agent.messages import GivesWay, Recalled, TakenOver
+from glowplug.controllers.agent.messages import GivesWay, Recalled, SleepEngine, TakenOver
 from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, RULES, Holding, Pipeline, Start, State, Stop
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
@@ -221,5 +221,6 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
     elif not is_living:
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:
-        state = State.DRAINING if state is State.FALLING_ASLEEP else state
-        transaction.publish(holding.enter(state), reason="its agent has restarted and found it again")
+        if state is State.FALLING_ASLEEP and holding.drain is not None:
+            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes))
+        transaction.publish(holding, reason="its agent has restarted and found it again")

@@ -84,7 +84,7 @@ _ROWS: tuple[_Row, ...] = (
     (msg.RunsElsewhere, {*State} - {S.LOST}, lifecycle.on_lost, (S.LOST,), _STOP),
     (msg.Recalled, _BEGUN, starts.on_recalled, (S.RESTARTING, S.FAILED), _FAIL),
     (msg.Recalled, _SERVING, starts.on_recalled, (STAYS, S.FAILED), (*_CONSOLIDATE, *_STOP)),
-    (msg.Recalled, [S.FALLING_ASLEEP], starts.on_recalled, (S.DRAINING, S.FAILED), _STOP),
+    (msg.Recalled, [S.FALLING_ASLEEP], starts.on_recalled, (STAYS, S.FAILED), (msg.SleepEngine, *_STOP)),
     (msg.Recalled, DORMANT, starts.on_recalled, (STAYS, S.STOPPED, S.FAILED), _STOP),
     (msg.Recalled, [S.STOPPING], starts.on_recalled, (STAYS, S.FAILED), _STOP),
     (msg.Recalled, ENDED, starts.on_recalled, (STAYS,), _STOP),

@@ -412,8 +412,14 @@ def test_a_sleep_under_way_is_asked_for_again_after_a_restart() -> None:
     agent = make(abilities=ALL).serving()
     agent.drained("prewarmed")
     reborn, effects = agent.restarted({"i-1"}, abilities=ALL)
-    assert facts(effects) == ["instance.draining"]
-    assert of(msg.SleepEngine, reborn.handle(msg.InFlight("i-1", 0), 51.0))
+    assert facts(effects) == ["instance.draining"] and of(msg.SleepEngine, effects)
+    assert facts(reborn.handle(resume("i-1"), 51.0)) == [], "it may sleep already"
+    assert facts(reborn.handle(msg.EngineAsleep("i-1"), 52.0)) == ["instance.prewarmed"]
+
+
+def test_a_sleeper_that_fails_keeps_nothing_of_its_gpu() -> None:
+    agent = make(abilities=ALL, gpu_kind="cuda").serving().asleep("swapped_out", keeps=20 * MIB)
+    assert of(msg.StopEngine, agent.handle(msg.EngineExited("i-1", "killed"), 30.0)) and agent.owned() == {}
 
 
 # a draining engine's KV cache gives way to replicas: WarmServe section 4.1, Eq. 1
