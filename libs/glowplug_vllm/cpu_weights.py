@@ -72,7 +72,7 @@ class CpuWeights:
     def _is_same(self, name: str, parameter: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether the weight of the files is the one in memory. A packed one is asked for what it makes of noise."""
         if parameter.numel():
-            return parameter.shape == weight.shape and torch.equal(parameter, weight)
+            return parameter.shape == weight.shape and bool(torch.equal(parameter, weight))
         layer = self._linears[name.rpartition(".")[0]]
         noise = torch.randn(1, weight.shape[1], dtype=weight.dtype)
         expected = torch.nn.functional.linear(noise, weight).float()

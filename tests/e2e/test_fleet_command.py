@@ -74,7 +74,7 @@ def test_load_pin_unload_and_drain(state: Path) -> None:
     glowplug(state, "wake", "smol-brief")
     wait_until("it is woken", lambda: state_of("smol-brief") == "hot")
     glowplug(state, "unload", "smol-brief")
-    wait_until("it is unloaded", lambda: state_of("smol-brief") == "cold")
+    wait_until("it is unloaded", lambda: state_of("smol-brief") in ("cold", "warm"))  # it may be prewarmed again
     glowplug(state, "drain", "smol-brief")
     refused = glowplug(state, "run", "smol-brief", "hello", check=False)
     assert refused.returncode == 1
