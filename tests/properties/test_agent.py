@@ -430,9 +430,9 @@ class TableWalk(Walk):
             record, chance = self.some(), self.random.random()
             if record is None or chance < 0.08:
                 self.start()
-            elif chance < 0.10:
+            elif chance < 0.10 or (chance < 0.20 and (record.state, msg.RunsElsewhere) not in self.pairs):
                 self.row_of_another_node(record)
-            elif chance < 0.115:
+            elif chance > 0.985:
                 self.kill_9()
             else:
                 self.send_to(record, self.random.choice(self.kinds(record)))
@@ -485,7 +485,7 @@ class TableWalk(Walk):
             given["reason"] = "r"
         if kind is StopInstance:
             given["grace_s"] = self.random.choice((0.0, 5.0))
-            given["becomes"] = self.random.choice(("stopped", "prewarmed", "swapped_out", "swapped_out"))
+            given["becomes"] = self.random.choice(("stopped", "prewarmed", *("swapped_out",) * 4))
         return an_event(kind(**given), issuer="placer-1", epoch=1)
 
     def outcome(self, record: Holding, kind: type) -> Any:
@@ -517,6 +517,10 @@ class TableWalk(Walk):
             chosen = self.random.choice(sources).instance
             source, gpu = chosen.instance_id, int(chosen.gpu_id.rpartition("/")[2])
         drops = tuple(d for d in self.agent.holdings if self.random.random() < 0.1)
+        asleep = [h.instance for h in self.agent.holdings.values() if h.state is State.SWAPPED_OUT]
+        if asleep and self.random.random() < 0.4:  # one that wakes a sleeper, or needs what it keeps
+            kind, sleeper = self.random.choice(("grow", "plain")), self.random.choice(asleep)
+            source, gpu = sleeper.instance_id if kind == "grow" else "", int(sleeper.gpu_id.rpartition("/")[2])
         event = self.start_of(kind, i, ONE, (gpu,), source=source, drops=drops)
         self.send(event, StartInstance, self.agent.holdings.get(i))
 
