@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured
-from glowplug.engines import probe, rendezvous
+from glowplug.engines import rendezvous
 from glowplug.engines.command_servers import Call, Pair, ServerCommand, read_servers
 from glowplug.engines.declaration import Argument, EngineArguments, EngineWeights, WeightsForm, text
 from glowplug.engines.hosted import HostedDriver
@@ -138,17 +138,8 @@ class CommandDriver(HostedDriver):
 
     async def _call(self, handle: EngineHandle, call: Call) -> None:
         body = json.dumps(call.body).encode() if call.method == "POST" else b""
-        try:
-            status, answer = await probe.ask(
-                handle.url,
-                call.path,
-                self._settings.load_timeout_s,
-                method=call.method,
-                body=body,
-                api_key=handle.api_key,
-            )
-        except (OSError, TimeoutError) as error:
-            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {call.path}: {error!r}") from error
+        timeout_s = self._settings.load_timeout_s
+        status, answer = await self._ask(handle, call.path, timeout_s, method=call.method, body=body)
         if status >= 400:
             shown = answer[:200].decode("utf-8", "replace")
             raise EngineFailed(f"{self.name} {handle.instance_id}: {call.path} says {status}: {shown}")

@@ -1,7 +1,7 @@
 """The process in front of a server that is started by a command: `python -m glowplug.engines.command_host RUN_DIR`.
 
 It waits for the weights, starts the command in the process group that it leads itself, says ready once the server's
-health does, and ends when the server ends. Standard library only.
+health does, and ends when the server ends.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from glowplug.domain.address import reachable
 from glowplug.engines import rendezvous
 
 _POLL_S = 0.02
@@ -61,7 +62,7 @@ def serve(run_dir: Path, spec: dict[str, Any]) -> int:
         server.terminate()
 
     signal.signal(signal.SIGTERM, end)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(spec["host"], spec["host"])
+    host = reachable(spec["host"])
     deadline = time.monotonic() + spec["wait_s"]
     while not is_healthy(host, port, spec["health"]):
         if (status := server.poll()) is not None:
@@ -79,12 +80,7 @@ def serve(run_dir: Path, spec: dict[str, Any]) -> int:
 
 def main() -> int:
     """Run the server of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    run_dir = Path(sys.argv[1])
-    spec = rendezvous.read(run_dir, rendezvous.SPEC)
-    if spec is None:
-        print(f"no {rendezvous.SPEC} in {run_dir}", file=sys.stderr)
-        return 2
+    run_dir, spec = rendezvous.of_this_process()
     try:
         return serve(run_dir, spec)
     except (ServerEnded, TimeoutError, OSError) as error:

@@ -5,7 +5,7 @@ from typing import Any
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import Model
-from glowplug.engines import apis, emulated_args, probe
+from glowplug.engines import apis, emulated_args
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
@@ -58,12 +58,7 @@ class EmulatedDriver(HostedDriver):
     async def _tell(
         self, handle: EngineHandle, path: str, timeout_s: float, *, method: str = "POST", body: bytes = b""
     ) -> bytes:
-        try:
-            status, answer = await probe.ask(
-                handle.url, path, timeout_s, method=method, body=body, api_key=handle.api_key
-            )
-        except (OSError, TimeoutError) as error:
-            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {path}: {error!r}") from error
+        status, answer = await self._ask(handle, path, timeout_s, method=method, body=body)
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {path} says {status}")
         return answer

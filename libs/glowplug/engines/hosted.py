@@ -185,15 +185,19 @@ class HostedDriver:
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
         samples = self.samples_in_flight(handle)
-        try:
-            status, body = await probe.ask(
-                handle.url, "/metrics", self._settings.health_timeout_s, api_key=handle.api_key
-            )
-        except (OSError, TimeoutError) as error:
-            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer: {error!r}") from error
+        status, body = await self._ask(handle, "/metrics", self._settings.health_timeout_s)
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: /metrics says {status}")
         return int(probe.sample_sum(body, samples))
+
+    async def _ask(
+        self, handle: EngineHandle, path: str, timeout_s: float, *, method: str = "GET", body: bytes = b""
+    ) -> tuple[int, bytes]:
+        """Status and body of one request with the engine's key. Raises EngineFailed when there is no whole answer."""
+        try:
+            return await probe.ask(handle.url, path, timeout_s, method=method, body=body, api_key=handle.api_key)
+        except (OSError, TimeoutError) as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {path}: {error!r}") from error
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         await process.stop_group(handle.pid, handle.pid_started_at, grace_s)

@@ -8,7 +8,6 @@ it back.
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -155,12 +154,7 @@ def _wanted(spec: dict[str, Any], weights: Path) -> tuple[Any, GgufFacts]:
 
 def main() -> int:
     """Run the engine of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # drained before it is stopped; nothing to save
-    run_dir = Path(sys.argv[1])
-    spec = rendezvous.read(run_dir, rendezvous.SPEC)
-    if spec is None:
-        print(f"no {rendezvous.SPEC} in {run_dir}", file=sys.stderr)
-        return 2
+    run_dir, spec = rendezvous.of_this_process()
     try:
         server = bring_up(run_dir, spec)
     except InvalidGguf as error:  # another start would read the same bytes

@@ -14,11 +14,8 @@ import gc
 import http.client
 import json
 import math
-import mmap
 import os
 import re
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,19 +60,16 @@ class EngineServer:
         return props
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What the driver asks: {"do": "sleep", "becomes"}, {"do": "wake"} or {"do": "state"}. Returns {"state", "how",
-        "private_bytes", "seconds"}. Raises RuntimeError, and ValueError for another question."""
-        began, do = time.monotonic(), question.get("do")
+        """What the driver asks: {"do": "sleep", "becomes"}, {"do": "wake"} or {"do": "state"}. Returns {"state",
+        "how"}. Raises RuntimeError, and ValueError for another question."""
+        do = question.get("do")
         if do == "sleep":
             self._sleep(question["becomes"])
         elif do == "wake":
             self._wake()
         elif do != "state":
             raise ValueError(f"no {do!r} is known")
-        seconds = time.monotonic() - began
-        how = "pages" if self._kv else "server"
-        state = self.becomes or "awake"
-        return {"state": state, "how": how, "private_bytes": private_bytes(), "seconds": seconds}
+        return {"state": self.becomes or "awake", "how": "pages" if self._kv else "server"}
 
     def _sleep(self, becomes: str) -> None:
         """By pages where nothing runs, else by ending the server and what runs in it."""
@@ -153,12 +147,3 @@ def kv_pages(kv_bytes: int) -> list[Pages]:
         return []
     fitting = [run for run in runs if kv_bytes * _FOUND <= run.num_bytes <= kv_bytes]
     return fitting if len(fitting) == 1 else []
-
-
-def private_bytes() -> int:
-    """Memory of this process that no file stands behind, 0 where the kernel does not say: mapped weights do not count,
-    since they lie in the region that the node's cache keeps."""
-    if sys.platform != "linux":
-        return 0
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -12,6 +12,8 @@ Standard library only, since engine processes import it.
 
 import json
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,18 @@ def read(run_dir: Path, name: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return message
+
+
+def of_this_process() -> tuple[Path, dict[str, Any]]:
+    """The run directory that an engine process was started with (argv 1), and its spec; SIGTERM ends the process from
+    now on. Exits with 2 when there is no spec."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # drained before it is stopped; nothing to save
+    run_dir = Path(sys.argv[1])
+    spec = read(run_dir, SPEC)
+    if spec is None:
+        print(f"no {SPEC} in {run_dir}", file=sys.stderr)
+        sys.exit(2)
+    return run_dir, spec
 
 
 def wait(run_dir: Path, name: str, timeout_s: float, poll_s: float = 0.01) -> dict[str, Any]:

@@ -153,29 +153,27 @@ class VllmDriver(HostedDriver):
         return Health(ok=True)
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        await self._ask(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)
+        await self._tell(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)
 
     async def wake(self, handle: EngineHandle) -> None:
-        await self._ask(handle, "wake", {}, self._settings.load_timeout_s)
+        await self._tell(handle, "wake", {}, self._settings.load_timeout_s)
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
-        return int((await self._ask(handle, "kv", None, self._settings.health_timeout_s))["used_bytes"])
+        return int((await self._tell(handle, "kv", None, self._settings.health_timeout_s))["used_bytes"])
 
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
-        await self._ask(handle, "kv", {"num_bytes": num_bytes}, self._settings.health_timeout_s)
+        await self._tell(handle, "kv", {"num_bytes": num_bytes}, self._settings.health_timeout_s)
 
-    async def _ask(
+    async def _tell(
         self, handle: EngineHandle, what: str, message: dict[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
         """One of the routes of glowplug_vllm/sleeping.py. Raises EngineFailed."""
         method, body = ("GET", b"") if message is None else ("POST", json.dumps(message).encode())
+        status, text = await self._ask(handle, f"/glowplug/{what}", timeout_s, method=method, body=body)
         try:
-            status, text = await probe.ask(
-                handle.url, f"/glowplug/{what}", timeout_s, method=method, body=body, api_key=handle.api_key
-            )
             answer: dict[str, Any] = json.loads(text)
-        except (OSError, TimeoutError, ValueError) as error:
-            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {what}: {error!r}") from error
+        except ValueError as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: broken answer ({error})") from error
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {answer.get('detail', status)}")
         return answer

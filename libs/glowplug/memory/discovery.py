@@ -1,7 +1,8 @@
 """What GPUs a node has: a budget of host memory on a laptop, NVIDIA hardware read through NVML, or emulated ones."""
 
 import importlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,23 +44,14 @@ def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -
 
     Source: NVML through nvidia-ml-py, imported only here. Raises HardwareUnavailable naming what is missing.
     """
-    nvml = nvml or _nvml()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise HardwareUnavailable(f"no NVIDIA driver answers: {error}") from error
-    try:
-        gpus, warnings = [], []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index))
+    gpus, warnings = [], []
+    with _devices("the GPUs", nvml) as (opened, devices):
+        for index, device in enumerate(devices):
+            memory = opened.nvmlDeviceGetMemoryInfo(device)
             usable = int(memory.total * (1 - headroom_ratio))
             gpus.append(Gpu(gpu_id=f"{node_id}/{index}", total_bytes=usable, kind=CUDA))
             if memory.free < usable:
                 warnings.append(f"{node_id}/{index}: {int(memory.total - memory.free)} bytes are taken by others")
-    except nvml.NVMLError as error:
-        raise HardwareUnavailable(f"NVML cannot read the GPUs: {error}") from error
-    finally:
-        nvml.nvmlShutdown()
     if not gpus:
         raise HardwareUnavailable("the NVIDIA driver answers but there is no GPU")
     return Discovery(tuple(gpus), tuple(warnings))
@@ -67,17 +59,23 @@ def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -
 
 def cuda_bytes(pids: Collection[int], nvml: Any = None) -> int:
     """GPU memory that these processes hold, on all devices together, as NVML counts it. Raises HardwareUnavailable."""
+    with _devices("what processes hold", nvml) as (opened, devices):
+        used = [one for device in devices for one in opened.nvmlDeviceGetComputeRunningProcesses(device)]
+        return sum(int(one.usedGpuMemory or 0) for one in used if one.pid in pids)
+
+
+@contextmanager
+def _devices(what: str, nvml: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """NVML, open, and a handle of each device; `what` is read meanwhile. Raises HardwareUnavailable."""
     nvml = nvml or _nvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise HardwareUnavailable(f"no NVIDIA driver answers: {error}") from error
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        used = [one for handle in handles for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-        return sum(int(one.usedGpuMemory or 0) for one in used if one.pid in pids)
+        yield nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
-        raise HardwareUnavailable(f"NVML cannot read what processes hold: {error}") from error
+        raise HardwareUnavailable(f"NVML cannot read {what}: {error}") from error
     finally:
         nvml.nvmlShutdown()
 

@@ -89,12 +89,7 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
 
 def main() -> int:
     """Run the engine of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    run_dir = Path(sys.argv[1])
-    spec = rendezvous.read(run_dir, rendezvous.SPEC)
-    if spec is None:
-        print(f"no {rendezvous.SPEC} in {run_dir}", file=sys.stderr)
-        return 2
+    run_dir, spec = rendezvous.of_this_process()
     try:
         config = configuration(spec)
         faults = changed(Faults(), spec["engine_args"].get("faults", {}))
