@@ -58,11 +58,13 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFacts:
-    """Everything. `now_s` is epoch seconds of the machine that asks; rows of REST answers are kept as they came."""
+    """Everything. `now_s` is epoch seconds of the machine that asks, when the store had answered; rows of REST answers
+    are kept as they came."""
 
     now_s: float
     version: str  # of this command
     expected: tuple[str, ...] = ()  # services that must be there
+    expected_nodes: tuple[str, ...] = ()  # nodes that were started with the fleet
     processes: tuple[Mapping[str, Any], ...] = ()  # of fleet.json
     services: tuple[ServiceFacts, ...] = ()
     store: StoreFacts = field(default_factory=StoreFacts)
@@ -90,6 +92,7 @@ async def gather(fleet: FleetClient) -> FleetFacts:
 async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
     state_dir = str(fleet.document.get("state_dir", ""))
     store, bus = await asyncio.gather(ask_store(fleet.redis_url, state_dir), ask_bus(fleet.nats_url, state_dir))
+    now_s = time.time()
     alive = {node.node_id: (node.agent_url, node.prefetcher_url) for node in store.nodes.values()}
     alive = alive or await asker.nodes()
     services, models, queues, placements, data_port, page, traces = await asyncio.gather(
@@ -106,9 +109,10 @@ async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
     of_here = list(store.models.values()) if fleet.document else []
     weights, num_checked = await asyncio.to_thread(local_weights, of_here)
     return FleetFacts(
-        now_s=time.time(),
+        now_s=now_s,
         version=__version__,
         expected=CONTROL if fleet.document else (),
+        expected_nodes=tuple(node["node_id"] for node in fleet.document.get("nodes", ())),
         processes=tuple(fleet.document.get("processes", ())),
         services=tuple(services),
         store=store,

@@ -39,6 +39,10 @@ def _nodes(facts: FleetFacts) -> Iterator[Finding]:
     nodes = facts.store.nodes
     if not nodes and not facts.store.error and not facts.store.unknown:
         yield _F.fail("nodes", "no node has joined: nothing can be placed", "start an agent: docs/howto/nodes.md")
+    for node_id in () if facts.store.error or facts.store.unknown else facts.expected_nodes:
+        if node_id not in nodes:
+            says = "has no row: it was silent for its lease and is taken as left, or it never joined"
+            yield _F.fail(node_id, says, f"is the agent of {node_id} running, and does it reach NATS?")
     for node_id, node in sorted(nodes.items()):
         silent_s = facts.now_s - node.heartbeat_at
         said = facts.nodes.get(node_id)
@@ -46,6 +50,9 @@ def _nodes(facts: FleetFacts) -> Iterator[Finding]:
         if silent_s > NODE_LEASE_S:
             says = f"silent for {silent_s:.0f} s: taken as left, its instances are placed elsewhere"
             yield _F.fail(node_id, says, f"is its agent ({node.agent_url}) running, and does it reach NATS?")
+        elif silent_s > NODE_LEASE_S / 2:
+            says = f"silent for {silent_s:.0f} s: at {NODE_LEASE_S:.0f} s it is taken as left"
+            yield _F.warn(node_id, says, f"is its agent ({node.agent_url}) running, and does it reach NATS?")
         elif over:
             says = f"{over[0].gpu_id} has {show_bytes(over[0].used_bytes)} granted of {show_bytes(over[0].total_bytes)}"
             do = f"a budget was lowered? glowplug nodes; drain it: POST /v1/nodes/{node_id}/drain"

@@ -188,6 +188,8 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
         (with_store(epochs={"placer": int((NOW + 500) * 1000)}), "epochs", WARN, "500 s in the future"),
         (with_store(nodes={}), "nodes", FAIL, "no node has joined"),
         (with_store(nodes={"node-1": replace(NODE, heartbeat_at=NOW - 20)}), "node-1", FAIL, "silent for 20 s"),
+        (with_store(nodes={"node-1": replace(NODE, heartbeat_at=NOW - 5)}), "node-1", WARN, "silent for 5 s: at 8 s"),
+        (having(expected_nodes=("node-1", "node-2")), "node-2", FAIL, "taken as left, or it never joined"),
         (with_store(nodes={"node-1": OVER}), "node-1", FAIL, "11 B granted of 10 B"),
         (with_store(nodes={"node-1": replace(NODE, engines=())}), "node-1 engines", FAIL, "none can start"),
         (with_store(nodes={"node-1": LEAK}), "instances", WARN, "keeps bytes for i-9"),
