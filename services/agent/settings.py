@@ -33,11 +33,13 @@ class AgentSettings(ServiceSettings):
     emulated_time_scale: float = Field(1.0, gt=0)
     engines_on_stop: Literal["stop", "leave"] = "stop"
 
-    tick_s: float = Field(0.2, gt=0)
+    tick_s: float = Field(0.05, gt=0)
     drain_s: float = Field(5.0, ge=0)
     beat_s: float = Field(1.0, gt=0)
     start_deadline_s: float = Field(180.0, gt=0)
-    drain_quiet_s: float = Field(0.3, ge=0)
+    drain_quiet_s: float = Field(
+        0.05, ge=0
+    )  # routers learn of a drain within milliseconds; one that is late asks again
     stop_grace_s: float = Field(3.0, ge=0)
     health_every_s: float = Field(1.0, gt=0)
     health_timeout_s: float = Field(2.0, gt=0)

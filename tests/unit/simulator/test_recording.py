@@ -165,7 +165,7 @@ def test_swaps_take_what_they_took(tmp_path: Path) -> None:
     """They were in the recording and were not read: a replay charged 5.3 s for each wake."""
     rows = [
         of("draining", 1, 1000.0),
-        of("swapped_out", 1, 1002.9),  # after 0.3 s of quiet and half a tick
+        of("swapped_out", 1, 1002.575),  # after 0.05 s of quiet and half a tick
         grown(2, 1010.0, 2.0),
         of("draining", 2, 1020.0),
         finished(1, 1021.0, instance_id="i-2", finished_at=1021.0),

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
-from glowplug.controllers.agent.messages import AgentParams
 from glowplug.simulator.setup import StartSeconds
 
 Row = dict[str, Any]
-TICK_S: Final = 0.2  # of a live agent (its setting tick_s): it sees the end of a drain half of that later, on average
+TICK_S: Final = 0.05  # of a live agent (its setting tick_s): it sees the end of a drain half of that later, on average
+DRAIN_QUIET_S: Final = 0.05  # of a live agent (its setting drain_quiet_s): it counts no sooner what runs in a drain
 LEAST_S: Final = 1e-3
 STREAMED_S: Final = 0.05  # a load that began so long before its fetch ended took what came in as it came
 STAGES: Final = ("launch", "load", "warmup")  # of a start, which an engine that runs by CPU does by CPU
@@ -67,7 +67,7 @@ class Starts:
         if asked_at is not None and 0 <= at_s - asked_at <= MOST_BUS_S:
             self.bus.append(at_s - asked_at)
         if kind == "instance.draining":
-            self._free_at[name] = at_s + AgentParams().drain_quiet_s
+            self._free_at[name] = at_s + DRAIN_QUIET_S
         elif kind == "instance.swapped_out":
             self._dormant[name] = "swapped_out"
             if name in self._free_at:
