@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from glowplug.bus.port import Bus
 from glowplug.controllers.agent.controller import NODES, AgentController
-from glowplug.controllers.agent.messages import NodeStopping, Recalled, ReportStart, Surroundings
+from glowplug.controllers.agent.messages import NodeStopping, Recalled, Surroundings
 from glowplug.controllers.agent.params import EngineKind
 from glowplug.controllers.agent.reads import READS
 from glowplug.controllers.effects import Publish, Remove, Tick
@@ -33,7 +33,7 @@ from services.agent.executor import EngineExecutor
 from services.agent.processes import kill_orphans, reap_strays
 from services.agent.settings import AgentSettings
 from services.agent.state_file import NodeLock, StateFile
-from services.agent.telemetry import NodeCollector, StartReporter
+from services.agent.telemetry import NodeCollector, Reporter
 
 log = logging.getLogger(__name__)
 CONNECT_S = 2.0
@@ -72,7 +72,7 @@ class AgentService:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         self._state = StateFile(settings.node_dir / "agent.json")
         self.engines = EngineExecutor(settings, self._drivers, self._state)
-        reporter = StartReporter(tracing, engine_tracing, registry)
+        reporter = Reporter(tracing, engine_tracing, registry)
         self.controller = AgentController(
             settings.node,
             ByteLedger(found.gpus),
@@ -90,7 +90,7 @@ class AgentService:
             tracing,
             metrics,
             reads=READS,
-            executors={**self.engines.executors(), ReportStart: reporter.execute},
+            executors={**self.engines.executors(), **reporter.executors()},
             tick_s=settings.tick_s,
             resync_s=settings.resync_s,
         )

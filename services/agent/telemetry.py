@@ -1,22 +1,26 @@
-"""What an agent shows of itself: memory by owner, instances by state, and each cold start as spans and seconds."""
+"""What an agent shows of itself: memory by owner, instances by state, and each start and each drain as spans and
+seconds."""
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import ReportStart
+from glowplug.controllers.agent.messages import ReportDrain, ReportStart
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
+from glowplug.policies.start_times import StartKind
+from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
 from glowplug.telemetry.tracing import Tracing
 
 _ENGINES_OWN = (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
+_WAKES = frozenset({StartKind.WAKE.value, StartKind.GROWTH.value})  # the load of what had lain dormant
 _WAITS = {
     PhaseName.DECIDE: "agent.await_decision",
     PhaseName.ROOM: "agent.await_room",
@@ -48,8 +52,12 @@ class NodeCollector(Collector):
         yield from (used, total, instances)
 
 
-class StartReporter:
-    """Executes ReportStart: one span per start with its phases below, and the histogram of phase seconds.
+Attributes = Mapping[str, str | float | int | bool]
+
+
+class Reporter:
+    """Executes ReportStart and ReportDrain: one span per start with its phases below, one per drain and one for its
+    engine's falling asleep, and histograms of their seconds.
 
     The engine's own phases are recorded under the service name of the engine, reported by the agent on its behalf.
     """
@@ -75,16 +83,33 @@ class StartReporter:
             registry=registry,
         )
 
-    async def execute(self, effect: ReportStart, _: Event | None) -> None:
-        instance = effect.instance
-        attributes: dict[str, str | float | int | bool] = {
-            semconv.ATTR_MODEL: instance.model_key,
-            semconv.ATTR_INSTANCE_ID: instance.instance_id,
-            semconv.ATTR_NODE_ID: instance.node_id,
-            semconv.ATTR_GPU_ID: instance.gpu_id,
-            semconv.ATTR_ENGINE: instance.engine,
-            semconv.ATTR_EMULATED: instance.emulated,
-        }
+        self._drains = histogram(
+            semconv.DRAIN_SECONDS,
+            "Seconds of leaving a GPU: until nothing ran any more, and until the engine was asleep then",
+            ["model", "part"],
+        )
+
+    def executors(self) -> dict[type, Executor]:
+        """What the agent's shell carries out here."""
+        return {ReportStart: self.started, ReportDrain: self.drained}
+
+    async def drained(self, effect: ReportDrain, _: Event | None) -> None:
+        """A drain is over: its span ends where the engine's sleep, a sibling, begins."""
+        instance, model = effect.instance, self._model(effect.instance.model_key)
+        told = {semconv.ATTR_REASON: instance.reason}
+        self._tracing.record(
+            "agent.drain", effect.traceparent, effect.began_at, effect.drained_at, _attributes(instance) | told
+        )
+        self._drains.labels(model, "drained").observe(effect.drained_at - effect.began_at)
+        if effect.asleep_at:
+            self._engine_tracing.record(
+                "engine.sleep", effect.traceparent, effect.drained_at, effect.asleep_at, _attributes(instance)
+            )
+            self._drains.labels(model, "asleep").observe(effect.asleep_at - effect.drained_at)
+
+    async def started(self, effect: ReportStart, _: Event | None) -> None:
+        """A start is over, well or badly."""
+        instance, attributes = effect.instance, _attributes(effect.instance)
         is_ready = instance.state is InstanceState.READY
         ended_at = instance.ready_at if is_ready else instance.changed_at
         whole = self._tracing.record(
@@ -99,7 +124,7 @@ class StartReporter:
             if phase.name in BEFORE_START:  # over before the agent knew of it: a sibling of its start
                 self._phase(phase, effect.traceparent, attributes)
             else:
-                self._phase(phase, whole, attributes)
+                self._phase(phase, whole, attributes, wakes=instance.start_kind in _WAKES)
         if is_ready:
             self._measure(instance, effect.is_cached)
 
@@ -115,9 +140,21 @@ class StartReporter:
                 self._error.labels(name).observe(abs(actual_s - phase.predicted_s))
         self._seconds.labels(model, "total").observe(instance.ready_at - instance.created_at)
 
-    def _phase(self, phase: Phase, parent: str, attributes: dict[str, str | float | int | bool]) -> None:
+    def _phase(self, phase: Phase, parent: str, attributes: Attributes, *, wakes: bool = False) -> None:
         is_engines = phase.name in _ENGINES_OWN
         tracing = self._engine_tracing if is_engines else self._tracing
-        name = f"engine.{phase.name.value}" if is_engines else _WAITS[phase.name]
+        does = "wake" if wakes and phase.name is PhaseName.LOAD else phase.name.value
+        name = f"engine.{does}" if is_engines else _WAITS[phase.name]
         own = {semconv.ATTR_PHASE: phase.name.value, semconv.ATTR_PREDICTED_SECONDS: phase.predicted_s}
-        tracing.record(name, parent, phase.started_at, phase.ended_at, attributes | own)
+        tracing.record(name, parent, phase.started_at, phase.ended_at, {**attributes, **own})
+
+
+def _attributes(instance: Instance) -> dict[str, str | float | int | bool]:
+    return {
+        semconv.ATTR_MODEL: instance.model_key,
+        semconv.ATTR_INSTANCE_ID: instance.instance_id,
+        semconv.ATTR_NODE_ID: instance.node_id,
+        semconv.ATTR_GPU_ID: instance.gpu_id,
+        semconv.ATTR_ENGINE: instance.engine,
+        semconv.ATTR_EMULATED: instance.emulated,
+    }

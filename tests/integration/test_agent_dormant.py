@@ -112,6 +112,8 @@ async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: Live) -> 
     assert not live.granted() and live.pid("i-1") == pid
     await live.grow("i-2", "i-1")
     assert live.pid("i-2") == pid
+    spans = live.finished_spans()
+    assert spans["agent.drain"].end_time <= spans["engine.sleep"].start_time < spans["engine.wake"].start_time
 
 
 async def test_what_sleeps_survives_its_agent(live: Live) -> None:

@@ -67,6 +67,7 @@ GPU_BYTES = "glowplug_gpu_bytes"  # node, gpu, owner
 GPU_TOTAL_BYTES = "glowplug_gpu_total_bytes"  # node, gpu
 INSTANCES = "glowplug_instances"  # node, state
 COLD_START_SECONDS = "glowplug_cold_start_seconds"  # model, phase; phase total is command to ready
+DRAIN_SECONDS = "glowplug_drain_seconds"  # model, part: drained | asleep
 COLD_START_PREDICTED_SECONDS = "glowplug_cold_start_predicted_seconds"  # phase; of the starts that had a prediction
 COLD_START_ERROR_SECONDS = "glowplug_cold_start_error_seconds"  # phase; how far the prediction was off, either way
 STARTS_TOTAL = "glowplug_starts_total"  # model, weights; asleep: with an engine; host: in host memory; else fetched

@@ -401,8 +401,8 @@ async def test_several_gpus_are_for_engines_that_say_so(rig: Rig) -> None:
 
 
 def test_every_effect_has_an_executor(tmp_path: Path) -> None:
-    """ReportStart is performed by the reporter of starts (see AgentService)."""
-    assert {*Rig(tmp_path, FakeEngineDriver()).executors, msg.ReportStart} == set(msg.EFFECTS)
+    """ReportStart and ReportDrain are performed by the reporter (see AgentService)."""
+    assert {*Rig(tmp_path, FakeEngineDriver()).executors, msg.ReportStart, msg.ReportDrain} == set(msg.EFFECTS)
 
 
 async def test_stages_serve_and_become_whole(launched: Rig) -> None:

@@ -24,6 +24,7 @@ from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.instance import Instance
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
@@ -83,7 +84,13 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         _expire(transaction, transaction.keep(replace(holding, drain=drain)))
     else:
         quiet_until = min(transaction.now_s + transaction.params.drain_quiet_s, deadline_at)
-        drain = Drain(deadline_at=deadline_at, quiet_until=quiet_until, becomes=becomes)
+        drain = Drain(
+            deadline_at=deadline_at,
+            quiet_until=quiet_until,
+            becomes=becomes,
+            traceparent=transaction.event.traceparent if transaction.event is not None else "",
+            began_at=transaction.now_s,
+        )
         holding = transaction.publish(holding.enter(State.DRAINING, drain=drain), reason=reason)
         _expire(transaction, holding)
 
@@ -123,10 +130,27 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
     drain = holding.drain
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
         transaction.ask(msg.SleepEngine(holding.engine, drain.becomes))
-        drain = replace(drain, deadline_at=transaction.now_s + transaction.params.start_deadline_s)
+        deadline_at = transaction.now_s + transaction.params.start_deadline_s
+        drain = replace(drain, deadline_at=deadline_at, drained_at=transaction.now_s)
         transaction.keep(holding.enter(State.FALLING_ASLEEP, drain=drain))
     else:
+        if drain is not None and holding.state is State.DRAINING:
+            _report(transaction, holding.instance, drain, transaction.now_s)
         lifecycle.stop(transaction, holding, grace_s, State.STOPPING)
+
+
+def _report(
+    transaction: Transaction, instance: Instance, drain: Drain, drained_at: float, asleep_at: float = 0.0
+) -> None:
+    transaction.ask(
+        msg.ReportDrain(
+            instance=instance,
+            traceparent=drain.traceparent,
+            began_at=drain.began_at,
+            drained_at=drained_at,
+            asleep_at=asleep_at,
+        )
+    )
 
 
 # it ends
@@ -147,7 +171,10 @@ def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight)
 def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep) -> None:
     """A drained engine has left its GPUs: for its weights a replica's grant stays, or what it was seen to keep. One
     that keeps too much is stopped."""
-    was, leaves = holding.shares, holding.drain is not None and holding.drain.becomes == "swapped_out"
+    drain = holding.drain
+    assert drain is not None
+    _report(transaction, holding.instance, drain, drain.drained_at, transaction.now_s)
+    was, leaves = holding.shares, drain.becomes == "swapped_out"
     weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
     kind = transaction.engines.get(holding.instance.engine)
     most = 0 if kind is None or not kind.asleep_bytes else kind.asleep_bytes + (0 if leaves else sum(weights.values()))

@@ -293,6 +293,17 @@ class ReportStart:
     is_cached: bool = False  # its weights were in host memory when it began
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDrain:
+    """A drain is over, and its engine is to stop or has fallen asleep: spans and metrics of both. Epoch seconds."""
+
+    instance: Instance
+    traceparent: str  # of what asked for the drain
+    began_at: float
+    drained_at: float  # nothing ran any more, or its grace was over
+    asleep_at: float = 0.0  # 0: its engine stops
+
+
 @dataclass(frozen=True, slots=True)
 class ForgetEngine(ForEngine):
     """Nothing is kept of the instance any more: its log and run directory may go."""
@@ -327,6 +338,7 @@ EFFECTS: tuple[type, ...] = (
     CheckHealth,
     CountInFlight,
     ReportStart,
+    ReportDrain,
     ForgetEngine,
     Remember,
 )

@@ -65,6 +65,9 @@ class Drain:
     deadline_at: float
     quiet_until: float  # routers know of the drain by then
     becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
+    traceparent: str = ""  # of what asked for it
+    began_at: float = 0.0
+    drained_at: float = 0.0  # it is over, and the engine falls asleep
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ _BEGIN = (msg.LaunchEngine, msg.AwaitWeights)
 _LOAD = (msg.LoadEngine, msg.ActivateEngine)
 _FAIL = (msg.StopEngine, msg.ReportStart)
 _STOP = (msg.StopEngine,)
-_END_DRAIN = (msg.SleepEngine, msg.StopEngine)
+_END_DRAIN = (msg.SleepEngine, msg.StopEngine, msg.ReportDrain)
+_DRAINED = (msg.StopEngine, msg.ReportDrain)
 _CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation)
 _TICK_SERVING = (msg.CheckHealth, msg.AbandonConsolidation)
 _GROWN = (*_BEGIN, msg.ActivateEngine, msg.ReportStart)
@@ -61,7 +62,7 @@ _ROWS: tuple[_Row, ...] = (
     (StopInstance, [S.FALLING_ASLEEP], drains.on_stop, (STAYS, S.STOPPING), _STOP),
     (StopInstance, DORMANT, drains.on_stop, (STAYS, S.STOPPED), _STOP),
     ((msg.StopAsked, msg.NodeStopping), _BEGUN, drains.on_stop_asked, (S.STOPPING, S.STOPPED), _STOP),
-    ((msg.StopAsked, msg.NodeStopping), _SERVING, drains.on_stop_asked, (S.DRAINING, S.STOPPING), _STOP),
+    ((msg.StopAsked, msg.NodeStopping), _SERVING, drains.on_stop_asked, (S.DRAINING, S.STOPPING), _DRAINED),
     ((msg.StopAsked, msg.NodeStopping), [S.FALLING_ASLEEP], drains.on_stop_asked, (S.STOPPING,), _STOP),
     ((msg.StopAsked, msg.NodeStopping), DORMANT, drains.on_stop_asked, (S.STOPPED,), _STOP),
     (ResumeInstance, [S.DRAINING], drains.on_resume, (STAYS, S.READY), (msg.LimitKv,)),
@@ -72,7 +73,7 @@ _ROWS: tuple[_Row, ...] = (
         (STAYS, S.FALLING_ASLEEP, S.STOPPING),
         (*_END_DRAIN, msg.LimitKv),
     ),
-    (msg.EngineAsleep, [S.FALLING_ASLEEP], drains.on_asleep, (S.PREWARMED, S.SWAPPED_OUT, S.STOPPING), _STOP),
+    (msg.EngineAsleep, [S.FALLING_ASLEEP], drains.on_asleep, (S.PREWARMED, S.SWAPPED_OUT, S.STOPPING), _DRAINED),
     (msg.EngineGone, [S.FALLING_ASLEEP], lifecycle.on_gone, (S.STOPPING, S.STOPPED), ()),
     (msg.EngineGone, [S.RESTARTING], lifecycle.on_gone, (STAYS, S.STARTING), _BEGIN),
     (msg.EngineGone, [S.STOPPING], lifecycle.on_gone, (STAYS, S.STOPPED), ()),

@@ -21,7 +21,8 @@ from glowplug.simulator.run import digest_of
 from glowplug.simulator.setup import ServerSetup, Setup
 
 EMULATED: Final = "emulated"
-UNHEEDED: Final = (aw.ReportStart, aw.ForgetEngine, pw.NameRegion)  # logs and names, which a simulated node has none of
+UNHEEDED: Final = (aw.ReportStart, aw.ReportDrain, aw.ForgetEngine, pw.NameRegion)
+"""Spans, logs and names, which a simulated node has none of."""
 
 
 class SimNode(Server):

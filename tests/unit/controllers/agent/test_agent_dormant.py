@@ -67,6 +67,17 @@ def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_
     assert not facts(agent.handle(msg.EngineGone("r-2"), 21.0)) and agent.used() == 240
 
 
+@pytest.mark.parametrize(("becomes", "asleep_at"), [("swapped_out", 22.0), ("stopped", 0.0)])
+def test_a_drain_is_reported_under_the_trace_of_what_asked_for_it(becomes: str, asleep_at: float) -> None:
+    agent = make(abilities=ALL).serving()
+    agent.handle(replace(stop(becomes=becomes), traceparent="tp"), 20.0)
+    effects = agent.handle(msg.InFlight("i-1", 0), 21.0)
+    assert not (asleep_at and of(msg.ReportDrain, effects)), "it is reported once its engine is asleep"
+    effects += agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    (seen,) = of(msg.ReportDrain, effects)
+    assert (seen.traceparent, seen.began_at, seen.drained_at, seen.asleep_at) == ("tp", 20.0, 21.0, asleep_at)
+
+
 def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None:
     agent = make(abilities=ALL).replica("r-1")
     command = start_of("i-1", source="r-1")
