@@ -58,8 +58,9 @@ async def cold(case: EngineCase, figures: Figures) -> EngineHandle:
     handle = (await case.start()).handle
     ready = time.monotonic()
     first, _ = await first_token(handle)
-    figures["start to READY"].append(ready - began)
-    figures["start to first token"].append(ready - began + first)
+    start = "parked start" if handle.data.get("parked") else "start"
+    figures[f"{start} to READY"].append(ready - began)
+    figures[f"{start} to first token"].append(ready - began + first)
     return handle
 
 

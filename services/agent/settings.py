@@ -29,6 +29,7 @@ class AgentSettings(ServiceSettings):
     engine_python: str = ""
     vllm_python: str = ""
     servers: str = ""  # a TOML file of servers that may be started by a command line (engine: command)
+    llamacpp_parked: bool = True  # engines are forks of a process that has imported all they need (20 MB)
     vllm_parked: bool = True
     emulated_time_scale: float = Field(1.0, gt=0)
     engines_on_stop: Literal["stop", "leave"] = "stop"
@@ -109,6 +110,7 @@ class AgentSettings(ServiceSettings):
         return EngineSettings(
             python=self.engine_python,
             vllm_python=self.vllm_python,
+            llamacpp_parked=self.llamacpp_parked,
             vllm_parked=self.vllm_parked,
             launch_timeout_s=self.launch_timeout_s,
             load_timeout_s=self.load_timeout_s,

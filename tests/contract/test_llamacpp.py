@@ -1,16 +1,22 @@
-"""What is llama.cpp's own: embeddings on request, weights cut short, prompts that stay out of its log."""
+"""What is llama.cpp's own: embeddings on request, weights cut short, prompts kept out of its log, parked starts."""
 
 import asyncio
 import contextlib
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from glowplug.domain.errors import BadRequest, EngineFailed
+from glowplug.engines.drivers import driver
+from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
-from tests.contract.engine_rig import EngineCase, engine_case, until_idle
+from tests.contract.engine_rig import WAIT_S, EngineCase, engine_case, until_idle
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 
@@ -121,3 +127,30 @@ async def test_an_unstreamed_request_is_dropped_although_its_count_is_asked_for_
 async def test_weights_larger_than_what_the_model_declares_are_not_loaded(case: EngineCase) -> None:
     why = r"weights_bytes: 5 is less than the \d+ bytes of the file"
     assert (await refused(case, case.weights, why, weights_bytes=5))[1] == "engine_misconfigured"
+
+
+async def said(handle: EngineHandle) -> str:
+    async with httpx.AsyncClient(base_url=handle.url, timeout=60) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 12, "temperature": 0})
+    return str(answer.json()["choices"][0]["text"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="engines are parked on Linux")
+async def test_a_start_from_the_parked_process_and_a_plain_one_after_its_end(
+    case: EngineCase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert isinstance(case.driver, HostedDriver)
+    zygote = case.driver.zygote
+    zygote.until_parked(WAIT_S)
+    parked = (await case.start()).handle
+    assert parked.data["parked"] == "true" and psutil.Process(parked.pid).ppid() == zygote.pid
+    os.kill(zygote.pid, signal.SIGKILL)
+    plain = (await case.start()).handle
+    assert "parked" not in plain.data and "the parked process is gone" in capsys.readouterr().out
+    assert await said(parked) == await said(plain), "a parked engine outlives its zygote"
+    later = driver(case.name)
+    assert later.adopt(EngineHandle.from_json(parked.to_json()))
+    await later.stop(parked, grace_s=5.0)
+    assert not later.adopt(parked)
+    zygote.until_parked(WAIT_S)
+    assert (await case.launch()).data["parked"] == "true", "the next start is parked again"

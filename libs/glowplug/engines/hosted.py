@@ -1,11 +1,16 @@
 """The driver of engines that run in a process of ours (`python -m glowplug.engines.<host>`)."""
 
 import asyncio
+import contextlib
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
@@ -23,6 +28,9 @@ from glowplug.engines.port import (
     LaunchRequest,
     LoadReport,
 )
+from glowplug.engines.zygote import Zygote
+
+_log = structlog.get_logger(__name__)
 
 
 class HostedDriver:
@@ -42,6 +50,15 @@ class HostedDriver:
     def _python(self) -> str:
         return self._settings.python or sys.executable
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether engines are forks of a process that has imported `module` (zygote.py), where that is possible."""
+        return False
+
+    @cached_property
+    def zygote(self) -> Zygote:
+        return Zygote(self._python, self.module, process.engine_environment(self.standing_environment()))
+
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """None, where a driver does not say otherwise."""
         return frozenset()
@@ -55,10 +72,14 @@ class HostedDriver:
         return "" if Path(self._python).exists() else f"no interpreter at {self._python}"
 
     async def warm(self) -> None:
-        """Nothing to prepare: these processes start in a fraction of a second."""
+        """Begin to park, if its engines are. These processes start in a fraction of a second without that, too."""
+        if self.is_parked and not self.unavailable():
+            self.zygote.park()
 
     async def close(self) -> None:
-        """Nothing is held: a question to an engine opens a connection of its own."""
+        """End the parked process. A question to an engine opens a connection of its own."""
+        if self.is_parked:
+            self.zygote.close()
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         """What the host must know, as plain JSON. Raises EngineMisconfigured for engine_args that are wrong."""
@@ -81,24 +102,37 @@ class HostedDriver:
             "engine_args": dict(model.engine_args),
         }
 
+    def standing_environment(self) -> dict[str, str]:
+        """What each of its engines has in its environment: libraries read some of it when they are imported."""
+        return {"PYTHONUNBUFFERED": "1"}
+
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         gpus = str(request.gpu_index) if request.gpu_kind == "cuda" else ""
-        env = {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": request.traceparent, "PYTHONUNBUFFERED": "1"}
-        return env | {rendezvous.API_KEY: request.api_key}
+        env = {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": request.traceparent, rendezvous.API_KEY: request.api_key}
+        return self.standing_environment() | env
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
         rendezvous.write(request.run_dir, rendezvous.SPEC, self.spec(request))
+        env = process.engine_environment(self.environment(request))
+        if self.is_parked and (pid := self._fork(request, env)):
+            return self._handle(request, pid, parked="true")
         argv = [self._python, "-m", self.module, str(request.run_dir)]
         try:
-            pid = process.spawn(
-                argv,
-                cwd=request.run_dir,
-                log_path=request.log_path,
-                env=process.engine_environment(self.environment(request)),
-            )
+            pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=env)
         except OSError as error:
             raise EngineFailed(f"{self.name} cannot start {argv[0]}: {error}") from error
         return self._handle(request, pid)
+
+    def _fork(self, request: LaunchRequest, env: Mapping[str, str]) -> int:
+        """The pid of a fork of the parked process; 0, with the reason in the log, where that is not to be had now."""
+        try:
+            return self.zygote.start(request.run_dir, request.log_path, env)
+        except EngineFailed as error:
+            reason = error.message
+            _log.warning("parked start failed, starting a fresh interpreter", engine=self.name, reason=reason)
+        with contextlib.suppress(EngineFailed):  # as the reason says
+            self.zygote.park()  # for the next start
+        return 0
 
     def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
         """The handle of the process just started. Raises EngineFailed when it is gone already."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from glowplug.domain.model import Model
 from glowplug.engines import apis, llamacpp_args, probe, process
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, EngineSettings
 
 _PROBE_TIMEOUT_S = 20.0
 _QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
@@ -37,9 +38,15 @@ class LlamacppDriver(HostedDriver):
     name = "llamacpp"
     arguments = llamacpp_args.ARGUMENTS
     weights = llamacpp_args.WEIGHTS
-    capabilities = EngineCapabilities(cancels_unstreamed=False, overhead_bytes=2 << 30, asleep_bytes=512 << 20)
+    capabilities = EngineCapabilities(
+        parked=True, cancels_unstreamed=False, overhead_bytes=2 << 30, asleep_bytes=512 << 20
+    )
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+
+    @property
+    def is_parked(self) -> bool:
+        return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """On host memory both, by pages: see llamacpp_sleep.py. On a GPU its server is dropped and built again, which
@@ -106,11 +113,11 @@ class LlamacppDriver(HostedDriver):
         except (OSError, TimeoutError, RuntimeError, ValueError) as error:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {question['do']}: {error!r}") from error
 
-    def environment(self, request: LaunchRequest) -> dict[str, str]:
+    def standing_environment(self) -> dict[str, str]:
         """Threads that wait give their core away: spinning, as libgomp does by default, engines that share cores bring
         each other to a standstill."""
         wait = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-        return super().environment(request) | wait
+        return super().standing_environment() | wait
 
     def unavailable(self) -> str:
         return super().unavailable() or self._missing_library

@@ -141,7 +141,7 @@ def kv_pages(kv_bytes: int) -> list[Pages]:
     """The one run of zeros that is as long as a KV cache of `kv_bytes`, which has just been made; empty where there is
     none, or more than one, or where the kernel does not let a process look at itself."""
     try:
-        runs = pages.zero_runs(_LEAST_RUN_BYTES)
+        runs = pages.zero_runs(max(_LEAST_RUN_BYTES, int(kv_bytes * _FOUND)))  # smaller mappings are not looked at
     except OSError as error:
         print(f"its KV cache is not looked for: {error}", flush=True)
         return []

@@ -103,6 +103,7 @@ class EngineSettings:
 
     python: str = ""  # interpreter of our own engine processes; empty: the one that runs this
     vllm_python: str = ""  # interpreter of the environment that holds vLLM; empty: no vLLM here
+    llamacpp_parked: bool = True  # engines are forks of a process that has imported all they need
     vllm_parked: bool = True
     launch_timeout_s: float = 120.0
     load_timeout_s: float = 600.0

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import pytest
@@ -15,6 +15,7 @@ from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous, vllm_args
 from glowplug.engines.drivers import NAMES, driver
 from glowplug.engines.gguf import GgufFacts
+from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.llamacpp import LlamacppDriver
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
 from glowplug.engines.samples import sample_weights_path
@@ -276,6 +277,13 @@ def test_what_the_fleet_sets_is_refused_by_name(name: str) -> None:
 def test_a_number_of_threads_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(BadRequest, match="num_threads"):
         vllm_args.server_argv(request(engine_args={"num_threads": value}))
+
+
+def test_an_engine_is_parked_only_where_its_driver_and_the_node_say_so() -> None:
+    linux = sys.platform == "linux"
+    by_setting = [LlamacppDriver(EngineSettings(llamacpp_parked=is_on)).is_parked for is_on in (True, False)]
+    assert by_setting == [linux, False]
+    assert not any(cast(HostedDriver, driver(name)).is_parked for name in ("emulated", "command"))
 
 
 def test_parked_is_the_nodes_default_unless_the_model_says_otherwise() -> None:
