@@ -41,20 +41,26 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
     if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
         return  # it lies dormant already: a command that came twice
     able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
+    reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
         num_bytes = int(holding.model.weights_bytes * transaction.params.snapshot_ratio)
-        able = _fits_host(transaction, holding, num_bytes)
+        lack = _lack_of_host(transaction, holding, num_bytes)
+        able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
-    _drain(transaction, holding, command.reason, command.grace_s, becomes if able else "")
+    _drain(transaction, holding, reason, command.grace_s, becomes if able else "")
     after = transaction.holdings[instance.instance_id]
     if after.snapshot_bytes and (after.drain is None or after.drain.becomes != "swapped_out"):
         transaction.keep(replace(after, snapshot_bytes=0))
 
 
-def _fits_host(transaction: Transaction, holding: Holding, num_bytes: int) -> bool:
+def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) -> str:
+    """Why host memory does not take it, "" where it does."""
     name, budget = holding.instance.instance_id, transaction.params.swap_host_bytes
     others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
-    return not budget or others + num_bytes <= budget
+    if not budget or others + num_bytes <= budget:
+        return ""
+    of_all = f"{show_bytes(budget)} that engines asleep may take (GLOWPLUG_SWAP_HOST_BYTES)"
+    return f"it stops instead of sleeping: {show_bytes(num_bytes)} beside {show_bytes(others)} is more than the {of_all}"
 
 
 def on_stop_asked(transaction: Transaction, holding: Holding, asked: msg.StopAsked | msg.NodeStopping) -> None:

@@ -307,6 +307,8 @@ def test_over_the_budget_of_host_memory_an_engine_simply_stops() -> None:
     agent.serving("i-2", 12.0, workers=workers("i-2", 1))
     agent.handle(stop("i-2", becomes="swapped_out"), 14.0)
     assert of(msg.StopEngine, agent.drained("swapped_out"))  # promised to i-2, though that still drains
+    why = "84 MiB beside 84 MiB is more than the 100 MiB that engines asleep may take"
+    assert agent.instance().reason.startswith("idle; it stops instead of sleeping") and why in agent.instance().reason
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert of(msg.SleepEngine, agent.handle(msg.InFlight("i-2", 0), 22.5))
     agent.handle(msg.EngineAsleep("i-2"), 23.0)
