@@ -37,6 +37,7 @@ SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
 GPU_KIND = "gpu_kind"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
+END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -45,6 +46,7 @@ HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV c
 _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, code, why) -> outcome
     **dict.fromkeys(("launch", "load", "serve"), msg.EngineStartFailed),
     "weights": msg.WeightsFailed,
+    "sleep": lambda instance_id, _, why: msg.SleepFailed(instance_id, why),
     "consolidate": lambda instance_id, _, why: msg.ConsolidationFailed(instance_id, why),
     "stop": lambda instance_id, *_: msg.EngineGone(instance_id, clean=False),
 }
@@ -276,9 +278,28 @@ class EngineExecutor:
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
-            await driver.wake(handle)
+            await self._wake(handle, driver)
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
         await self._report(self._ready(effect.instance_id, handle, (load,)))
+
+    async def _wake(self, handle: EngineHandle, driver: Sleeper) -> None:
+        """Raises EngineFailed, of a process that has ended with the end of its log."""
+        try:
+            await driver.wake(handle)
+        except EngineFailed as error:
+            if not await self._ends(handle):
+                raise
+            tail = log_tail(Path(handle.log_path))
+            raise EngineFailed(f"the engine process ended by itself while it woke\n{tail}".strip()) from error
+
+    async def _ends(self, handle: EngineHandle) -> bool:
+        """Whether its process is gone, or is so within END_S."""
+        deadline = time.monotonic() + END_S
+        while self._is_alive(handle):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(END_POLL_S)
+        return True
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> msg.EngineReady:
         holds = json.loads(handle.data.get(HOLDS, "{}"))
@@ -338,14 +359,14 @@ class EngineExecutor:
     async def _sleep(self, effect: msg.SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
         driver = self._driver(handle) if handle is not None else None
+        if handle is None or not isinstance(driver, Sleeper):
+            raise EngineFailed(f"{effect.instance_id} cannot sleep")
         try:
-            if handle is None or not isinstance(driver, Sleeper):
-                raise EngineFailed(f"{effect.instance_id} cannot sleep")
             await driver.sleep(handle, effect.becomes)
-        except EngineFailed as error:
-            log.warning("%s is stopped: %s", effect.instance_id, error.message)
-            self._begin(effect.instance_id, "stop", self._stop(msg.StopEngine(effect.instance_id, 0.0)))
-            return
+        except EngineFailed:
+            if await self._ends(handle):
+                return  # whoever watches the process reports its end, with its log
+            raise
         kept = await self._kept(handle, driver, effect.becomes)
         await self._report(msg.EngineAsleep(effect.instance_id, kept))
 

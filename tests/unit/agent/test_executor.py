@@ -92,6 +92,7 @@ class FakeSleeper(FakeEngineDriver):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
+        self.dies_at_wake = False
         self.may_limit = asyncio.Event()
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -105,6 +106,9 @@ class FakeSleeper(FakeEngineDriver):
         self.calls.append(becomes)
 
     async def wake(self, handle: EngineHandle) -> None:
+        if self.dies_at_wake:
+            process.kill_group(handle.pid, handle.pid_started_at)
+        self.fails("wake")
         self.calls.append("wake")
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
@@ -362,12 +366,39 @@ async def test_an_activation_of_what_is_gone_fails(rig: Rig) -> None:
     assert (failed.instance_id, failed.code) == ("i-1", "engine_failed") and "r-1 is gone" in failed.reason
 
 
-async def test_an_engine_that_cannot_sleep_is_stopped(rig: Rig) -> None:
+@pytest.mark.parametrize("error", [EngineFailed("it will not"), ValueError("it will not")])
+async def test_an_engine_that_cannot_sleep_says_why(rig: Rig, error: Exception) -> None:
+    """It lives on: the controller has it stopped."""
     await rig.launch("r-1", replica=True)
-    rig.driver.errors["sleep"] = EngineFailed("it will not")
+    rig.driver.errors["sleep"] = error
     await rig.do(msg.SleepEngine("r-1", "swapped_out"))
-    assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
-    assert not rig.saw(msg.EngineAsleep)
+    failed = await rig.outcome(msg.SleepFailed)
+    assert failed.instance_id == "r-1" and "it will not" in failed.reason and "r-1" in rig.state.handles
+    assert not rig.saw(msg.EngineAsleep, msg.EngineGone)
+
+
+async def test_an_engine_that_dies_over_its_sleep_is_reported_once_with_its_log(rig: Rig) -> None:
+    handle = await rig.launch("r-1", replica=True)
+    await until(lambda: "hello" in Path(handle.log_path).read_text(), "it has begun to run")
+    rig.driver.errors["sleep"] = EngineFailed("the connection broke")
+    process.kill_group(handle.pid, handle.pid_started_at)
+    await rig.do(msg.SleepEngine("r-1", "swapped_out"))
+    assert "hello from the engine" in (await rig.outcome(msg.EngineExited)).reason
+    assert not rig.saw(msg.SleepFailed)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_wake_that_fails_says_why_and_one_that_dies_shows_its_log(rig: Rig, dies: bool) -> None:
+    handle = await rig.launch("r-1", replica=True)
+    await until(lambda: "hello" in Path(handle.log_path).read_text(), "it has begun to run")
+    await rig.do(msg.LoadEngine("r-1", "/w"))
+    await rig.outcome(msg.EnginePrewarmed)
+    rig.driver.errors["wake"] = EngineFailed("it answers otherwise than at its start")
+    rig.driver.dies_at_wake = dies
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    failed = await rig.outcome(msg.EngineStartFailed)
+    assert failed.instance_id == "i-1" and ("answers otherwise" in failed.reason) is not dies
+    assert not dies or "ended by itself while it woke\nhello from the engine" in failed.reason
 
 
 async def test_one_that_sleeps_says_so(rig: Rig) -> None:
@@ -377,7 +408,7 @@ async def test_one_that_sleeps_says_so(rig: Rig) -> None:
     assert seen.num_bytes > 0, "on host memory its process is looked at"
     assert rig.driver.calls == ["swapped_out"]
     await rig.do(msg.SleepEngine("i-404", "prewarmed"))
-    assert (await rig.outcome(msg.EngineGone)).instance_id == "i-404"
+    assert (await rig.outcome(msg.SleepFailed)).instance_id == "i-404"
 
 
 async def test_of_limits_that_come_fast_the_newest_counts(rig: Rig) -> None:

@@ -115,7 +115,9 @@ def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> Non
 
 def on_sleep_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
     """An engine that does not fall asleep in time is stopped."""
-    _expire(transaction, holding)
+    assert holding.drain is not None
+    if transaction.now_s >= holding.drain.deadline_at:
+        _give_up_sleep(transaction, holding, f"it was not asleep after {transaction.params.sleep_deadline_s:g} s")
 
 
 def _expire(transaction: Transaction, holding: Holding) -> None:
@@ -129,7 +131,7 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
     drain = holding.drain
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
         transaction.ask(msg.SleepEngine(holding.engine, drain.becomes))
-        drain = replace(drain, deadline_at=transaction.now_s + transaction.params.start_deadline_s)
+        drain = replace(drain, deadline_at=transaction.now_s + transaction.params.sleep_deadline_s)
         transaction.keep(holding.enter(State.FALLING_ASLEEP, drain=drain))
     else:
         lifecycle.stop(transaction, holding, grace_s, State.STOPPING)
@@ -174,6 +176,17 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     instance = replace(holding.instance, replica=True, workers=workers, url="")
     holding = transaction.grant(holding.enter(State.PREWARMED, instance=instance))
     transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
+
+
+def on_sleep_failed(transaction: Transaction, holding: Holding, report: msg.SleepFailed) -> None:
+    """It could not, and nobody knows what it holds: it is stopped."""
+    _give_up_sleep(transaction, holding, report.reason)
+
+
+def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None:
+    """Its bytes stay granted until its process is gone."""
+    stopping = lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
+    transaction.publish(stopping, reason=f"its engine could not be put to sleep and is stopped: {why}")
 
 
 def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:
