@@ -1,8 +1,8 @@
-"""Whatever breaks while engines fall asleep, lie dormant or wake: the bytes come back, the row says why, nothing is left
-of the process, and the next start answers. Real engine processes, in every state at once.
+"""Whatever breaks while engines fall asleep, lie dormant or wake: the bytes come back, the row says why, no process is
+left over, and the next start answers. Real engine processes, in every state at once.
 
-One agent holds six instances of a model, each by the name of what it is doing: an engine that is stopped (SIGSTOP) holds
-its instance in a state for as long as a test needs.
+One agent holds six instances of a model, each by the name of what it is doing. An engine that is stopped (SIGSTOP)
+holds its instance in a state for as long as a test needs.
 """
 
 import asyncio
@@ -104,7 +104,9 @@ class Faulty(DormantRig):
         """What was asked meanwhile is answered by a start from each, or by what serves under that name."""
         for name in names:
             serves = self.instance(name)
-            ready = serves if serves and serves.state is S.READY else await self.run(self.model, f"{name}-3", source=name)
+            ready = (
+                serves if serves and serves.state is S.READY else await self.run(self.model, f"{name}-3", source=name)
+            )
             assert (await complete(ready.url)).status_code == 200
 
 
@@ -170,7 +172,9 @@ async def test_engines_that_refuse(rig: Faulty) -> None:
     for name in ("wakes", "grows"):
         await rig.reaches(name, InstanceState(BECOMES[name]))
     await rig.wake_up("wakes", "grows")
-    asleep = {name: (S.STOPPED, f"could not be put to sleep and is stopped: emulated {name}") for name in ("falls", "settles")}
+    asleep = {
+        name: (S.STOPPED, f"could not be put to sleep and is stopped: emulated {name}") for name in ("falls", "settles")
+    }
     woken = {f"{name}-2": (S.FAILED, f"no, says {name}") for name in ("wakes", "grows")}
     await rig.ended(asleep | woken)
     await rig.left(*DORMANT, granted={"prewarm": 60})

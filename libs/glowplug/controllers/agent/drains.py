@@ -59,8 +59,8 @@ def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) ->
     others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
     if not budget or others + num_bytes <= budget:
         return ""
-    of_all = f"{show_bytes(budget)} that engines asleep may take (GLOWPLUG_SWAP_HOST_BYTES)"
-    return f"it stops instead of sleeping: {show_bytes(num_bytes)} beside {show_bytes(others)} is more than the {of_all}"
+    most = f"the {show_bytes(budget)} that engines asleep may take (GLOWPLUG_SWAP_HOST_BYTES)"
+    return f"it stops instead of sleeping: {show_bytes(num_bytes)} beside {show_bytes(others)} is more than {most}"
 
 
 def on_stop_asked(transaction: Transaction, holding: Holding, asked: msg.StopAsked | msg.NodeStopping) -> None:

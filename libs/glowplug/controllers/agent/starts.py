@@ -226,7 +226,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:
         if state is State.FALLING_ASLEEP and holding.drain is not None:
+            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes))
             deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
             holding = replace(holding, drain=replace(holding.drain, deadline_at=deadline_at))
-            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes))
         transaction.publish(holding, reason="its agent has restarted and found it again")

@@ -92,7 +92,6 @@ def test_a_sleeper_that_dies_is_no_start_that_failed() -> None:
         assert ("The last start failed: killed" in refused.message) is says_so
 
 
-
 def test_on_cold_refuse_is_503_and_publishes_no_waiting() -> None:
     run = Run(model(on_cold=OnCold.REFUSE))
     effects = run.arrive()
