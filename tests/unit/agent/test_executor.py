@@ -45,8 +45,9 @@ class FakeEngineDriver:
         self.errors: dict[str, Exception] = {}  # method -> what it raises
         self.is_immortal = False
         self.launch_s = 0.0
-        self.may_load = asyncio.Event()
+        self.may_load, self.may_stop = asyncio.Event(), asyncio.Event()
         self.may_load.set()
+        self.may_stop.set()
 
     def fails(self, method: str) -> None:
         if method in self.errors:
@@ -78,6 +79,7 @@ class FakeEngineDriver:
         return 0
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        await self.may_stop.wait()
         self.fails("stop")
         if not self.is_immortal:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s)
@@ -166,9 +168,11 @@ class Rig:
     def saw(self, *kinds: type[Any]) -> bool:
         return any(isinstance(o, kinds) for o in self.outcomes)
 
-    async def begin_launch(self, instance_id: str = "i-1", *gpus: int, replica: bool = False) -> None:
+    async def begin_launch(
+        self, instance_id: str = "i-1", *gpus: int, replica: bool = False, gpu_kind: str = "host"
+    ) -> None:
         own = workers(instance_id, *(gpus or (0,)))
-        await self.do(msg.LaunchEngine(instance_id, MODEL, own, "host", 0, replica=replica))
+        await self.do(msg.LaunchEngine(instance_id, MODEL, own, gpu_kind, 0, replica=replica))
 
     async def launch(self, instance_id: str = "i-1", *, replica: bool = False) -> EngineHandle:
         await self.begin_launch(instance_id, replica=replica)
@@ -335,6 +339,24 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: R
     assert list(handles) == ["i-1"] and (handles["i-1"].pid, handles["i-1"].instance_id) == (pid, "i-1")
     process.kill_group(pid, handles["i-1"].pid_started_at)
     assert (await rig.outcome(msg.EngineExited)).instance_id == "i-1"
+
+
+@pytest.mark.parametrize(("gpu_kind", "waits"), [("cuda", True), ("host", False)])
+async def test_on_a_gpu_a_wake_begins_once_the_engines_that_gave_way_are_gone(
+    rig: Rig, gpu_kind: str, waits: bool
+) -> None:
+    for name in ("r-1", "r-2"):
+        await rig.begin_launch(name, replica=True, gpu_kind=gpu_kind)
+        await until(lambda name=name: name in rig.state.handles, "it is launched")
+        await rig.do(msg.LoadEngine(name, "/w"))
+    await until(lambda: rig.driver.calls.count("prewarmed") == 2, "both are prewarmed")
+    rig.driver.may_stop.clear()
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.do(msg.StopEngine("r-2", 0.0))  # in one transaction, in whatever order
+    await asyncio.sleep(0.05)
+    assert ("wake" in rig.driver.calls) is not waits
+    rig.driver.may_stop.set()
+    assert (await rig.outcome(msg.EngineReady)).instance_id == "i-1" and "wake" in rig.driver.calls
 
 
 async def test_a_load_and_an_activation_in_one_turn_load_once(rig: Rig) -> None:
