@@ -79,7 +79,7 @@ class Faulty(DormantRig):
             await until(lambda: {i: holdings[i].state for i in HELD if i in holdings} == HELD, f"{HELD}")
             await until(lambda: {"wakes-2", "grows-2"} <= {*self.processes}, "their engines have the new names")
 
-    async def ended(self, ends: Ends) -> None:
+    async def expect_ends(self, ends: Ends) -> None:
         """Each instance comes to this end, in the store as well."""
         for instance_id, (state, why) in ends.items():
             assert why in (await self.reaches(instance_id, state)).reason
@@ -90,7 +90,7 @@ class Faulty(DormantRig):
 
         await until(are_saved, "the store says so")
 
-    async def left(self, *names: str, granted: dict[str, int]) -> None:
+    async def expect_left(self, *names: str, granted: dict[str, int]) -> None:
         """Of all processes those of `names` are left, and these MiB are granted."""
         await until(lambda: self.granted() == granted, f"{granted} MiB are granted, not {self.granted()}")
 
@@ -135,8 +135,8 @@ async def test_engines_that_are_killed(rig: Faulty) -> None:
         rig.kill(instance_id)
     by_itself = dict.fromkeys(("falls", "settles", *DORMANT), (S.FAILED, "the engine process ended by itself"))
     waking = dict.fromkeys(("wakes-2", "grows-2"), (S.FAILED, "ended by itself while it woke"))
-    await rig.ended(by_itself | waking)
-    await rig.left(granted={})
+    await rig.expect_ends(by_itself | waking)
+    await rig.expect_left(granted={})
     await rig.answers("asleep", "wakes-2")
 
 
@@ -153,8 +153,8 @@ async def test_engines_that_hang(tmp_path: Path) -> None:
         await rig.wake_up("wakes", "grows")
         asleep = dict.fromkeys(("falls", "settles"), (S.STOPPED, "it was not asleep after 1 s"))
         woken = {f"{name}-2": (S.FAILED, f"{name} did not wake within 1 s") for name in ("wakes", "grows")}
-        await rig.ended(asleep | woken | {name: (state, "") for name, state in DORMANT.items()})
-        await rig.left(*DORMANT, granted={"prewarm": 60})
+        await rig.expect_ends(asleep | woken | {name: (state, "") for name, state in DORMANT.items()})
+        await rig.expect_left(*DORMANT, granted={"prewarm": 60})
         await rig.answers("wakes-2", "falls")
 
 
@@ -176,8 +176,8 @@ async def test_engines_that_refuse(rig: Faulty) -> None:
         name: (S.STOPPED, f"could not be put to sleep and is stopped: emulated {name}") for name in ("falls", "settles")
     }
     woken = {f"{name}-2": (S.FAILED, f"no, says {name}") for name in ("wakes", "grows")}
-    await rig.ended(asleep | woken)
-    await rig.left(*DORMANT, granted={"prewarm": 60})
+    await rig.expect_ends(asleep | woken)
+    await rig.expect_left(*DORMANT, granted={"prewarm": 60})
     await rig.answers("falls", "wakes-2")
 
 
@@ -210,8 +210,8 @@ async def test_an_agent_that_is_killed(
     if harm is signal.SIGKILL:
         await until(lambda: not any(is_alive(*process) for process in rig.engines.values()), "they are gone")
     await rig.start()
-    await rig.ended(ends | dict.fromkeys(("wakes-2", "grows-2"), (S.READY, "it is ready after")))
-    await rig.left(*left, granted=granted | {"weights": 120, "kv": 200})
+    await rig.expect_ends(ends | dict.fromkeys(("wakes-2", "grows-2"), (S.READY, "it is ready after")))
+    await rig.expect_left(*left, granted=granted | {"weights": 120, "kv": 200})
     await rig.answers("wakes-2", "grows-2", "asleep", "warm")
 
 
@@ -222,12 +222,14 @@ async def test_too_little_memory_for_a_sleeper_and_for_a_wake(tmp_path: Path) ->
         await rig.lie_down("asleep")
         await rig.reaches("asleep", S.SWAPPED_OUT)
         await rig.lie_down("wakes")
-        await rig.ended({"wakes": (S.STOPPED, "84 MiB beside 84 MiB is more than the 100 MiB that engines asleep")})
-        await rig.left("asleep", granted={})
+        await rig.expect_ends(
+            {"wakes": (S.STOPPED, "84 MiB beside 84 MiB is more than the 100 MiB that engines asleep")}
+        )
+        await rig.expect_left("asleep", granted={})
         await rig.serving("one", "two")
         await rig.wake_up("asleep")
-        await rig.ended({"asleep-2": (S.FAILED, "has 30 MiB of 350 MiB free, asleep-2 needs 160 MiB")})
-        await rig.left("asleep", "one", "two", granted={"weights": 120, "kv": 200})
+        await rig.expect_ends({"asleep-2": (S.FAILED, "has 30 MiB of 350 MiB free, asleep-2 needs 160 MiB")})
+        await rig.expect_left("asleep", "one", "two", granted={"weights": 120, "kv": 200})
         await rig.stop("two", grace_s=0)
         ready = await rig.grow("asleep-3", "asleep")
         assert ready.source == "asleep"

@@ -355,6 +355,7 @@ class EnginesWalk(Walk):
                     "an engine that has served gives up its bytes before its end"
                 )
         assert sum(h.snapshot_bytes for h in holdings.values()) <= PARAMS.swap_host_bytes
+        assert not {i for i, h in holdings.items() if h.instance.state.is_gone and not h.instance.reason}, "ends unsaid"
 
 
 @pytest.mark.timeout(300)
