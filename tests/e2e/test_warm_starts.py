@@ -80,4 +80,5 @@ def test_a_sleeper_that_hangs_costs_its_wake_and_no_answer(fleet: Fleet) -> None
     newest, failed = rows(fleet, "rival")[:2]
     assert (newest["state"], newest.get("source", "")) == ("ready", "")
     assert failed["state"] == "failed" and "did not wake within 1.5 s" in failed["reason"], failed
+    assert "did not wake within 1.5 s" in fleet.cli("ps", "--all", "--model", "rival").stdout
     wait_until("it is gone", lambda: not psutil.pid_exists(pid))
