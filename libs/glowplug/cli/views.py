@@ -54,7 +54,8 @@ def ps(
 ) -> None:
     """Running instances, newest first, with how long their start took; with --all also why each is in its state."""
     value = connect(state_dir).instances(model=model, gone=everything)
-    headers, rows = INSTANCE_HEADERS, [instance_row(row) for row in value]
+    headers: tuple[str, ...] = INSTANCE_HEADERS
+    rows: list[Cells] = [instance_row(row) for row in value]
     if everything:
         headers = (*headers, "why")
         rows = [(*instance_row(row), reason(row)) for row in value]
