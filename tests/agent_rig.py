@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines import process
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import EngineDriver
 from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
@@ -24,7 +25,7 @@ from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent.service import AgentService
 from services.agent.settings import AgentSettings
-from tests.fleet_builder import a_model, an_event
+from tests.fleet_builder import MIB, a_model, an_event
 from tests.waiting import until
 
 NODE = "node-1"
@@ -184,3 +185,51 @@ class AgentRig:
     def finished_spans(self) -> dict[str, ReadableSpan]:
         self.tracing._provider.force_flush()
         return {span.name: span for span in self.spans.get_finished_spans()}
+
+
+class DormantRig(AgentRig):
+    """An agent whose node has memory for two small models, and one such model."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **({"kv_reservation": "paper"} | settings))
+        self.model = emulated_model(mib=60, kv_bytes=100 * MIB)
+
+    async def begin(self) -> None:
+        await self.start()
+        write_weights(self.settings.shm_dir.absolute(), self.model)
+
+    def granted(self) -> dict[str, int]:
+        """MiB of the node's GPU by owner."""
+        found: dict[str, int] = {}
+        for grant in self.service.controller.ledger.gpus[0].grants:
+            found[grant.owner.value] = found.get(grant.owner.value, 0) + grant.num_bytes // MIB
+        return found
+
+    @property
+    def processes(self) -> list[str]:
+        """Instances whose engine processes are written down."""
+        written = json.loads((self.settings.node_dir / "agent.json").read_bytes())
+        return sorted(written["handles"])
+
+    def kill(self, instance_id: str) -> None:
+        """kill -9 of an engine."""
+        handle = self.handle(instance_id)
+        process.kill_group(handle["pid"], handle["pid_started_at"])
+
+    def pid(self, instance_id: str) -> int:
+        pid: int = self.handle(instance_id)["pid"]
+        return pid
+
+    async def replica(self, model: Model, *, mib: int = 0, until: InstanceState = InstanceState.PREWARMED) -> Instance:
+        """r-1, whose worker names `mib` MiB, or leaves the bytes to the agent."""
+        event = start_command(model, "r-1")
+        workers = tuple(replace(w, num_bytes=mib * MIB) for w in event.data.workers)
+        await self.send(event, replica=True, workers=workers)
+        return await self.reaches("r-1", until)
+
+    async def grow(self, instance_id: str = "i-1", source: str = "r-1", model: Model | None = None) -> Instance:
+        """A start from what lies dormant. The instance answers once it is READY."""
+        ready = await self.run(model or self.model, instance_id, source=source)
+        answer = await complete(ready.url, model=self.model.name)
+        assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
+        return ready

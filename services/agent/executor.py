@@ -23,6 +23,7 @@ from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable,
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
 from glowplug.engines.process import is_alive, log_tail, stop_group
+from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
@@ -37,6 +38,8 @@ SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
 GPU_KIND = "gpu_kind"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
+FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
+END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -45,6 +48,7 @@ HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV c
 _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, code, why) -> outcome
     **dict.fromkeys(("launch", "load", "serve"), msg.EngineStartFailed),
     "weights": msg.WeightsFailed,
+    "sleep": lambda instance_id, _, why: msg.SleepFailed(instance_id, why),
     "consolidate": lambda instance_id, _, why: msg.ConsolidationFailed(instance_id, why),
     "stop": lambda instance_id, *_: msg.EngineGone(instance_id, clean=False),
 }
@@ -66,6 +70,7 @@ class EngineExecutor:
         self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
         self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
         self._ports = EnginePorts(settings.host, settings.port_range)
+        self._killed: set[str] = set()  # instances whose engine ends without a grace
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
         """Where outcomes go: the shell's `put`."""
@@ -83,6 +88,11 @@ class EngineExecutor:
         async def load(effect: msg.LoadEngine, _: Any) -> None:
             self._weights[effect.instance_id] = effect.path
             self._begin(effect.instance_id, "load", self._load(effect))
+
+        async def stop(effect: msg.StopEngine, _: Any) -> None:
+            if not effect.grace_s:
+                self._killed.add(effect.instance_id)
+            self._begin(effect.instance_id, "stop", self._stop(effect))
 
         async def limit(effect: msg.LimitKv, _: Any) -> None:
             self._kv_limits[effect.instance_id] = effect.num_bytes
@@ -105,7 +115,7 @@ class EngineExecutor:
             msg.AbandonConsolidation: as_task("abandon", self._abandon),
             msg.SleepEngine: as_task("sleep", self._sleep),
             msg.LimitKv: limit,
-            msg.StopEngine: as_task("stop", self._stop),
+            msg.StopEngine: stop,
             msg.CheckHealth: as_task("health", self._check_health),
             msg.CountInFlight: as_task("count", self._count),
             msg.Remember: remember,
@@ -250,6 +260,7 @@ class EngineExecutor:
     async def _load(self, effect: msg.LoadEngine) -> None:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
+        await self._until_freed(handle)
         loaded = _with_holds(await driver.load(handle, Path(effect.path)))
         self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
@@ -271,14 +282,43 @@ class EngineExecutor:
             os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
         self._begin(effect.instance_id, "watch", self._watch(handle))
         driver, began = self._driver(handle), self._clock()
+        await self._until_freed(handle)
         if not handle.url:
             handle = _with_holds(await driver.load(handle, Path(path))).handle
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
-            await driver.wake(handle)
+            await self._wake(handle, driver)
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
         await self._report(self._ready(effect.instance_id, handle, (load,)))
+
+    async def _until_freed(self, handle: EngineHandle) -> None:
+        """What a dropped replica or sleeper held is granted to others at once, and its device has it until its process
+        is gone. On host memory nothing fails of that for a moment."""
+        if handle.data.get(GPU_KIND) != CUDA:
+            return
+        ending = [task for (i, kind), task in self._tasks.items() if kind == "stop" and i in self._killed]
+        if ending:
+            await asyncio.wait(ending, timeout=FREED_S)
+
+    async def _wake(self, handle: EngineHandle, driver: Sleeper) -> None:
+        """Raises EngineFailed, of a process that has ended with the end of its log."""
+        try:
+            await driver.wake(handle)
+        except EngineFailed as error:
+            if not await self._ends(handle):
+                raise
+            tail = log_tail(Path(handle.log_path))
+            raise EngineFailed(f"the engine process ended by itself while it woke\n{tail}".strip()) from error
+
+    async def _ends(self, handle: EngineHandle) -> bool:
+        """Whether its process is gone, or is so within END_S."""
+        deadline = time.monotonic() + END_S
+        while self._is_alive(handle):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(END_POLL_S)
+        return True
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> msg.EngineReady:
         holds = json.loads(handle.data.get(HOLDS, "{}"))
@@ -338,14 +378,14 @@ class EngineExecutor:
     async def _sleep(self, effect: msg.SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
         driver = self._driver(handle) if handle is not None else None
+        if handle is None or not isinstance(driver, Sleeper):
+            raise EngineFailed(f"{effect.instance_id} cannot sleep")
         try:
-            if handle is None or not isinstance(driver, Sleeper):
-                raise EngineFailed(f"{effect.instance_id} cannot sleep")
             await driver.sleep(handle, effect.becomes)
-        except EngineFailed as error:
-            log.warning("%s is stopped: %s", effect.instance_id, error.message)
-            self._begin(effect.instance_id, "stop", self._stop(msg.StopEngine(effect.instance_id, 0.0)))
-            return
+        except EngineFailed:
+            if await self._ends(handle):
+                return  # whoever watches the process reports its end, with its log
+            raise
         kept = await self._kept(handle, driver, effect.becomes)
         await self._report(msg.EngineAsleep(effect.instance_id, kept))
 
@@ -382,6 +422,7 @@ class EngineExecutor:
                 return
         self._state.drop_handle(effect.instance_id)
         shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
+        self._killed.discard(effect.instance_id)
         # The stop is over before it is reported, so that a retry or a relaunch finds the place free.
         self._tasks.pop((effect.instance_id, "stop"), None)
         await self._report(msg.EngineGone(effect.instance_id))

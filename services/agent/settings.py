@@ -38,9 +38,11 @@ class AgentSettings(ServiceSettings):
     drain_s: float = Field(5.0, ge=0)
     beat_s: float = Field(1.0, gt=0)
     start_deadline_s: float = Field(180.0, gt=0)
+    sleep_deadline_s: float = Field(30.0, gt=0)  # an engine that is not asleep by then is stopped
+    wake_deadline_s: float = Field(30.0, gt=0)  # a start from what lies dormant is given up by then, and begins anew
     drain_quiet_s: float = Field(
         0.05, ge=0
-    )  # routers learn of a drain within milliseconds; one that is late asks again
+    )  # routers learn of a drain within milliseconds; one that is late tries again
     stop_grace_s: float = Field(3.0, ge=0)
     health_every_s: float = Field(1.0, gt=0)
     health_timeout_s: float = Field(2.0, gt=0)
@@ -97,6 +99,8 @@ class AgentSettings(ServiceSettings):
         return AgentParams(
             beat_s=self.beat_s,
             start_deadline_s=self.start_deadline_s,
+            sleep_deadline_s=self.sleep_deadline_s,
+            wake_deadline_s=self.wake_deadline_s,
             drain_quiet_s=self.drain_quiet_s,
             stop_grace_s=self.stop_grace_s,
             health_every_s=self.health_every_s,

@@ -83,6 +83,18 @@ async def test_it_starts_answers_sleeps_wakes_and_leaves_nothing(case: CommandCa
     assert children and not any(child.is_running() for child in children)
 
 
+async def test_a_server_that_sleeps_is_not_asked_again(case: CommandCase) -> None:
+    """Its agent may have been killed before it wrote down that the server sleeps."""
+    handle = (await case.start(engine_args={"server": "plain"})).handle
+    await sleeper(case.driver).sleep(handle, "swapped_out")
+    later = CommandCase(case.folder, SERVERS.replace("/doze", "/no-such-path"))
+    await sleeper(later.driver).sleep(handle, "swapped_out")
+    await sleeper(later.driver).wake(handle)
+    assert (await answer(handle.url)).status_code == 200
+    with pytest.raises(EngineFailed, match="404"):
+        await sleeper(later.driver).sleep(handle, "swapped_out")
+
+
 async def test_a_server_that_dies_takes_its_process_with_it(case: CommandCase) -> None:
     handle = (await case.start(engine_args={"server": "plain"})).handle
     (server,) = psutil.Process(handle.pid).children()

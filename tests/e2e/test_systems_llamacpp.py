@@ -1,6 +1,9 @@
 """The union and the baselines on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle
 to zero."""
 
+import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +84,29 @@ def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
         assert fleet.chat("brief", temperature=0).status_code == 200
         again = fleet.chat("lasting", temperature=0).json()["choices"][0]["message"]
         assert again == answer.json()["choices"][0]["message"]
+
+
+def test_a_sleeper_that_is_killed_says_so_and_costs_a_start(fleet: Fleet, system: System) -> None:
+    """kill -9. Its bytes were free already; the next request finds none that sleeps."""
+    asleep = [i for i in fleet.instances("brief") if i["state"] == "swapped_out"]
+    assert bool(asleep) == ("swapped_out" in at_rest(system))
+    if not asleep:
+        return
+    (memory,) = fleet.state_dir.rglob("agent.json")
+    handles = json.loads(memory.read_bytes())["handles"]
+    for one in asleep:
+        os.kill(handles[one["instance_id"]]["pid"], signal.SIGKILL)
+    url = fleet.process("agent")["url"] + "/v1/instances"
+
+    def ended() -> list[str]:
+        rows = httpx.get(url, params={"model": "brief", "gone": True}).json()["data"]
+        return [row["reason"] for row in rows if row["state"] == "failed"]
+
+    wait_until("their rows say so", lambda: len(ended()) == len(asleep))
+    assert all("ended by itself" in reason for reason in ended())
+    assert fleet.chat("brief").status_code == 200
+    (now,) = [i for i in fleet.instances("brief") if i["state"] == "ready"]
+    assert now.get("source", "") == ""
 
 
 def test_no_service_stumbled(fleet: Fleet) -> None:

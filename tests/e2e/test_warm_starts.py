@@ -1,9 +1,13 @@
 """Warm starts on a live fleet of the emulated engine: what drained grows again, and what gave way wakes."""
 
+import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.fleet_runner import EMULATED, Fleet
@@ -17,6 +21,7 @@ CHOSEN = {
     "GLOWPLUG_STOP_BECOMES": "prewarmed",
     "GLOWPLUG_EVICT_BECOMES": "swapped_out",
     "GLOWPLUG_GPU_BUDGETS": "3GiB",  # one of these models at a time: 2 GiB each
+    "GLOWPLUG_WAKE_DEADLINE_S": "1.5",
 }
 
 
@@ -63,3 +68,17 @@ def test_what_gave_way_sleeps_outside_its_gpu_and_wakes(fleet: Fleet) -> None:
     woken = rows(fleet, "lasting")[0]
     assert woken["source"] == asleep["instance_id"]
     assert in_state(fleet, "rival", "swapped_out")
+
+
+def test_a_sleeper_that_hangs_costs_its_wake_and_no_answer(fleet: Fleet) -> None:
+    """SIGSTOP: it lives and says nothing. The request that waits is answered by a start from host memory."""
+    asleep = in_state(fleet, "rival", "swapped_out")
+    (memory,) = fleet.state_dir.rglob("agent.json")
+    pid = json.loads(memory.read_bytes())["handles"][asleep["instance_id"]]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert fleet.chat("rival").status_code == 200
+    newest, failed = rows(fleet, "rival")[:2]
+    assert (newest["state"], newest.get("source", "")) == ("ready", "")
+    assert failed["state"] == "failed" and "did not wake within 1.5 s" in failed["reason"], failed
+    assert "did not wake within 1.5 s" in fleet.cli("ps", "--all", "--model", "rival").stdout
+    wait_until("it is gone", lambda: not psutil.pid_exists(pid))

@@ -9,71 +9,21 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model
-from glowplug.engines import process
-from tests.agent_rig import AgentRig, complete, emulated_model, start_command, stop_command, write_weights
+from glowplug.domain.instance import InstanceState
+from tests.agent_rig import DormantRig, complete, emulated_model, stop_command, write_weights
 from tests.fleet_builder import MIB
 from tests.waiting import until
 
 
-class Live(AgentRig):
-    """An agent whose node has memory for two small models, and one such model."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, kv_reservation="paper")
-        self.model = emulated_model(mib=60, kv_bytes=100 * MIB)
-
-    async def begin(self) -> None:
-        await self.start()
-        write_weights(self.settings.shm_dir.absolute(), self.model)
-
-    def granted(self) -> dict[str, int]:
-        """MiB of the node's GPU by owner."""
-        found: dict[str, int] = {}
-        for grant in self.service.controller.ledger.gpus[0].grants:
-            found[grant.owner.value] = found.get(grant.owner.value, 0) + grant.num_bytes // MIB
-        return found
-
-    @property
-    def processes(self) -> list[str]:
-        """Instances whose engine processes are written down."""
-        written = json.loads((self.settings.node_dir / "agent.json").read_bytes())
-        return sorted(written["handles"])
-
-    def kill(self, instance_id: str) -> None:
-        """kill -9 of an engine."""
-        handle = self.handle(instance_id)
-        process.kill_group(handle["pid"], handle["pid_started_at"])
-
-    def pid(self, instance_id: str) -> int:
-        pid: int = self.handle(instance_id)["pid"]
-        return pid
-
-    async def replica(self, model: Model, *, mib: int = 0, until: InstanceState = InstanceState.PREWARMED) -> Instance:
-        """r-1, whose worker names `mib` MiB, or leaves the bytes to the agent."""
-        event = start_command(model, "r-1")
-        workers = tuple(replace(w, num_bytes=mib * MIB) for w in event.data.workers)
-        await self.send(event, replica=True, workers=workers)
-        return await self.reaches("r-1", until)
-
-    async def grow(self, instance_id: str = "i-1", source: str = "r-1", model: Model | None = None) -> Instance:
-        """A start from what lies dormant. The instance answers once it is READY."""
-        ready = await self.run(model or self.model, instance_id, source=source)
-        answer = await complete(ready.url, model=self.model.name)
-        assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
-        return ready
-
-
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[Live]:
-    live = Live(tmp_path)
+async def live(tmp_path: Path) -> AsyncIterator[DormantRig]:
+    live = DormantRig(tmp_path)
     await live.begin()
     yield live
     await live.service.stop()
 
 
-async def test_a_replica_becomes_an_instance_in_the_same_process(live: Live) -> None:
+async def test_a_replica_becomes_an_instance_in_the_same_process(live: DormantRig) -> None:
     assert live.service.controller.node(0.0).abilities == ("emulated:prewarm", "emulated:swap")
     row = await live.replica(live.model)
     assert not row.serves and live.granted() == {"prewarm": 60}
@@ -87,7 +37,7 @@ async def test_a_replica_becomes_an_instance_in_the_same_process(live: Live) -> 
     assert not live.granted() and not live.processes
 
 
-async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_all(live: Live) -> None:
+async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_all(live: DormantRig) -> None:
     """WarmServe section 4: a third of the weights is granted and loaded; the start that grows from it takes all."""
     await live.replica(live.model, mib=20)
     assert live.granted() == {"prewarm": 20}
@@ -97,14 +47,14 @@ async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_a
     assert live.granted() == {"weights": 60, "kv": 100}
 
 
-async def test_an_activation_waits_for_the_load_that_is_under_way(live: Live) -> None:
+async def test_an_activation_waits_for_the_load_that_is_under_way(live: DormantRig) -> None:
     slow = replace(live.model, engine_args={"time_scale": 1.0, "launch_s": 0.1, "load_bytes_per_s": 120 * MIB})
     await live.replica(slow, until=InstanceState.LOADING)
     await live.grow(model=slow)
     assert live.processes == ["i-1"]
 
 
-async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: Live) -> None:
+async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: DormantRig) -> None:
     await live.run(live.model)
     pid = live.pid("i-1")
     await live.send(stop_command("i-1"), becomes="swapped_out")
@@ -116,7 +66,7 @@ async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: Live) -> 
     assert spans["agent.drain"].end_time <= spans["engine.sleep"].start_time < spans["engine.wake"].start_time
 
 
-async def test_what_sleeps_survives_its_agent(live: Live) -> None:
+async def test_what_sleeps_survives_its_agent(live: DormantRig) -> None:
     await live.replica(live.model)
     pid = live.pid("r-1")
     await live.crash()
@@ -128,7 +78,7 @@ async def test_what_sleeps_survives_its_agent(live: Live) -> None:
 
 
 @pytest.mark.parametrize("instance_id", ["r-1", "i-1"], ids=["asleep", "woken"])
-async def test_an_engine_that_dies_is_noticed_and_nothing_is_left_of_it(live: Live, instance_id: str) -> None:
+async def test_an_engine_that_dies_is_noticed_and_nothing_is_left_of_it(live: DormantRig, instance_id: str) -> None:
     await live.replica(live.model)
     if instance_id == "i-1":
         await live.grow()
@@ -137,7 +87,7 @@ async def test_an_engine_that_dies_is_noticed_and_nothing_is_left_of_it(live: Li
     await until(lambda: not live.granted() and not live.processes, "nothing is left of it")
 
 
-async def test_a_draining_engine_gives_up_kv_cache_for_a_replica_and_finishes_what_it_runs(live: Live) -> None:
+async def test_a_draining_engine_gives_up_kv_cache_for_a_replica_and_finishes_what_it_runs(live: DormantRig) -> None:
     """WarmServe section 4.1, live: 64 MiB of weights find room where a KV cache was."""
     wide = replace(live.model, kv_bytes=230 * MIB, context_tokens=64, engine_args={"time_scale": 1.0, "launch_s": 0.0})
     url = (await live.run(wide)).url

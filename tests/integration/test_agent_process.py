@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -156,6 +157,21 @@ async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) ->
     await agent.bus.publish(stop_command("i-1", node_id=agent.node_id, epoch=2**62))
     await agent.reaches("i-1", InstanceState.STOPPED)
     assert started_at(handle["pid"]) is None
+
+
+async def test_kill_9_leaves_what_sleeps_and_it_wakes_afterwards(agent: AgentProcess) -> None:
+    await agent.run_model("i-6")
+    handle = agent.handles()["i-6"]
+    asleep = stop_command("i-6", node_id=agent.node_id, epoch=2**62)
+    await agent.bus.publish(replace(asleep, data=replace(asleep.data, becomes="swapped_out")))
+    before = await agent.reaches("i-6", InstanceState.SWAPPED_OUT)
+    agent.kill()
+    await agent.up()
+    await agent.reaches("i-6", InstanceState.SWAPPED_OUT, above=before.revision)
+    wakes = start_command(emulated_model(), "i-7", node_id=agent.node_id, epoch=2**62)
+    await agent.bus.publish(replace(wakes, data=replace(wakes.data, source="i-6")))
+    after = await agent.reaches("i-7", InstanceState.READY)
+    assert await serves(after) and list(agent.handles()) == ["i-7"] and agent.handles()["i-7"]["pid"] == handle["pid"]
 
 
 async def test_engine_dead_while_agent_was(agent: AgentProcess) -> None:

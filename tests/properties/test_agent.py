@@ -240,9 +240,13 @@ class EnginesWalk(Walk):
             self.tell(msg.EngineGone(i, clean=ok))
         elif kind == "SleepEngine":
             self.kv_used.pop(i, None)
-            if not ok:
+            if ok:
+                self.tell(msg.EngineAsleep(i, self.random.choice((-1, 0, 3, 20 * MIB))))
+            elif self.random.random() < 0.5:
+                self.tell(msg.SleepFailed(i, "it will not"))
+            else:
                 self.end(i)
-            self.tell(msg.EngineAsleep(i, self.random.choice((-1, 0, 3, 20 * MIB))) if ok else msg.EngineGone(i))
+                self.tell(msg.EngineExited(i, "killed"))
         elif kind == "launch":
             self.tell(msg.EngineLaunched(i) if ok else failed)
         elif kind == "AwaitWeights":
@@ -351,6 +355,7 @@ class EnginesWalk(Walk):
                     "an engine that has served gives up its bytes before its end"
                 )
         assert sum(h.snapshot_bytes for h in holdings.values()) <= PARAMS.swap_host_bytes
+        assert not {i for i, h in holdings.items() if h.instance.state.is_gone and not h.instance.reason}, "ends unsaid"
 
 
 @pytest.mark.timeout(300)
@@ -499,6 +504,7 @@ class TableWalk(Walk):
             msg.EngineExited: ("killed",),
             msg.EngineOverLimit: ("too big",),
             msg.ConsolidationFailed: ("broken",),
+            msg.SleepFailed: ("it will not",),
             msg.HealthSeen: self.random.choice(((True,),) * 9 + ((False,), (False, False))),
             msg.InFlight: self.random.choice(((0,), (2, 20 * MIB), (3, 90 * MIB))),
             msg.EngineAsleep: (self.random.choice((-1, held // 8, held, held, 2 * held)),),

@@ -6,6 +6,7 @@ import pytest
 
 from glowplug.controllers import operator
 from glowplug.controllers.agent.messages import AgentParams, StopEngine
+from glowplug.domain.instance import InstanceState
 from glowplug.simulator.hardware.engine import Origin
 from glowplug.simulator.run import digest_of
 from tests.simulation.chaos import Fleet
@@ -42,6 +43,18 @@ def an_engine(fleet):
         node.kill(instance_id, "killed")
 
 
+def a_sleeper(fleet):
+    dormant = [
+        (node, engine.instance_id)
+        for node in fleet.nodes.values()
+        for engine in node.engines.values()
+        if engine.is_swapped or engine.is_replica
+    ]
+    if dormant:
+        node, instance_id = fleet.random.choice(dormant)
+        node.kill(instance_id, "killed in its sleep")
+
+
 def harmed(fleet, harm, *, seconds=60.0, per_second=3.0, every_s=5, settle_s=90.0):
     """Clients come and go while `harm(fleet)` strikes every so often; then all are answered and all is free again.
     Returns how requests ended."""
@@ -76,6 +89,24 @@ def test_dormant_engines_while_services_are_killed_and_replaced(seed, harm):
     ends = harmed(fleet, harm, settle_s=AgentParams().start_deadline_s + 60.0)  # a pipeline without a stage ends then
     assert ends["200"] > 0.4 * ends.total(), f"seed {seed}: {ends}"
     assert fleet.results.starts.keys() & {Origin.PREWARMED, Origin.SWAPPED}, f"seed {seed}: {fleet.results.starts}"
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_sleepers_that_die_and_wakes_that_fail_leave_nobody_without_an_answer(seed):
+    """Every second wake fails, and every five seconds something that sleeps is killed. No command is lost meanwhile: a
+    stage that never comes would hold its pipeline's bytes for as long as a start may take."""
+    fleet, woken = Fleet(seed, 6, system="union", lose=0.0), Counter()
+
+    def saved(table, row, now_s):
+        if table == "instances" and row.source and row.state is InstanceState.LOADING and row.instance_id not in woken:
+            woken[row.instance_id] = fleet.random.random() < 0.5
+            if woken[row.instance_id]:
+                fleet.kernel.after(0.0, fleet.nodes[row.node_id].kill, row.instance_id, "killed while it woke")
+
+    fleet.control.on_save.append(saved)
+    ends = harmed(fleet, a_sleeper, settle_s=AgentParams().start_deadline_s + 60.0)
+    assert woken, f"seed {seed}: nothing was woken"
+    assert ends.keys() <= {"200", "client_left"} and ends["200"] > 0.8 * ends.total(), f"seed {seed}: {ends}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

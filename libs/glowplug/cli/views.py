@@ -52,9 +52,14 @@ def ps(
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Running instances, newest first, with how long their start took."""
+    """Running instances, newest first, with how long their start took; with --all also why each is in its state."""
     value = connect(state_dir).instances(model=model, gone=everything)
-    emit(output, value, INSTANCE_HEADERS, [instance_row(row) for row in value], "no instance runs")
+    headers: tuple[str, ...] = INSTANCE_HEADERS
+    rows: list[Cells] = [instance_row(row) for row in value]
+    if everything:
+        headers = (*headers, "why")
+        rows = [(*instance_row(row), reason(row)) for row in value]
+    emit(output, value, headers, rows, "no instance runs")
 
 
 def instance_row(row: Row) -> Cells:
@@ -72,6 +77,11 @@ def instance_row(row: Row) -> Cells:
         start,
         row["url"] or "-",
     )
+
+
+def reason(row: Row) -> str:
+    """Why an instance is in its state: the first line, without the log of its engine."""
+    return next(iter(row.get("reason", "").splitlines()), "-")
 
 
 def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:

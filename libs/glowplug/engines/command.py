@@ -95,7 +95,11 @@ class CommandDriver(HostedDriver):
         return samples
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        """What it became is written down: a server is woken by the call that belongs to its sleep."""
+        """What it became is written down: a server is woken by the call that belongs to its sleep, and is not asked
+        twice for one, which not every server takes, when its agent restarts meanwhile."""
+        slept = rendezvous.read(Path(handle.run_dir), _ASLEEP)
+        if slept is not None and slept["becomes"] == becomes:
+            return
         await self._call(handle, self._pair(handle, _ABILITIES[becomes]).sleep)
         rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": becomes})
 

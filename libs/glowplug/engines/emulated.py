@@ -60,5 +60,6 @@ class EmulatedDriver(HostedDriver):
     ) -> bytes:
         status, answer = await self._ask(handle, path, timeout_s, method=method, body=body)
         if status != 200:
-            raise EngineFailed(f"{self.name} {handle.instance_id}: {path} says {status}")
+            shown = answer[:200].decode("utf-8", "replace")
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {path} says {status}: {shown}")
         return answer

@@ -45,8 +45,9 @@ class FakeEngineDriver:
         self.errors: dict[str, Exception] = {}  # method -> what it raises
         self.is_immortal = False
         self.launch_s = 0.0
-        self.may_load = asyncio.Event()
+        self.may_load, self.may_stop = asyncio.Event(), asyncio.Event()
         self.may_load.set()
+        self.may_stop.set()
 
     def fails(self, method: str) -> None:
         if method in self.errors:
@@ -78,6 +79,7 @@ class FakeEngineDriver:
         return 0
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        await self.may_stop.wait()
         self.fails("stop")
         if not self.is_immortal:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s)
@@ -92,6 +94,7 @@ class FakeSleeper(FakeEngineDriver):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
+        self.dies_at_wake = False
         self.may_limit = asyncio.Event()
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -105,6 +108,9 @@ class FakeSleeper(FakeEngineDriver):
         self.calls.append(becomes)
 
     async def wake(self, handle: EngineHandle) -> None:
+        if self.dies_at_wake:
+            process.kill_group(handle.pid, handle.pid_started_at)
+        self.fails("wake")
         self.calls.append("wake")
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
@@ -162,9 +168,11 @@ class Rig:
     def saw(self, *kinds: type[Any]) -> bool:
         return any(isinstance(o, kinds) for o in self.outcomes)
 
-    async def begin_launch(self, instance_id: str = "i-1", *gpus: int, replica: bool = False) -> None:
+    async def begin_launch(
+        self, instance_id: str = "i-1", *gpus: int, replica: bool = False, gpu_kind: str = "host"
+    ) -> None:
         own = workers(instance_id, *(gpus or (0,)))
-        await self.do(msg.LaunchEngine(instance_id, MODEL, own, "host", 0, replica=replica))
+        await self.do(msg.LaunchEngine(instance_id, MODEL, own, gpu_kind, 0, replica=replica))
 
     async def launch(self, instance_id: str = "i-1", *, replica: bool = False) -> EngineHandle:
         await self.begin_launch(instance_id, replica=replica)
@@ -333,6 +341,24 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: R
     assert (await rig.outcome(msg.EngineExited)).instance_id == "i-1"
 
 
+@pytest.mark.parametrize(("gpu_kind", "waits"), [("cuda", True), ("host", False)])
+async def test_on_a_gpu_a_wake_begins_once_the_engines_that_gave_way_are_gone(
+    rig: Rig, gpu_kind: str, waits: bool
+) -> None:
+    for name in ("r-1", "r-2"):
+        await rig.begin_launch(name, replica=True, gpu_kind=gpu_kind)
+        await until(lambda name=name: name in rig.state.handles, "it is launched")
+        await rig.do(msg.LoadEngine(name, "/w"))
+    await until(lambda: rig.driver.calls.count("prewarmed") == 2, "both are prewarmed")
+    rig.driver.may_stop.clear()
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.do(msg.StopEngine("r-2", 0.0))  # in one transaction, in whatever order
+    await asyncio.sleep(0.05)
+    assert ("wake" in rig.driver.calls) is not waits
+    rig.driver.may_stop.set()
+    assert (await rig.outcome(msg.EngineReady)).instance_id == "i-1" and "wake" in rig.driver.calls
+
+
 async def test_a_load_and_an_activation_in_one_turn_load_once(rig: Rig) -> None:
     await rig.launch("r-1", replica=True)
     rig.driver.may_load.clear()
@@ -362,12 +388,39 @@ async def test_an_activation_of_what_is_gone_fails(rig: Rig) -> None:
     assert (failed.instance_id, failed.code) == ("i-1", "engine_failed") and "r-1 is gone" in failed.reason
 
 
-async def test_an_engine_that_cannot_sleep_is_stopped(rig: Rig) -> None:
+@pytest.mark.parametrize("error", [EngineFailed("it will not"), ValueError("it will not")])
+async def test_an_engine_that_cannot_sleep_says_why(rig: Rig, error: Exception) -> None:
+    """It lives on: the controller has it stopped."""
     await rig.launch("r-1", replica=True)
-    rig.driver.errors["sleep"] = EngineFailed("it will not")
+    rig.driver.errors["sleep"] = error
     await rig.do(msg.SleepEngine("r-1", "swapped_out"))
-    assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
-    assert not rig.saw(msg.EngineAsleep)
+    failed = await rig.outcome(msg.SleepFailed)
+    assert failed.instance_id == "r-1" and "it will not" in failed.reason and "r-1" in rig.state.handles
+    assert not rig.saw(msg.EngineAsleep, msg.EngineGone)
+
+
+async def test_an_engine_that_dies_over_its_sleep_is_reported_once_with_its_log(rig: Rig) -> None:
+    handle = await rig.launch("r-1", replica=True)
+    await until(lambda: "hello" in Path(handle.log_path).read_text(), "it has begun to run")
+    rig.driver.errors["sleep"] = EngineFailed("the connection broke")
+    process.kill_group(handle.pid, handle.pid_started_at)
+    await rig.do(msg.SleepEngine("r-1", "swapped_out"))
+    assert "hello from the engine" in (await rig.outcome(msg.EngineExited)).reason
+    assert not rig.saw(msg.SleepFailed)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_wake_that_fails_says_why_and_one_that_dies_shows_its_log(rig: Rig, dies: bool) -> None:
+    handle = await rig.launch("r-1", replica=True)
+    await until(lambda: "hello" in Path(handle.log_path).read_text(), "it has begun to run")
+    await rig.do(msg.LoadEngine("r-1", "/w"))
+    await rig.outcome(msg.EnginePrewarmed)
+    rig.driver.errors["wake"] = EngineFailed("it answers otherwise than at its start")
+    rig.driver.dies_at_wake = dies
+    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    failed = await rig.outcome(msg.EngineStartFailed)
+    assert failed.instance_id == "i-1" and ("answers otherwise" in failed.reason) is not dies
+    assert not dies or "ended by itself while it woke\nhello from the engine" in failed.reason
 
 
 async def test_one_that_sleeps_says_so(rig: Rig) -> None:
@@ -377,7 +430,7 @@ async def test_one_that_sleeps_says_so(rig: Rig) -> None:
     assert seen.num_bytes > 0, "on host memory its process is looked at"
     assert rig.driver.calls == ["swapped_out"]
     await rig.do(msg.SleepEngine("i-404", "prewarmed"))
-    assert (await rig.outcome(msg.EngineGone)).instance_id == "i-404"
+    assert (await rig.outcome(msg.SleepFailed)).instance_id == "i-404"
 
 
 async def test_of_limits_that_come_fast_the_newest_counts(rig: Rig) -> None:

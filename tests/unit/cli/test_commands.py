@@ -133,6 +133,13 @@ def test_demo_models_are_valid_and_fall_asleep_soon(tmp_path: Path) -> None:
     assert all(0 < m.keep_alive_s < 10 and not m.preload for m in models)
 
 
+@pytest.mark.parametrize(
+    ("row", "shown"), [({"reason": "it died\nlog line"}, "it died"), ({"reason": ""}, "-"), ({}, "-")]
+)
+def test_ps_shows_the_first_line_of_a_reason(row: dict[str, Any], shown: str) -> None:
+    assert views.reason(row) == shown
+
+
 def test_no_fleet_names_the_directory_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOWPLUG_DATA_URL", raising=False)
     with pytest.raises(NoFleet, match="glowplug up") as refused:

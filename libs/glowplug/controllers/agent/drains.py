@@ -42,20 +42,26 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
     if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
         return  # it lies dormant already: a command that came twice
     able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
+    reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
         num_bytes = int(holding.model.weights_bytes * transaction.params.snapshot_ratio)
-        able = _fits_host(transaction, holding, num_bytes)
+        lack = _lack_of_host(transaction, holding, num_bytes)
+        able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
-    _drain(transaction, holding, command.reason, command.grace_s, becomes if able else "")
+    _drain(transaction, holding, reason, command.grace_s, becomes if able else "")
     after = transaction.holdings[instance.instance_id]
     if after.snapshot_bytes and (after.drain is None or after.drain.becomes != "swapped_out"):
         transaction.keep(replace(after, snapshot_bytes=0))
 
 
-def _fits_host(transaction: Transaction, holding: Holding, num_bytes: int) -> bool:
+def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) -> str:
+    """Why host memory does not take it, "" where it does."""
     name, budget = holding.instance.instance_id, transaction.params.swap_host_bytes
     others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
-    return not budget or others + num_bytes <= budget
+    if not budget or others + num_bytes <= budget:
+        return ""
+    most = f"the {show_bytes(budget)} that engines asleep may take (GLOWPLUG_SWAP_HOST_BYTES)"
+    return f"it stops instead of sleeping: {show_bytes(num_bytes)} beside {show_bytes(others)} is more than {most}"
 
 
 def on_stop_asked(transaction: Transaction, holding: Holding, asked: msg.StopAsked | msg.NodeStopping) -> None:
@@ -116,7 +122,9 @@ def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> Non
 
 def on_sleep_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
     """An engine that does not fall asleep in time is stopped."""
-    _expire(transaction, holding)
+    assert holding.drain is not None
+    if transaction.now_s >= holding.drain.deadline_at:
+        _give_up_sleep(transaction, holding, f"it was not asleep after {transaction.params.sleep_deadline_s:g} s")
 
 
 def _expire(transaction: Transaction, holding: Holding) -> None:
@@ -130,7 +138,7 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
     drain = holding.drain
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
         transaction.ask(msg.SleepEngine(holding.engine, drain.becomes))
-        deadline_at = transaction.now_s + transaction.params.start_deadline_s
+        deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
         drain = replace(drain, deadline_at=deadline_at, drained_at=transaction.now_s)
         transaction.keep(holding.enter(State.FALLING_ASLEEP, drain=drain))
     else:
@@ -195,6 +203,19 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     instance = replace(holding.instance, replica=True, workers=workers, url="")
     holding = transaction.grant(holding.enter(State.PREWARMED, instance=instance))
     transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
+
+
+def on_sleep_failed(transaction: Transaction, holding: Holding, report: msg.SleepFailed) -> None:
+    """It could not, and nobody knows what it holds: it is stopped."""
+    _give_up_sleep(transaction, holding, report.reason)
+
+
+def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None:
+    """Its bytes stay granted until its process is gone."""
+    assert holding.drain is not None
+    _report(transaction, holding.instance, holding.drain, holding.drain.drained_at)
+    stopping = lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
+    transaction.publish(stopping, reason=f"its engine could not be put to sleep and is stopped: {why}")
 
 
 def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:

@@ -100,8 +100,11 @@ def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
     assert holding.start is not None
     if transaction.now_s < holding.start.deadline_at:
         return
-    seconds = transaction.params.start_deadline_s
-    if holding.state is State.STARTING and holding.start.weights_path is None:
+    seconds, grew_from = transaction.params.start_deadline_s, holding.start.grew_from
+    if grew_from is not None and grew_from.is_dormant:
+        seconds = min(seconds, transaction.params.wake_deadline_s)
+        why = "start_timeout", f"the engine of {holding.instance.source} did not wake within {seconds:g} s"
+    elif holding.state is State.STARTING and holding.start.weights_path is None:
         why = "weights_unavailable", f"its weights were not in host memory after {seconds:g} s"
     else:
         why = "start_timeout", f"its engine was not ready after {seconds:g} s"
@@ -182,7 +185,6 @@ def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) 
     if holding.is_over:
         return  # a stop that was asked for twice ends twice
     if not report.clean:
-        state = State.STOPPING if state is State.FALLING_ASLEEP else state
         transaction.keep(holding.enter(state, stop=Stop(transaction.now_s)))
     elif state is State.RESTARTING and holding.start is not None:
         decided = tuple(p for p in holding.instance.phases if p.name in BEFORE_START)

@@ -120,6 +120,13 @@ class EngineAsleep(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class SleepFailed(Outcome):
+    """An engine that was asked to sleep could not, and lives: what it holds of its GPUs is not known."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConsolidated(Outcome):
     """What was a stage serves all of the model, alone."""
 
@@ -236,7 +243,7 @@ class ActivateEngine(ForEngine):
 @dataclass(frozen=True, slots=True)
 class SleepEngine(ForEngine):
     """Give up the KV cache and, for "swapped_out", the weights on the GPU too; what still runs ends, as its grace did.
-    Outcome: EngineAsleep, or EngineGone when it could not."""
+    Outcome: EngineAsleep or SleepFailed; EngineExited where its process ends over it."""
 
     becomes: str  # prewarmed | swapped_out
 

@@ -25,6 +25,8 @@ class AgentParams:
 
     beat_s: float = 1.0
     start_deadline_s: float = 180.0  # command -> READY
+    sleep_deadline_s: float = 30.0  # drained -> asleep
+    wake_deadline_s: float = 30.0  # command -> READY, of a start from what lies dormant
     drain_quiet_s: float = 0.3  # routers hear of the drain before the first count
     stop_grace_s: float = 5.0  # SIGTERM -> SIGKILL
     stop_retry_s: float = 5.0  # a process that would not die is killed again

@@ -136,6 +136,9 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
     assert start is not None
     if source.start is not None:
         start = replace(start, is_launched=source.start.is_launched, weights_path=source.start.weights_path)
+    if was.is_dormant:  # nothing is loaded: one that takes long hangs, and requests wait for it
+        deadline_at = min(start.deadline_at, transaction.now_s + transaction.params.wake_deadline_s)
+        start = replace(start, deadline_at=deadline_at)
     holding = replace(
         holding,
         instance=replace(holding.instance, source=from_id),
@@ -195,7 +198,8 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
 
 
 def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) -> None:
-    """Take it up after a restart of the agent, from what is left of its engine. A start has its time anew."""
+    """Take it up after a restart of the agent, from what is left of its engine. A start, and a sleep under
+    way, have their time anew."""
     state, name = holding.state, holding.instance.instance_id
     is_living = name in recalled.living
     if holding.start is not None:
@@ -223,4 +227,6 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
     else:
         if state is State.FALLING_ASLEEP and holding.drain is not None:
             transaction.ask(SleepEngine(holding.engine, holding.drain.becomes))
+            deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
+            holding = replace(holding, drain=replace(holding.drain, deadline_at=deadline_at))
         transaction.publish(holding, reason="its agent has restarted and found it again")

@@ -112,10 +112,10 @@ class AutoscalerController:
         self._wake_all(now_s)
         if table == "models":
             return self._models.restore(rows, now_s)
-        living = {instance_id for instance_id, row in self.instances.by_id.items() if not row.state.is_gone}
+        wanted = {i for i, row in self.instances.by_id.items() if not (row.state.is_gone or row.state.is_dormant)}
         for instance in self.instances.restore(rows, now_s):
             record = self._note(instance)
-            if instance.state is InstanceState.FAILED and instance.instance_id in living:
+            if instance.state is InstanceState.FAILED and instance.instance_id in wanted:
                 self._start_failed(record, instance, now_s)
         return []
 
@@ -182,10 +182,12 @@ class AutoscalerController:
 
     def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
         instance: Instance = event.data.instance
+        before = self.instances.by_id.get(instance.instance_id)
         if not self.instances.apply(instance, now_s):
             return []
         record = self._note(instance)
-        if isinstance(event.data, InstanceFailed):
+        was_dormant = before is not None and before.state.is_dormant
+        if isinstance(event.data, InstanceFailed) and not was_dormant:  # nobody waits for a sleeper that dies
             self._start_failed(record, instance, now_s)
         return self._balance(record, now_s)
 

@@ -297,7 +297,8 @@ class RouterController:
                 self._learn_start(instance)
             self._failures.forget(instance.model_key)
             return self._pump(instance.model_key, now_s)
-        if instance.state is InstanceState.FAILED:
+        was_dormant = before is not None and before.state.is_dormant
+        if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
             reason = instance.reason or "the instance failed"
             recalls = self._recall(instance.instance_id, reason) if code == "node_left" else []
             return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]

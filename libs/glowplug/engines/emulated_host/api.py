@@ -199,10 +199,12 @@ class Api:
         level = request.query.get("level", ["1"])[0]
         if level not in ("1", "2"):
             raise openai.bad("level", "1 or 2")
+        _fail_for(self._engine.faults.sleep_failure)
         await self._engine.sleep(int(level))
         reply.send(200, b"")
 
     async def _wake_up(self, request: Request, reply: Reply) -> None:
+        _fail_for(self._engine.faults.wake_failure)
         await self._engine.wake_up()
         reply.send(200, b"")
 
@@ -210,6 +212,7 @@ class Api:
         mode = request.query.get("mode", ["abort"])[0]
         if mode not in ("abort", "wait", "keep"):
             raise openai.bad("mode", "abort, wait or keep")
+        _fail_for(self._engine.faults.sleep_failure)
         self._engine.admit(False)
         if mode == "abort":
             self._abort([])
@@ -254,3 +257,9 @@ def _embedding_inputs(given: Any) -> list[str]:
 def _vector(text: str, encoding: str) -> list[float] | str:
     vector = embedding(text, EMBEDDING_DIMENSIONS)
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if encoding == "base64" else vector
+
+
+def _fail_for(reason: str) -> None:
+    """Raises ApiError, where there is a reason."""
+    if reason:
+        raise ApiError(500, reason, type="injected_error", code="injected")

@@ -44,6 +44,8 @@ class Faults:
     grow_bytes_per_token: int = 0  # of host memory, taken with each token and kept
     startup_delay_s: float = 0.0
     startup_failure: str = ""  # not ready, for this reason
+    sleep_failure: str = ""  # /pause and /sleep say 500, for this reason
+    wake_failure: str = ""  # so does /wake_up
     mode: str = "random"  # random | echo
 
 

@@ -115,7 +115,7 @@ class Dormancy:
     def _sleep(self, effect: aw.SleepEngine) -> None:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None:
-            self.node.answer_agent(aw.EngineGone(effect.instance_id))
+            self.node.answer_agent(aw.SleepFailed(effect.instance_id, "its engine is gone"))
             return
         now_s = self.run.kernel.now_s
         start = engine.start = self.run.wake_of(engine.model)

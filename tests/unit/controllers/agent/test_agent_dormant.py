@@ -318,6 +318,8 @@ def test_over_the_budget_of_host_memory_an_engine_simply_stops() -> None:
     agent.serving("i-2", 12.0, workers=workers("i-2", 1))
     agent.handle(stop("i-2", becomes="swapped_out"), 14.0)
     assert of(msg.StopEngine, agent.drained("swapped_out"))  # promised to i-2, though that still drains
+    why = "84 MiB beside 84 MiB is more than the 100 MiB that engines asleep may take"
+    assert agent.instance().reason.startswith("idle; it stops instead of sleeping") and why in agent.instance().reason
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert of(msg.SleepEngine, agent.handle(msg.InFlight("i-2", 0), 22.5))
     agent.handle(msg.EngineAsleep("i-2"), 23.0)
@@ -338,15 +340,61 @@ def test_a_sleep_that_never_ends_is_a_stop() -> None:
     agent = make(abilities=ALL).serving()
     agent.drained("swapped_out")
     assert not of(msg.StopEngine, agent.handle(Tick(), 22.0)) and not of(msg.CountInFlight, agent.handle(Tick(), 23.0))
-    assert of(msg.StopEngine, agent.handle(Tick(), 81.0))
-    assert not facts(agent.handle(msg.EngineAsleep("i-1"), 82.0))
-    assert facts(agent.handle(msg.EngineGone("i-1"), 83.0)) == ["instance.stopped"] and agent.used() == 0
+    assert of(msg.StopEngine, agent.handle(Tick(), 51.0)) == [msg.StopEngine("i-1", 0.0)], "whoever waits needs it now"
+    assert not facts(agent.handle(msg.EngineAsleep("i-1"), 52.0)) and agent.used() == 240
+    assert facts(agent.handle(msg.EngineGone("i-1"), 53.0)) == ["instance.stopped"] and agent.used() == 0
+    assert "not asleep after 30 s" in agent.instance().reason
 
 
-def test_an_engine_that_could_not_sleep_is_stopped() -> None:
+@pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
+def test_an_engine_that_cannot_sleep_is_stopped_with_the_reason(becomes: str) -> None:
     agent = make(abilities=ALL).serving()
-    agent.drained("prewarmed")
-    assert facts(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"] and agent.used() == 0
+    agent.drained(becomes)
+    effects = agent.handle(msg.SleepFailed("i-1", "its KV cache was not found"), 22.0)
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 240
+    assert not of(msg.StopEngine, agent.handle(msg.SleepFailed("i-1", "again"), 22.1)), "it ends already"
+    assert facts(agent.handle(msg.EngineGone("i-1"), 23.0)) == ["instance.stopped"] and agent.used() == 0
+    assert agent.instance().reason.endswith("is stopped: its KV cache was not found")
+
+
+def test_an_engine_that_dies_while_it_falls_asleep_has_failed() -> None:
+    agent = make(abilities=ALL).serving()
+    agent.drained("swapped_out")
+    assert code(agent.handle(msg.EngineExited("i-1", "killed"), 22.0)) == "engine_failed"
+    agent.handle(msg.EngineGone("i-1"), 23.0)
+    assert agent.used() == 0 and agent.holdings["i-1"].snapshot_bytes == 0 and agent.instance().reason == "killed"
+
+
+@pytest.mark.parametrize("lies", ["prewarmed", "swapped_out"])
+@pytest.mark.parametrize("how", ["it fails", "it dies", "it hangs"])
+def test_a_wake_that_fails_returns_the_bytes_and_the_next_start_is_from_scratch(lies: str, how: str) -> None:
+    """It says so, or its process ends, or nothing comes of it: requests wait for a wake no longer than for a wake."""
+    agent = make(abilities=ALL).serving().asleep(lies)
+    agent.handle(start_of("i-2", source="i-1"), 30.0)
+    assert not of(msg.StopEngine, agent.handle(Tick(), 59.0)) and agent.state("i-2") == "loading"
+    end, why = {
+        "it fails": (msg.EngineStartFailed("i-2", "engine_failed", "it answers otherwise"), "it answers otherwise"),
+        "it dies": (msg.EngineExited("i-2", "killed"), "killed"),
+        "it hangs": (Tick(), "the engine of i-1 did not wake within 30 s"),
+    }[how]
+    effects = agent.handle(end, 60.0)
+    assert facts(effects) == ["instance.failed"] and agent.instance("i-2").reason == why
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-2", 0.0)] and agent.used() == 240, "not before it is gone"
+    agent.handle(msg.EngineGone("i-2"), 61.0)
+    assert agent.used() == 0
+    effects = agent.handle(start_of("i-3", source="i-1"), 62.0)
+    assert of(msg.LaunchEngine, effects) and agent.used() == 240
+
+
+def test_without_memory_for_a_wake_the_sleeper_sleeps_on() -> None:
+    agent = make(abilities=ALL, gpu_kind="cuda").serving().asleep("swapped_out", keeps=20 * MIB)
+    agent.serving("i-2", 30.0, model=a_model("other", weights_bytes=60 * MIB, kv_bytes=100 * MIB))
+    before = agent.ledger.gpus
+    effects = agent.handle(start_of("i-3", source="i-1"), 40.0)
+    assert code(effects) == "out_of_memory" and "has 140 MiB of 300 MiB free" in agent.instance("i-3").reason
+    assert agent.ledger.gpus == before and agent.state("i-1") == "swapped_out" and not of(msg.StopEngine, effects)
+    agent.stopped("i-2", 50.0)
+    assert of(msg.ActivateEngine, agent.handle(start_of("i-4", source="i-1"), 60.0))
 
 
 def test_a_stop_is_stronger_than_a_sleep() -> None:
@@ -424,6 +472,7 @@ def test_a_sleep_under_way_is_asked_for_again_after_a_restart() -> None:
     agent.drained("prewarmed")
     reborn, effects = agent.restarted({"i-1"}, abilities=ALL)
     assert facts(effects) == ["instance.draining"] and of(msg.SleepEngine, effects)
+    assert not of(msg.StopEngine, reborn.handle(Tick(), 79.0)), "its time begins anew"
     assert facts(reborn.handle(resume("i-1"), 51.0)) == [], "it may sleep already"
     assert facts(reborn.handle(msg.EngineAsleep("i-1"), 52.0)) == ["instance.prewarmed"]
 

@@ -2,12 +2,21 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.controllers import operator
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
-from glowplug.events.facts import ForecastMade, InstanceFailed, InstancePrewarmed, InstanceReady, RouterLoadReported
+from glowplug.events.facts import (
+    ForecastMade,
+    InstanceFailed,
+    InstancePrewarmed,
+    InstanceReady,
+    InstanceSwappedOut,
+    RouterLoadReported,
+)
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import settle
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
@@ -32,6 +41,19 @@ def test_a_replica_that_fails_is_no_failed_start():
     controller = autoscaler(a_model())
     controller.handle(an_event(InstanceFailed(instance=an_instance("i-1", state=InstanceState.FAILED))), 1.0)
     assert published(controller.handle(waiting(), 1.1), PlaceInstance) == []
+
+
+@pytest.mark.parametrize("by", ["fact", "table"])
+def test_a_sleeper_that_dies_is_no_failed_start(by):
+    controller = autoscaler(a_model())
+    asleep = an_instance("i-1", state=InstanceState.SWAPPED_OUT)
+    controller.handle(an_event(InstanceSwappedOut(instance=asleep)), 1.0)
+    failed = replace(asleep, state=InstanceState.FAILED, revision=asleep.revision + 1)
+    if by == "fact":
+        controller.handle(an_event(InstanceFailed(instance=failed, code="engine_failed")), 2.0)
+    else:
+        controller.restore("instances", {"i-1": failed}, 2.0)
+    assert len(published(controller.handle(waiting(), 2.1), PlaceInstance)) == 1, "no pause holds it back"
 
 
 def test_a_later_stage_is_none_either_and_does_not_end_a_pause():

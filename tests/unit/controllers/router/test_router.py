@@ -82,6 +82,16 @@ def test_a_wait_that_is_too_long_is_503_with_retry_after() -> None:
     assert rejected(effects) == [(1, 503, "wait_timeout")] and effects[0].retry_after_s >= 1
 
 
+def test_a_sleeper_that_dies_is_no_start_that_failed() -> None:
+    for state, says_so in ((InstanceState.SWAPPED_OUT, False), (InstanceState.LOADING, True)):
+        run = Run()
+        run.instance(state=state, revision=1)
+        run.arrive()
+        run.instance(state=InstanceState.FAILED, revision=2, reason="killed", code="engine_failed")
+        (refused,) = [e for e in run.handle(Tick(), 11.0) if isinstance(e, msg.Reject)]
+        assert ("The last start failed: killed" in refused.message) is says_so
+
+
 def test_on_cold_refuse_is_503_and_publishes_no_waiting() -> None:
     run = Run(model(on_cold=OnCold.REFUSE))
     effects = run.arrive()

@@ -251,6 +251,16 @@ async def test_sleep_holds_requests_and_waking_takes_the_modelled_transfer(clien
     assert (await client.post("/sleep?level=9")).status_code == 400
 
 
+async def test_a_sleep_and_a_wake_fail_for_the_reason_that_is_set() -> None:
+    async with serving(sleep_failure="no host memory", wake_failure="no GPU memory") as (_, client):
+        said = {path: await client.post(path) for path in ("/pause?mode=abort", "/sleep?level=1", "/wake_up")}
+        assert {answer.status_code for answer in said.values()} == {500}
+        reasons = [answer.json()["error"]["message"] for answer in said.values()]
+        assert reasons == ["no host memory", "no host memory", "no GPU memory"]
+        await client.post("/admin/config", json={"sleep_failure": "", "wake_failure": ""})
+        assert [(await client.post(path)).status_code for path in said] == [200, 200, 200]
+
+
 async def test_pause_keeps_or_aborts_and_resume_goes_on() -> None:
     async with serving(time_scale=5.0) as (engine, client):
         body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
