@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,8 @@ class Owner:
 
     def serve(self, stop: socket.socket | None = None) -> None:
         """Until `stop` can be read."""
-        with _listening(self._path) as listener:
+        with _listening(self._path) as listener, contextlib.closing(self._selector), contextlib.ExitStack() as at_end:
+            at_end.callback(self._hang_up)
             self._selector.register(listener, selectors.EVENT_READ, None)
             if stop:
                 self._selector.register(stop, selectors.EVENT_READ, stop)
@@ -125,6 +127,10 @@ class Owner:
             if isinstance(error, Refused):
                 raise
             raise Refused(f"{message.get('verb')}: {error!r}") from error
+
+    def _hang_up(self) -> None:
+        for client in self._clients.values():
+            client.connection.close()
 
     def _end(self, client: _Client) -> None:
         self._selector.unregister(client.connection)
@@ -187,16 +193,21 @@ class Owner:
         return _Answer({})
 
     def _holdings(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        """Who holds what, by process: what an agent that has been restarted fills its ledger from."""
+        """Who holds what, by process: what an agent that has been restarted fills its ledger from. Chunks with several
+        holders are counted once, as shared."""
+        by_client = {one.name: self._pool.held(one.name) for one in self._clients.values()}
+        num_holders = Counter(chunk for held in by_client.values() for chunk in held)
         holders = [
             {
                 "pid": one.pid,
-                "num_chunks": len(held := self._pool.held(one.name)),
+                "num_chunks": len(held := by_client[one.name]),
+                "num_chunks_alone": sum(num_holders[chunk] == 1 for chunk in held),
                 "names": [name for name, named in self._named.items() if self._chunks[named.ids[0]] in held],
             }
             for one in self._clients.values()
         ]
-        counts = {"num_free": self._pool.num_free, "num_held": self._pool.num_held}
+        num_shared = sum(num > 1 for num in num_holders.values())
+        counts = {"num_free": self._pool.num_free, "num_held": self._pool.num_held, "num_shared": num_shared}
         return _Answer({"holders": holders, "chunk_bytes": self._memory.chunk_bytes, **counts})
 
     def _lent(self, chunks: list[Chunk]) -> _Answer:

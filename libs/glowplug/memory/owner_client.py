@@ -75,7 +75,8 @@ class OwnerClient:
         return chunks, answer["num_bytes"]
 
     def holdings(self) -> dict[str, Any]:
-        """`holders` (pid, num_chunks, names) with `num_free`, `num_held`, `chunk_bytes`. Raises OwnerGone."""
+        """`holders` (pid, num_chunks, num_chunks_alone, names), `num_free`, `num_held`, `num_shared` and `chunk_bytes`.
+        Raises OwnerGone."""
         return self._ask({"verb": "holdings"})
 
     def rejoin(self, timeout_s: float | None = None) -> None:

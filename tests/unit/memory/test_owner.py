@@ -1,0 +1,177 @@
+"""An owner lends chunks over a socket: what it refuses, and what a connection that ends gives back."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glowplug.memory.gpu_memory import Access, GpuError, OutOfGpuMemory
+from glowplug.memory.host_memory import HostMemory
+from glowplug.memory.owner import Owner
+from glowplug.memory.owner_client import OwnerClient, OwnerGone
+from glowplug.memory.peers import PeerGone, receive, send
+from glowplug.memory.slots import Slot
+from tests.waiting import wait_until
+
+CHUNK = 4096
+
+
+class Running:
+    """An owner in a thread of this process."""
+
+    def __init__(self, path: Path, num_chunks: int = 16) -> None:
+        self.memory = HostMemory(num_chunks * CHUNK, CHUNK)
+        self.owner = Owner(self.memory, num_chunks, path)
+        self._stop, theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self.owner.serve, args=(theirs,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.close()
+        self._thread.join(timeout=5)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "owner.sock"
+
+
+@pytest.fixture
+def running(path: Path) -> Iterator[Running]:
+    made = Running(path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(running: Running, path: Path) -> Iterator[OwnerClient]:
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) as made:
+        yield made
+
+
+def test_chunks_are_lent_in_batches_of_descriptors(path: Path) -> None:
+    """The kernel takes 253 of them at once."""
+    running = Running(path, 600)
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path) as client:
+        chunks = client.take("m", 600)
+        slot = Slot(client.memory, "m", 600 * CHUNK)
+        slot.grow(chunks)
+        assert client.num_free == 0 and running.memory.mem_info()[0] == 0
+        client.give("m", slot.close())
+        assert client.num_free == 600
+    running.stop()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= num_open + 4, "no descriptor stays"
+
+
+def test_the_socket_is_for_its_user_alone(running: Running, path: Path) -> None:
+    wait_until("the owner listens", path.exists)
+    assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(BlockingIOError):
+        Owner(HostMemory(CHUNK, CHUNK), 1, path).serve()
+    assert OwnerClient(HostMemory(CHUNK, CHUNK), path).num_free == 16, "the first owner serves on"
+
+
+def test_more_than_there_is_is_an_error_of_its_own(client: OwnerClient) -> None:
+    with pytest.raises(OutOfGpuMemory):
+        client.take("m", 17)
+    assert len(client.take_up_to("m", 17)) == 16
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"verb": "burn"}, "unknown verb"),
+        ({}, "unknown verb"),
+        ({"verb": "take"}, "num_chunks"),
+        ({"verb": "take", "num_chunks": -1}, "take -1"),
+        ({"verb": "take", "num_chunks": "many"}, "many"),
+        ({"verb": "give", "ids": ["x-1"]}, "x-1"),
+        ({"verb": "publish", "name": "m", "ids": [], "num_bytes": 1}, "only chunks that one holds"),
+        ({"verb": "attach", "name": "m"}, "nothing is published"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_the_connection_lives(client: OwnerClient, message, why: str) -> None:
+    with pytest.raises(GpuError, match=why):
+        client._ask(message)
+    assert client.num_free == 16
+
+
+@pytest.mark.parametrize("raw", [struct.pack("<I", 1 << 30), struct.pack("<I", 2) + b"[]", struct.pack("<I", 1) + b"{"])
+def test_who_speaks_something_else_is_hung_up_on(client: OwnerClient, path: Path, raw: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(path))
+        stranger.sendall(raw)
+        stranger.settimeout(2)
+        with pytest.raises((PeerGone, ConnectionError)):
+            receive(stranger)
+    assert client.num_free == 16, "the others are served on"
+
+
+def test_chunks_of_others_can_neither_be_given_nor_published(running: Running, client: OwnerClient, path: Path) -> None:
+    (chunk,) = client.take("m", 1)
+    one = client._ids[chunk]
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path) as other:
+        for message in ({"verb": "give", "ids": [one]}, {"verb": "publish", "name": "n", "ids": [one], "num_bytes": 1}):
+            with pytest.raises(GpuError):
+                other._ask(message)
+    client.publish("n", [chunk], 10)
+    with pytest.raises(GpuError, match="published already"):
+        client.publish("n", client.take("m", 1), 10)
+
+
+def test_weights_under_a_name_live_as_long_as_someone_has_them(running: Running, path: Path) -> None:
+    loader, engine = (OwnerClient(HostMemory(CHUNK, CHUNK), path) for _ in range(2))
+    chunks = loader.take("m", 3)
+    loader.publish("m", chunks, 2 * CHUNK + 5)
+    attached, num_bytes = engine.attach("m")
+    again, _ = engine.attach("m")
+    assert again == attached and num_bytes == 2 * CHUNK + 5
+    loader.close()
+    wait_until("the owner sees that the loader is gone", lambda: len(engine.holdings()["holders"]) == 1)
+    (held,) = engine.holdings()["holders"]
+    assert (held["num_chunks"], held["num_chunks_alone"], held["names"]) == (3, 3, ["m"])
+    slot = Slot(engine.memory, "m", 4 * CHUNK)
+    slot.grow(attached, Access.READ)
+    engine.give("m", slot.close())
+    assert engine.num_free == 16
+    with pytest.raises(GpuError, match="nothing is published"):
+        engine.attach("m")
+    engine.close()
+
+
+def test_whoever_loses_its_connection_has_lost_its_chunks(running: Running, client: OwnerClient) -> None:
+    """The owner has given them to others: handing them in again would share memory between strangers."""
+    client.take("m", 2)
+    with pytest.raises(OwnerGone, match="does not take what is held"):
+        client.rejoin()
+
+
+def test_without_an_owner_it_says_so(path: Path) -> None:
+    with pytest.raises(OwnerGone, match="no owner of GPU memory listens"):
+        OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=0.05)
+
+
+def test_an_owner_that_ends_is_an_error_and_the_next_one_knows_what_is_held(path: Path) -> None:
+    first = Running(path)
+    client = OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0)
+    chunks = client.take("m", 5)
+    client.publish("m", chunks, 5 * CHUNK)
+    first.stop()
+    with pytest.raises(OwnerGone):
+        client.holdings()
+    second = Running(path)
+    client.rejoin()
+    assert client.num_free == 11
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path) as other:
+        assert len(other.attach("m")[0]) == 5
+    client.give("m", chunks)
+    wait_until("what the first owner lent is the second's", lambda: client.num_free == 16)
+    send(client._connection, {"verb": "holdings"})
+    assert receive(client._connection)["num_held"] == 0
+    client.close()
+    second.stop()
