@@ -63,6 +63,8 @@ class Engine:
             return {"ok": getattr(self, asked.pop("verb"))(**asked)}
         except OutOfGpuMemory:
             return {"full": True}
+        except OwnerGone:
+            return {"lost": True}
         except GpuError as error:
             return {"refused": str(error)}
 
@@ -72,12 +74,12 @@ class Engine:
         slot = Slot(self.memory, name, NUM_CHUNKS * CHUNK)
         try:
             prewarm(slot, Source(ctypes.addressof(source), len(data), lambda: len(data)), self.client, self.copier)
-        except OutOfGpuMemory:
-            slot.close()
+            slot.protect(Access.READ)
+            self.client.publish(name, self.client.held[-num_chunks:], len(data))
+        except (OutOfGpuMemory, OwnerGone):
+            if chunks := slot.close():
+                self.client.give(name, chunks)
             raise
-        slot.protect(Access.READ)
-        chunks = self.client.held[-num_chunks:]
-        self.client.publish(name, chunks, len(data))
         self.slots[name] = slot
 
     def attach(self, name: str) -> None:
@@ -221,7 +223,7 @@ class Fleet:
         """One request, or one kill."""
         number = chance.randrange(NUM_ENGINES)
         if chance.randrange(KILL_EVERY) == 0:
-            chance.choice([self._kill_owner, self._kill_agent, lambda: self._kill_engine(number)])()
+            chance.choice([self._kill_owner, self._kill_agent, self._kill_engine])(number, chance)
             self._check()
             return
         verb = chance.choice(["load", "attach", "attach", "grow", "cut", "drop", "drop", "check"])
@@ -275,18 +277,26 @@ class Fleet:
     def _compare(self, number: int, _: random.Random | None = None) -> None:
         assert self.engines[number].ask(verb="check") == {"ok": None}
 
-    def _kill_engine(self, number: int) -> None:
+    def _kill_engine(self, number: int, chance: random.Random) -> None:
+        """At rest, or in the middle of a request."""
+        if chance.random() < 0.5:
+            send(self.engines[number].socket, {"verb": "load", "name": str(self.next_name), "num_chunks": 5})
+            self.next_name += 1
+            time.sleep(chance.random() * 0.002)
         self.engines[number].kill()
         self._start_engine(number)
         self.done["engines killed"] += 1
 
-    def _kill_agent(self) -> None:
+    def _kill_agent(self, number: int, chance: random.Random) -> None:
         self.agent.kill()
         self.agent = start(lambda: Agent(self.path))
         self.done["agents killed"] += 1
 
-    def _kill_owner(self) -> None:
-        """The engines compute on; each finds the next owner and hands it what it holds."""
+    def _kill_owner(self, number: int, chance: random.Random) -> None:
+        """At rest, or in the middle of a request. The engines compute on; each finds the next owner and hands it what
+        it holds."""
+        if chance.random() < 0.5:
+            self._lose_owner(number, chance)
         self._end_owner()
         for number in self.engines:
             self._compare(number)
@@ -294,6 +304,26 @@ class Fleet:
         for number, engine in self.engines.items():
             assert engine.ask(verb="rejoin") == {"ok": None}, number
         self.done["owners killed"] += 1
+
+    def _lose_owner(self, number: int, chance: random.Random) -> None:
+        """What the engine asked for is done or not; it says which, and what it gave back is given back."""
+        engine, kv = self.engines[number], self.kv[number]
+        if kv and chance.random() < 0.5:
+            asked = {"verb": "cut", "name": chance.choice(sorted(kv))}
+        else:
+            asked = {"verb": "load", "name": str(self.next_name), "num_chunks": chance.randint(1, MOST_WEIGHTS)}
+            self.next_name += 1
+        send(engine.socket, asked)
+        time.sleep(chance.random() * 0.001)
+        self._end_owner()
+        answer = receive(engine.socket)
+        if asked["verb"] == "cut":
+            assert answer in ({"ok": None}, {"lost": True}), answer
+            del kv[asked["name"]]
+        elif answer == {"ok": None}:
+            self.weights[number].add(asked["name"])
+            self.sizes[asked["name"]] = asked["num_chunks"]
+        self.done["requests lost"] += answer == {"lost": True}
 
     def _end_owner(self) -> None:
         if self.owner:
