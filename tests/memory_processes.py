@@ -100,12 +100,12 @@ class Engine:
 
     def cut(self, name: str) -> None:
         slot = self.slots[name]
-        self.client.give(name, slot.cut(slot.num_weight_chunks))
         self.marks.pop(name, None)
+        self.client.give(name, slot.cut(slot.num_weight_chunks))
 
     def drop(self, name: str) -> None:
-        self.client.give(name, self.slots.pop(name).close())
         self.marks.pop(name, None)
+        self.client.give(name, self.slots.pop(name).close())
 
     def check(self) -> None:
         """Every byte of weights, and the mark of each KV cache."""
@@ -275,7 +275,8 @@ class Fleet:
             self.kv[number].pop(name, None)
 
     def _compare(self, number: int, _: random.Random | None = None) -> None:
-        assert self.engines[number].ask(verb="check") == {"ok": None}
+        answer = self.engines[number].ask(verb="check")
+        assert answer == {"ok": None}, (number, answer)
 
     def _kill_engine(self, number: int, chance: random.Random) -> None:
         """At rest, or in the middle of a request."""
