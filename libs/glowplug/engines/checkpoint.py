@@ -3,8 +3,8 @@
 SwapServeLLM does this to whole containers. Here: lock each CUDA process of the engine, checkpoint it (the device memory
 is free then), and freeze all of its processes (freezer.py); to wake, thaw, restore, unlock. A thread of the target
 copies, so it is frozen after the checkpoint. What is known of the driver: x86-64 alone, no managed memory, and before
-driver 610 no memory shared between processes by CUDA's IPC, so no engine of several GPUs. Host memory must hold all that
-the engine had on its GPUs, KV cache included. Not measured yet (docs/gpu.md).
+driver 610 no memory shared between processes by CUDA's IPC, so no engine of several GPUs. Host memory must hold all
+that the engine had on its GPUs, KV cache included. Not measured yet (docs/gpu.md).
 """
 
 import contextlib
