@@ -302,8 +302,8 @@ class Fleet:
         for number in self.engines:
             self._compare(number)
         self.owner = self._start_owner()
-        for number, engine in self.engines.items():
-            assert engine.ask(verb="rejoin") == {"ok": None}, number
+        for number in chance.sample(sorted(self.engines), NUM_ENGINES):
+            assert self.engines[number].ask(verb="rejoin") == {"ok": None}, number
         self.done["owners killed"] += 1
 
     def _lose_owner(self, number: int, chance: random.Random) -> None:

@@ -52,8 +52,8 @@ async def _measured(place: Place, driver: VllmDriver, weights: Path) -> list[Row
             told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items())
             told = f"READY {ready_s:.2f} s ({told}), first token {ready_s + first_s:.2f} s"
             rows.append(Row(*COLD, told, figures={"ready": ready_s, "first_token": ready_s + first_s, **phases}))
-            rows.append(await _cycles(driver, handle, "prewarmed", text))
-            rows.append(await _cycles(driver, handle, "swapped_out", text))
+            rows.append(await _cycles(place, driver, handle, "prewarmed", text))
+            rows.append(await _cycles(place, driver, handle, "swapped_out", text))
         except GlowplugError as error:
             rows.append(Row("T15", "vLLM through its driver", "", "", f"failed: {error.message[:200]}", False))
         finally:
@@ -62,7 +62,7 @@ async def _measured(place: Place, driver: VllmDriver, weights: Path) -> list[Row
     return rows
 
 
-async def _cycles(driver: VllmDriver, handle: EngineHandle, becomes: str, text: str) -> Row:
+async def _cycles(place: Place, driver: VllmDriver, handle: EngineHandle, becomes: str, text: str) -> Row:
     to_sleep, to_wake, equal = [], [], True
     for _ in range(CYCLES):
         began = time.perf_counter()
@@ -75,7 +75,7 @@ async def _cycles(driver: VllmDriver, handle: EngineHandle, becomes: str, text: 
     told = f"sleep {statistics.median(to_sleep):.2f} s, wake {statistics.median(to_wake):.2f} s (medians of {CYCLES})"
     figures = {"sleep": statistics.median(to_sleep), "wake": statistics.median(to_wake)}
     told += f"; tokens {'equal' if equal else 'DIFFER'}"
-    return Row("T15", SLEEP[0].format(becomes), *SLEEP[1:], told, equal, figures)
+    return Row("T15", SLEEP[0].format(becomes), *SLEEP[1:], told, place.met(equal), figures)
 
 
 def _request(place: Place, weights: Path, folder: Path) -> LaunchRequest:

@@ -1,5 +1,6 @@
 """An owner lends chunks over a socket: what it refuses, and what a connection that ends gives back."""
 
+import ctypes
 import socket
 import struct
 import threading
@@ -149,6 +150,30 @@ def test_whoever_loses_its_connection_has_lost_its_chunks(running: Running, clie
     client.take("m", 2)
     with pytest.raises(OwnerGone, match="does not take what is held"):
         client.rejoin()
+
+
+def test_what_one_hands_in_and_gives_up_is_not_lent_while_another_may_still_use_it(path: Path) -> None:
+    """The next owner does not know yet that a second engine has the same chunks."""
+    first = Running(path)
+    loader, engine = (OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) for _ in range(2))
+    filled = Slot(loader.memory, "m", 16 * CHUNK)
+    filled.grow(loader.take("m", 3))
+    ctypes.memset(filled.address, 7, 3 * CHUNK)
+    loader.publish("m", loader.held, 3 * CHUNK)
+    used = Slot(engine.memory, "m", 16 * CHUNK)
+    used.grow(engine.attach("m")[0], Access.READ)
+    first.stop()
+    second = Running(path)
+    loader.rejoin()
+    loader.give("m", filled.cut(0))
+    filled.grow(loader.take_up_to("m", 16))
+    ctypes.memset(filled.address, 9, filled.num_chunks * CHUNK)
+    engine.rejoin()
+    assert ctypes.string_at(used.address, 3 * CHUNK) == b"\7" * 3 * CHUNK
+    assert engine.holdings()["num_held"] == filled.num_chunks + 3
+    for client in (loader, engine):
+        client.close()
+    second.stop()
 
 
 def test_without_an_owner_it_says_so(path: Path) -> None:
