@@ -1,8 +1,9 @@
-"""A million random operations on ledger, pool and slots of a host GPU, and kills of owner, engines and agent, all held
-against a model: `python -m bench.memory [--operations 1000000] [--requests 20000] [--seed 1]`.
+"""A million random operations on the memory of a host GPU, held against a model; owner, engines and agent are killed.
 
-The first part is one process (tests/memory_model.py), the second an owner with its clients (tests/memory_processes.py).
-It ends with an error at the first thing that differs, and its seed is the report.
+    python -m bench.memory [--operations 1000000] [--requests 20000] [--seed 1]
+
+The first part is one process (tests/memory_model.py): ledger, pool and slots. The second is an owner with its clients
+(tests/memory_processes.py). It ends with an error at the first thing that differs, and its seed is the report.
 """
 
 import argparse

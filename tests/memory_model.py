@@ -111,11 +111,11 @@ class MemoryModel:
     def _donate(self, name: str, chance: random.Random) -> None:
         slot, held = self.slots[name], self.held[name]
         running, used = chance.randint(0, 8), chance.randint(0, held.kv) * CHUNK
-        told = {"num_running": running, "max_concurrency": 8, "kv_bytes_used": used}
+        asked = {"num_running": running, "max_concurrency": 8, "kv_bytes_used": used}
         kept = held.kv - prewarmable_bytes(running, 8, used, held.kv * CHUNK) // CHUNK
         if held.kv:
             self.ledger.shrink(GPU, name, GrantOwner.KV, kept * CHUNK)
-        assert donate(slot, self.pool, **told) == (held.kv - kept) * CHUNK
+        assert donate(slot, self.pool, **asked) == (held.kv - kept) * CHUNK
         held.kv = kept
         held.kv_mark = held.kv_mark if kept else b""
         self.done["donated"] += 1
@@ -158,7 +158,7 @@ class MemoryModel:
                 lambda: memory.free(slot.address),
             ]
         self._refused(WrongMapping, chance.choice(attempts))
-        self._refused(KeyError, lambda: self.pool.give("nobody", self.pool.held(name) or [-1]))
+        self._refused(KeyError, lambda: self.pool.give("stranger", self.pool.held(name) or [-1]))
 
     def _refused(self, kind: type[Exception], attempt) -> None:
         try:

@@ -4,6 +4,7 @@ memory while it is checkpointed. `python -m bench.gpu.children VERB JSON` answer
 
 import ctypes
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -83,6 +84,7 @@ def fault(kind: str, device: int, chunk_bytes: int, path: str, name: str, how: s
         if how == "unmapped":
             slot.cut(0)
         _say(ready=True)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if not isinstance(memory, CudaMemory):
             ctypes.memset(slot.address, 1, 1)
         else:

@@ -52,13 +52,13 @@ def _there_and_back(place: Place, made: Checkpoints, size: int) -> Row:
         in_s = time.perf_counter() - began
         is_equal = child.ask("check") == {"equal": True}
         data = "equal" if is_equal else "DIFFER"
-        told = f"out {out_s:.2f} s, in {in_s:.2f} s ({size / GB / in_s:.1f} GB/s); data {data}"
+        shown = f"out {out_s:.2f} s, in {in_s:.2f} s ({size / GB / in_s:.1f} GB/s); data {data}"
         figures = {"bytes": float(size), "out_seconds": out_s, "in_seconds": in_s}
     except CheckpointFailed as error:
-        is_equal, told, figures = False, str(error), {}
+        is_equal, shown, figures = False, str(error), {}
     finally:
         child.end()
-    return Row("T11", f"checkpoint and restore of {size / GIB:g} GiB", *ROWS[0][2:], told, is_equal, figures)
+    return Row("T11", f"checkpoint and restore of {size / GIB:g} GiB", *ROWS[0][2:], shown, is_equal, figures)
 
 
 def _frozen(place: Place, made: Checkpoints, *, before: bool) -> Row:
@@ -76,13 +76,13 @@ def _frozen(place: Place, made: Checkpoints, *, before: bool) -> Row:
         freezer.thaw(pids)
         checkpoint.swap_in(made, pids)
         works = child.ask("check") == {"equal": True}
-        told = f"by {how}: {'works' if works else 'data DIFFER'}"
+        shown = f"by {how}: {'works' if works else 'data DIFFER'}"
     except CheckpointFailed as error:
-        works, told = False, str(error)
+        works, shown = False, str(error)
     finally:
         freezer.thaw(pids)
         child.end()
-    return Row("T12", f"frozen {order} the checkpoint", *ROWS[1][2:], told, None if before else works)
+    return Row("T12", f"frozen {order} the checkpoint", *ROWS[1][2:], shown, None if before else works)
 
 
 def _imported(place: Place, made: Checkpoints) -> Row:
@@ -104,9 +104,9 @@ def _imported(place: Place, made: Checkpoints) -> Row:
             checkpoint.swap_in(made, pids)
             seconds = time.perf_counter() - began
             is_equal = child.ask("again") == {"equal": True}
-            told = f"{first}; without them {seconds:.2f} s, data {'equal' if is_equal else 'DIFFER'}"
+            shown = f"{first}; without them {seconds:.2f} s, data {'equal' if is_equal else 'DIFFER'}"
         except CheckpointFailed as error:
-            is_equal, told = False, f"{first}; without them: {error}"
+            is_equal, shown = False, f"{first}; without them: {error}"
         finally:
             child.end()
-    return Row(*ROWS[2], told, is_equal)
+    return Row(*ROWS[2], shown, is_equal)

@@ -47,9 +47,9 @@ def _of_kind(place: Place, memory: GpuMemory, slot: Slot, size: int, kind: str) 
     pin = f", pin {float(figures['pin_s_per_gb']):.3f} s/GB" if "pin_s_per_gb" in figures else ""
     expected = "5 to 15 GB/s" if kind == "pageable" else "53 to 57 GB/s on Gen5"
     is_met = rates[best] >= 50 if place.is_gpu and kind != "pageable" else None
-    told = f"{rates[best]:.1f} GB/s ({best}){pin}"
+    shown = f"{rates[best]:.1f} GB/s ({best}){pin}"
     return Row(
-        "T2", f"copy to the GPU, {kind}", expected, "registered: at least 50 GB/s on Gen5", told, is_met, figures
+        "T2", f"copy to the GPU, {kind}", expected, "registered: at least 50 GB/s on Gen5", shown, is_met, figures
     )
 
 

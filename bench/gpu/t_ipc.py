@@ -26,9 +26,9 @@ def _attach(owner: Served) -> Row:
     said = child.ask()
     child.end()
     is_equal = said.get("digest") == owner.digest
-    told = f"{said['seconds'] * 1000:.1f} ms; bytes {'equal' if is_equal else 'DIFFER'}" if said else "it ended"
+    shown = f"{said['seconds'] * 1000:.1f} ms; bytes {'equal' if is_equal else 'DIFFER'}" if said else "it ended"
     what = f"another process attaches {owner.num_bytes / GIB:.3g} GiB"
-    return Row("T6", what, "50 ms", "bytes equal", told, is_equal, {"seconds": said.get("seconds", -1.0)})
+    return Row("T6", what, "50 ms", "bytes equal", shown, is_equal, {"seconds": said.get("seconds", -1.0)})
 
 
 def _faults(owner: Served) -> Iterator[Row]:
@@ -42,8 +42,8 @@ def _faults(owner: Served) -> Iterator[Row]:
         victim.end()
         is_fine = bystander.ask("check").get("digest") == owner.digest
         is_met = said[0] == {"ready": True} and said[1] == {} and ended != 0 and is_fine
-        told = f"it ended with {ended}; another engine {'goes on' if is_fine else 'IS HARMED'}"
-        yield Row("T8", f"a write to {how} memory", "error 700, that process alone", "the others go on", told, is_met)
+        shown = f"it ended with {ended}; another engine {'goes on' if is_fine else 'IS HARMED'}"
+        yield Row("T8", f"a write to {how} memory", "error 700, that process alone", "the others go on", shown, is_met)
     bystander.end()
 
 
@@ -54,7 +54,7 @@ def _kills(owner: Served, client: OwnerClient, slot: Slot) -> Iterator[Row]:
     engine.end()
     again = Child("attach", **owner.of_child)
     is_equal = again.ask().get("digest") == owner.digest
-    yield Row("T7", "an engine is killed, another attaches", "as before", "bytes equal", _told(is_equal), is_equal)
+    yield Row("T7", "an engine is killed, another attaches", "as before", "bytes equal", _shown(is_equal), is_equal)
 
     owner.kill_owner()
     computes = again.ask("check").get("digest") == owner.digest
@@ -64,11 +64,11 @@ def _kills(owner: Served, client: OwnerClient, slot: Slot) -> Iterator[Row]:
     num_chunks = slot.num_chunks
     known = client.holdings()
     is_known = known["num_shared"] == num_chunks
-    told = (
-        f"the engine {_told(computes and rejoined)}; the next owner knows {known['num_shared']} of {num_chunks} chunks"
+    shown = (
+        f"the engine {_shown(computes and rejoined)}; the next owner knows {known['num_shared']} of {num_chunks} chunks"
     )
     yield Row(
-        "T7", "the owner is killed and started again", "engines go on", "all held memory is known again", told,
+        "T7", "the owner is killed and started again", "engines go on", "all held memory is known again", shown,
         computes and rejoined and is_known,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def _kills(owner: Served, client: OwnerClient, slot: Slot) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def _told(is_equal: bool) -> str:
+def _shown(is_equal: bool) -> str:
     return "reads equal bytes" if is_equal else "READS OTHER BYTES"
 
 

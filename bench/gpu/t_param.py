@@ -46,9 +46,11 @@ def _progress(place: Place) -> Row:
         writer.join()
         is_equal = gpu_digest(memory, slot.address, size) == host_digest(source, size)
     what = f"{size / GIB:.3g} GiB written at {_rate(place) / GB:.3g} GB/s, copied as they come"
-    told = f"{late_s * 1000:.1f} ms behind the writer; bytes {'equal' if is_equal else 'DIFFER'}"
+    shown = f"{late_s * 1000:.1f} ms behind the writer; bytes {'equal' if is_equal else 'DIFFER'}"
     is_met = place.met(is_equal, in_time=late_s <= 0.060)
-    return Row("T10", what, "60 ms behind", "at most 60 ms behind, bytes equal", told, is_met, {"late_seconds": late_s})
+    return Row(
+        "T10", what, "60 ms behind", "at most 60 ms behind, bytes equal", shown, is_met, {"late_seconds": late_s}
+    )
 
 
 def _rate(place: Place) -> float:
@@ -85,7 +87,7 @@ def _pacer(place: Place) -> Row:
         alone = seconds(Copier(memory, piece_bytes=piece), CopyClass.CRITICAL, beside=False)
         paced = seconds(Copier(memory, piece_bytes=piece), CopyClass.CRITICAL, beside=True)
         unpaced = seconds(Copier(memory, CopyBuckets(free_for_all), piece), CopyClass.BACKGROUND, beside=True)
-    told = f"{paced / alone:.2f} times alone ({alone * 1000:.1f} ms); without an order {unpaced / alone:.2f} times"
+    shown = f"{paced / alone:.2f} times alone ({alone * 1000:.1f} ms); without an order {unpaced / alone:.2f} times"
     figures = {"alone": alone, "paced": paced, "unpaced": unpaced}
     what = f"an urgent copy of {urgent / GIB:.3g} GiB beside {background / GIB:.3g} GiB in the background"
     return Row(
@@ -93,7 +95,7 @@ def _pacer(place: Place) -> Row:
         what,
         "1.1 times alone",
         "at most 1.2 times alone",
-        told,
+        shown,
         place.met(True, in_time=paced <= 1.2 * alone),
         figures,
     )

@@ -49,9 +49,9 @@ async def _measured(place: Place, driver: VllmDriver, weights: Path) -> list[Row
             ready_s = time.perf_counter() - began
             first_s, text = await first_token(handle)
             phases = {phase.name.value: phase.ended_at - phase.started_at for phase in report.phases}
-            told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items())
-            told = f"READY {ready_s:.2f} s ({told}), first token {ready_s + first_s:.2f} s"
-            rows.append(Row(*COLD, told, figures={"ready": ready_s, "first_token": ready_s + first_s, **phases}))
+            shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items())
+            shown = f"READY {ready_s:.2f} s ({shown}), first token {ready_s + first_s:.2f} s"
+            rows.append(Row(*COLD, shown, figures={"ready": ready_s, "first_token": ready_s + first_s, **phases}))
             rows.append(await _cycles(place, driver, handle, "prewarmed", text))
             rows.append(await _cycles(place, driver, handle, "swapped_out", text))
         except GlowplugError as error:
@@ -72,10 +72,10 @@ async def _cycles(place: Place, driver: VllmDriver, handle: EngineHandle, become
         to_wake.append(time.perf_counter() - slept)
         to_sleep.append(slept - began)
         equal &= (await first_token(handle))[1] == text
-    told = f"sleep {statistics.median(to_sleep):.2f} s, wake {statistics.median(to_wake):.2f} s (medians of {CYCLES})"
+    shown = f"sleep {statistics.median(to_sleep):.2f} s, wake {statistics.median(to_wake):.2f} s (medians of {CYCLES})"
     figures = {"sleep": statistics.median(to_sleep), "wake": statistics.median(to_wake)}
-    told += f"; tokens {'equal' if equal else 'DIFFER'}"
-    return Row("T15", SLEEP[0].format(becomes), *SLEEP[1:], told, place.met(equal), figures)
+    shown += f"; tokens {'equal' if equal else 'DIFFER'}"
+    return Row("T15", SLEEP[0].format(becomes), *SLEEP[1:], shown, place.met(equal), figures)
 
 
 def _request(place: Place, weights: Path, folder: Path) -> LaunchRequest:

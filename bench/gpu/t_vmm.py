@@ -43,8 +43,8 @@ def facts(place: Place) -> Row:
     }
     with place.memory() as memory:
         found["granularity"] = f"{getattr(memory, 'granularity', memory.chunk_bytes)} B"
-    told = ", ".join(f"{name} {value}" for name, value in found.items())
-    return Row("T0", "device, link, rights", "Gen5 x16, 2 MiB", "recorded", told, figures=found)
+    shown = ", ".join(f"{name} {value}" for name, value in found.items())
+    return Row("T0", "device, link, rights", "Gen5 x16, 2 MiB", "recorded", shown, figures=found)
 
 
 def mapping(place: Place) -> Iterator[Row]:
@@ -57,13 +57,13 @@ def mapping(place: Place) -> Iterator[Row]:
         per_gib = {name: value * GIB / size for name, value in seconds.items()}
         total = per_gib["map"] + per_gib["access by run"]
         best = min(best, total)
-        told = ", ".join(f"{name} {value * 1000:.1f}" for name, value in per_gib.items())
+        shown = ", ".join(f"{name} {value * 1000:.1f}" for name, value in per_gib.items())
         yield Row(
             "T1",
             f"chunks of {chunk_bytes / MIB:g} MiB: ms per GiB of each call",
             "map and access: 19 ms at 2 MiB, below 4 ms at 64 MiB",
             "map and access at most 30 % of the copy with one of the sizes",
-            f"{told}; {total / copy_s * size / GIB:.0%} of the copy",
+            f"{shown}; {total / copy_s * size / GIB:.0%} of the copy",
             True if place.is_gpu and total * size / GIB <= 0.3 * copy_s else None,
             per_gib,
         )
@@ -215,9 +215,9 @@ def stalls(place: Place) -> Row:
             stop.set()
             worker.join()
     p99 = [statistics.quantiles(values, n=100)[98] for values in (alone, beside)]
-    told = f"p99 {p99[0] * 1000:.2f} ms alone, {p99[1] * 1000:.2f} ms beside; longest {max(beside) * 1000:.2f} ms"
+    shown = f"p99 {p99[0] * 1000:.2f} ms alone, {p99[1] * 1000:.2f} ms beside; longest {max(beside) * 1000:.2f} ms"
     is_met = max(beside) - statistics.median(alone) <= 0.010 if place.is_gpu else None
-    return Row(*texts, told, is_met, {"p99_alone": p99[0], "p99_beside": p99[1], "longest": max(beside)})
+    return Row(*texts, shown, is_met, {"p99_alone": p99[0], "p99_beside": p99[1], "longest": max(beside)})
 
 
 def _disturb(memory: GpuMemory, pool: ChunkPool, slot: Slot, piece: tuple[int, int], stop: threading.Event) -> None:

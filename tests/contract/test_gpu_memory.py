@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -188,6 +189,7 @@ def test_touching_memory_without_access_kills(backend: str, access: object, oper
         child = os.fork()
         if not child:
             faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             ctypes.string_at(here, 1) if operation == "read" else ctypes.memset(here, 1, 1)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -306,3 +308,25 @@ def test_the_real_driver_has_every_function_that_the_faked_one_has() -> None:
         pytest.skip("cuda-python is not installed")
     faked = [name for name in dir(FakeCudaDriver) if name.lower().startswith("cu")]
     assert faked and [name for name in faked if not hasattr(real, name)] == []
+    values = {kind: vars(getattr(FakeCudaDriver, kind)) for kind in faked if kind.startswith("CUmem")}
+    values = {kind: names for kind, names in values.items() if not kind.endswith(("Prop", "Desc"))}
+    assert [one for kind, names in values.items() for one in names if not hasattr(getattr(real, kind), one)] == []
+
+
+def test_the_real_driver_takes_what_describes_a_chunk_and_its_access() -> None:
+    """Its types need no GPU: they are filled in as they are with one."""
+    try:
+        real = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        pytest.skip("cuda-python is not installed")
+    driver = FakeCudaDriver(1 << 20, 64 * KIB)
+    for name in dir(driver):
+        if name.startswith("CUmem"):
+            setattr(driver, name, getattr(real, name))
+    memory = CudaMemory(device=0, chunk_bytes=64 * KIB, driver=driver)
+    here = memory.reserve(64 * KIB)
+    mapped(memory, here, 1, Access.READ)
+    assert read(memory, here, 4) == bytes(4)
+    with pytest.raises(WrongMapping):
+        write(memory, here, b"x")
+    memory.close()

@@ -43,7 +43,8 @@ class Freezer:
             try:
                 self._cgroup.mkdir(exist_ok=True)
                 for pid in pids:
-                    _write(self._cgroup / "cgroup.procs", str(pid))
+                    with contextlib.suppress(ProcessLookupError):
+                        _write(self._cgroup / "cgroup.procs", str(pid))
                 _write(self._cgroup / "cgroup.freeze", "1")
                 self._wait_frozen(self._cgroup)
                 return "cgroup"

@@ -114,7 +114,7 @@ class Owner:
                 answer = _Answer({"error": "refused", "message": str(error)})
             send(client.connection, answer.fields)
             send_descriptors(client.connection, self._memory, answer.chunks)
-        except (PeerGone, OSError):
+        except (OSError, GpuError):  # PeerGone among them; what it was to get is free again
             self._end(client)
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> _Answer:
@@ -123,7 +123,7 @@ class Owner:
             raise Refused(f"unknown verb {message.get('verb')!r}")
         try:
             return verb(client, message)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, Refused):
                 raise
             raise Refused(f"{message.get('verb')}: {error!r}") from error
@@ -152,7 +152,11 @@ class Owner:
     def _publish(self, client: _Client, message: dict[str, Any]) -> _Answer:
         """Chunks that the client holds become weights under a name, in this order."""
         name, ids = str(message["name"]), tuple(message["ids"])
-        if not ids or not {self._chunks[one] for one in ids} <= set(self._pool.held(client.name)):
+        if (
+            not ids
+            or len(set(ids)) < len(ids)
+            or not {self._chunks[one] for one in ids} <= set(self._pool.held(client.name))
+        ):
             raise Refused(f"{name}: only chunks that one holds can be published")
         if name in self._named and self._named[name].ids != ids:
             raise Refused(f"{name} is published already")

@@ -91,7 +91,7 @@ class ChunkPool:
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
         """`holder` is done with them; returns those that are free now. Raises KeyError, changing nothing, for a chunk
         that it does not hold."""
-        given = list(chunks)
+        given = list(dict.fromkeys(chunks))
         if not all(holder in self._holders[chunk] for chunk in given):
             raise KeyError(f"{holder} does not hold all of these chunks")
         freed = []

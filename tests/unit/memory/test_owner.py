@@ -1,20 +1,26 @@
 """An owner lends chunks over a socket: what it refuses, and what a connection that ends gives back."""
 
 import ctypes
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from glowplug.memory.gpu_memory import Access, GpuError, OutOfGpuMemory
+from glowplug.memory.copies import Copier
+from glowplug.memory.gpu_memory import Access, Chunk, GpuError, OutOfGpuMemory
 from glowplug.memory.host_memory import HostMemory
 from glowplug.memory.owner import Owner
+from glowplug.memory.owner import main as owner_main
 from glowplug.memory.owner_client import OwnerClient, OwnerGone
 from glowplug.memory.peers import PeerGone, receive, send
 from glowplug.memory.slots import Slot
+from glowplug.memory.switch import Source, activate, donate, evict, prewarm
 from tests.waiting import wait_until
 
 CHUNK = 4096
@@ -23,8 +29,8 @@ CHUNK = 4096
 class Running:
     """An owner in a thread of this process."""
 
-    def __init__(self, path: Path, num_chunks: int = 16) -> None:
-        self.memory = HostMemory(num_chunks * CHUNK, CHUNK)
+    def __init__(self, path: Path, num_chunks: int = 16, memory: HostMemory | None = None) -> None:
+        self.memory = memory or HostMemory(num_chunks * CHUNK, CHUNK)
         self.owner = Owner(self.memory, num_chunks, path)
         self._stop, theirs = socket.socketpair()
         self._thread = threading.Thread(target=self.owner.serve, args=(theirs,))
@@ -94,6 +100,7 @@ def test_more_than_there_is_is_an_error_of_its_own(client: OwnerClient) -> None:
         ({"verb": "give", "ids": ["x-1"]}, "x-1"),
         ({"verb": "publish", "name": "m", "ids": [], "num_bytes": 1}, "only chunks that one holds"),
         ({"verb": "attach", "name": "m"}, "nothing is published"),
+        ({"verb": "adopt", "ids": [], "names": [1]}, "adopt"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_the_connection_lives(client: OwnerClient, message, why: str) -> None:
@@ -120,9 +127,35 @@ def test_chunks_of_others_can_neither_be_given_nor_published(running: Running, c
         for message in ({"verb": "give", "ids": [one]}, {"verb": "publish", "name": "n", "ids": [one], "num_bytes": 1}):
             with pytest.raises(GpuError):
                 other._ask(message)
+    with pytest.raises(GpuError, match="only chunks that one holds"):
+        client._ask({"verb": "publish", "name": "n", "ids": [one, one], "num_bytes": 1})
     client.publish("n", [chunk], 10)
     with pytest.raises(GpuError, match="published already"):
         client.publish("n", client.take("m", 1), 10)
+
+
+def test_a_chunk_given_twice_is_free_once(client: OwnerClient) -> None:
+    (chunk,) = client.take("m", 1)
+    one = client._ids[chunk]
+    assert client._ask({"verb": "give", "ids": [one, one]}) == {"num_freed": 1}
+    assert client.num_free == 16 and len(set(client.take_up_to("m", 16))) == 16
+
+
+class Unexportable(HostMemory):
+    """A device that fails at each export."""
+
+    def export_fd(self, chunk: Chunk) -> tuple[int, int]:
+        raise GpuError("export_fd", "no")
+
+
+def test_what_cannot_be_exported_ends_the_client_alone(path: Path) -> None:
+    running = Running(path, memory=Unexportable(16 * CHUNK, CHUNK))
+    bystander = OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0)
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) as other, pytest.raises(OwnerGone):
+        other.take("m", 2)
+    wait_until("its chunks are free", lambda: bystander.num_free == 16, every_s=0.01)
+    bystander.close()
+    running.stop()
 
 
 def test_weights_under_a_name_live_as_long_as_someone_has_them(running: Running, path: Path) -> None:
@@ -143,6 +176,38 @@ def test_weights_under_a_name_live_as_long_as_someone_has_them(running: Running,
     with pytest.raises(GpuError, match="nothing is published"):
         engine.attach("m")
     engine.close()
+
+
+def test_a_model_is_switched_with_chunks_of_an_owner(running: Running, client: OwnerClient) -> None:
+    """switch.py does not know whose chunks they are."""
+    data = bytes(range(250)) * 40
+    kept = ctypes.create_string_buffer(data, len(data))
+    source = Source(ctypes.addressof(kept), len(data), lambda: len(data))
+    first, second = (Slot(client.memory, name, 16 * CHUNK) for name in "ab")
+    for slot in (first, second):
+        prewarm(slot, source, client, Copier(client.memory))
+    assert list(activate(first, [second], client)) == [13 * CHUNK] and running.memory.mem_info()[0] == 0
+    assert ctypes.string_at(first.address, len(data)) == data and second.num_chunks == 0
+    assert donate(first, client, num_running=0, max_concurrency=4, kv_bytes_used=0) == 13 * CHUNK
+    assert evict(first, client) == 3 * CHUNK and client.num_free == 16
+
+
+def test_the_command_serves_until_it_is_asked_to_end(path: Path) -> None:
+    command = [sys.executable, "-m", "glowplug.memory.owner", str(path), "--total", "64KiB", "--chunk", "4KiB"]
+    served = subprocess.Popen([*command, "--kind", "host"])
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path) as client:
+        assert client.num_free == 16
+    served.terminate()
+    assert served.wait(timeout=20) == 0
+
+
+def test_without_a_gpu_the_command_says_so(path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["owner", str(path), "--total", "1GiB", "--device", "0"])
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    before = signal.getsignal(signal.SIGTERM)
+    assert owner_main() == 2
+    signal.signal(signal.SIGTERM, before)
+    assert "cuda-python is not installed" in capsys.readouterr().err
 
 
 def test_whoever_loses_its_connection_has_lost_its_chunks(running: Running, client: OwnerClient) -> None:

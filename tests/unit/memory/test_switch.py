@@ -1,9 +1,11 @@
 """Copies in their order, weights that come late, and the switch from one model to another (WarmServe section 4.2)."""
 
 import ctypes
+import mmap
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from glowplug.memory.host_memory import HostMemory
 from glowplug.memory.pool import ChunkPool
 from glowplug.memory.slots import Slot
 from glowplug.memory.switch import URGENT_BYTES, Source, WeightsLate, activate, donate, evict, prewarm
+from glowplug.weights.region import Region
 from tests.waiting import wait_until
 
 CHUNK = 4096
@@ -111,6 +114,30 @@ def test_weights_are_copied_while_they_come(pool: ChunkPool) -> None:
     slot = Slot(pool.memory, "m")
     prewarm(slot, source, pool, Copier(pool.memory))
     assert seen(pool.memory, slot.address, len(data)) == data and slot.num_weight_chunks == 20 and kept
+
+
+def test_weights_come_through_a_region(pool: ChunkPool, tmp_path: Path) -> None:
+    """As the prefetcher writes them: bytes first, then the watermark."""
+    size, region = 20 * CHUNK - 11, Region(tmp_path / "region")
+    region.begin()
+    data = bytes(number % 241 for number in range(size))
+    region.blob.write_bytes(bytes(size))
+
+    def write() -> None:
+        with region.blob.open("r+b") as blob:
+            for at in range(0, size, 3000):
+                blob.write(data[at : at + 3000])
+                blob.flush()
+                region.set_watermark(min(at + 3000, size))
+
+    with region.blob.open("r+b") as blob, mmap.mmap(blob.fileno(), size) as mapped:
+        view = ctypes.c_char.from_buffer(mapped)
+        slot, writer = Slot(pool.memory, "m"), threading.Thread(target=write)
+        writer.start()
+        prewarm(slot, Source(ctypes.addressof(view), size, region.watermark), pool, Copier(pool.memory))
+        writer.join()
+        del view
+    assert seen(pool.memory, slot.address, size) == data
 
 
 @pytest.mark.parametrize("ready", [0, 9 * CHUNK])
