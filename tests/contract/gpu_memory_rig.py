@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +16,10 @@ import pytest
 from glowplug.memory.cuda_memory import CudaMemory
 from glowplug.memory.gpu_memory import Access, Chunk, GpuMemory, GpuUnavailable, OutOfGpuMemory, WrongMapping
 from glowplug.memory.host_memory import HostMemory
+from glowplug.memory.owner import Owner
 
 KIB, MIB = 1 << 10, 1 << 20
+PAGE = 4096  # the smallest chunk of host memory
 BACKENDS = ("host", "faked driver", "cuda")
 
 
@@ -207,3 +212,19 @@ def read(memory: GpuMemory, address: int, num_bytes: int) -> bytes:
     buffer = ctypes.create_string_buffer(num_bytes)
     memory.copy_out(ctypes.addressof(buffer), address, num_bytes)
     return buffer.raw
+
+
+class RunningOwner:
+    """An owner in a thread of this process."""
+
+    def __init__(self, path: Path, num_chunks: int = 16, memory: HostMemory | None = None) -> None:
+        self.memory = memory or HostMemory(num_chunks * PAGE, PAGE)
+        self.owner = Owner(self.memory, num_chunks, path)
+        self._stop, theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self.owner.serve, args=(theirs,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.close()
+        self._thread.join(timeout=5)
+        assert not self._thread.is_alive()

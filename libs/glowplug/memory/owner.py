@@ -17,11 +17,14 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from glowplug.domain.units import parse_bytes
 from glowplug.memory.cuda_memory import CudaMemory
@@ -29,6 +32,10 @@ from glowplug.memory.gpu_memory import Chunk, GpuError, GpuMemory, GpuUnavailabl
 from glowplug.memory.host_memory import HostMemory
 from glowplug.memory.peers import PeerGone, peer_of, receive, receive_descriptors, send, send_descriptors
 from glowplug.memory.pool import ChunkPool
+from glowplug.memory.requests import Adopt, Attach, Give, Holdings, Publish, Request, Take
+
+_STALLED_S = 10.0  # of a client that stops in the middle of a message: it is hung up on, and the others wait so long
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +76,6 @@ class Owner:
         self._num_clients = 0
         self._clients: dict[str, _Client] = {}
         self._selector = selectors.DefaultSelector()
-        self._verbs: dict[str, Callable[[_Client, dict[str, Any]], _Answer]] = {
-            "take": self._take,
-            "give": self._give,
-            "publish": self._publish,
-            "attach": self._attach,
-            "adopt": self._adopt,
-            "holdings": self._holdings,
-        }
 
     def serve(self, stop: socket.socket | None = None) -> None:
         """Until `stop` can be read."""
@@ -92,12 +91,16 @@ class Owner:
                     self._accept(listener) if key.data is None else self._serve_one(key.data)
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        pid, uid = peer_of(connection)
+        try:
+            connection, _ = listener.accept()
+            pid, uid = peer_of(connection)
+        except OSError:  # it has gone again, or there is no descriptor left for it: it asks again
+            time.sleep(_PAUSE_S)
+            return
         if uid != os.geteuid():
             connection.close()
             return
-        connection.settimeout(10.0)  # of a client that stops in the middle of a message
+        connection.settimeout(_STALLED_S)
         self._num_clients += 1
         client = _Client(connection, f"{pid}/{self._num_clients}", pid)
         self._clients[client.name] = client
@@ -118,15 +121,23 @@ class Owner:
             self._end(client)
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        verb = self._verbs.get(str(message.get("verb")))
-        if verb is None:
-            raise Refused(f"unknown verb {message.get('verb')!r}")
         try:
-            return verb(client, message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, Refused):
-                raise
-            raise Refused(f"{message.get('verb')}: {error!r}") from error
+            request: Request = msgspec.convert(message, Request)
+        except msgspec.ValidationError as error:
+            raise Refused(f"not a request: {error}") from error
+        match request:
+            case Take():
+                return self._take(client, request)
+            case Give():
+                return self._give(client, request)
+            case Publish():
+                return self._publish(client, request)
+            case Attach():
+                return self._attach(client, request)
+            case Adopt():
+                return self._adopt(client, request)
+            case Holdings():
+                return self._holdings()
 
     def _hang_up(self) -> None:
         for client in self._clients.values():
@@ -138,46 +149,39 @@ class Owner:
         del self._clients[client.name]
         self._forget(self._pool.leave(client.name))
 
-    def _take(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        if (num_chunks := int(message["num_chunks"])) < 0:
-            raise Refused(f"take {num_chunks} chunks")
-        take = self._pool.take_up_to if message.get("at_most") else self._pool.take
-        return self._lent(take(client.name, num_chunks))
+    def _take(self, client: _Client, request: Take) -> _Answer:
+        take = self._pool.take_up_to if request.at_most else self._pool.take
+        return self._lent(take(client.name, request.num_chunks))
 
-    def _give(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        freed = self._pool.give(client.name, [self._chunks[one] for one in message["ids"]])
+    def _give(self, client: _Client, request: Give) -> _Answer:
+        freed = self._pool.give(client.name, self._of(client, request.ids))
         self._forget(freed)
         return _Answer({"num_freed": len(freed)})
 
-    def _publish(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        """Chunks that the client holds become weights under a name, in this order."""
-        name, ids = str(message["name"]), tuple(message["ids"])
-        if (
-            not ids
-            or len(set(ids)) < len(ids)
-            or not {self._chunks[one] for one in ids} <= set(self._pool.held(client.name))
-        ):
-            raise Refused(f"{name}: only chunks that one holds can be published")
-        if name in self._named and self._named[name].ids != ids:
-            raise Refused(f"{name} is published already")
-        self._named[name] = _Named(ids, int(message["num_bytes"]))
+    def _publish(self, client: _Client, request: Publish) -> _Answer:
+        ids = tuple(request.ids)
+        if len(set(self._of(client, ids))) < len(ids):
+            raise Refused(f"{request.name}: a chunk is there twice")
+        if request.name in self._named and self._named[request.name].ids != ids:
+            raise Refused(f"{request.name} is published already")
+        self._named[request.name] = _Named(ids, request.num_bytes)
         return _Answer({})
 
-    def _attach(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        named = self._named.get(str(message["name"]))
+    def _attach(self, client: _Client, request: Attach) -> _Answer:
+        named = self._named.get(request.name)
         if named is None:
-            raise Refused(f"nothing is published as {message['name']}")
+            raise Refused(f"nothing is published as {request.name}")
         chunks = [self._chunks[one] for one in named.ids]
         self._pool.share(chunks, client.name)
         answer = self._lent(chunks)
         answer.fields["num_bytes"] = named.num_bytes
         return answer
 
-    def _adopt(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        """Chunks that an owner before this one lent to the client. Several clients may bring the same one. Raises
-        PeerGone, which ends the client, for chunks of this owner: what it held was free when its connection ended."""
-        ids = [str(one) for one in message["ids"]]
-        for one, (descriptor, offset) in zip(ids, receive_descriptors(client.connection, len(ids)), strict=True):
+    def _adopt(self, client: _Client, request: Adopt) -> _Answer:
+        """Several clients may bring the same chunk. Raises PeerGone, which ends the client, for chunks of this owner:
+        what it held was free when its connection ended."""
+        descriptors = receive_descriptors(client.connection, len(request.ids))
+        for one, (descriptor, offset) in zip(request.ids, descriptors, strict=True):
             try:
                 if one.startswith(f"{self._generation}-"):
                     raise PeerGone(f"{one} was given up when the connection ended")
@@ -191,14 +195,14 @@ class Owner:
                 raise PeerGone(str(error)) from error
             finally:
                 os.close(descriptor)
-        for name, (named, num_bytes) in message["names"].items():
-            if named and set(named) <= set(self._chunks):
-                self._named.setdefault(str(name), _Named(tuple(named), int(num_bytes)))
+        for name, (ids, num_bytes) in request.names.items():
+            if ids and set(ids) <= set(self._chunks):
+                self._named.setdefault(name, _Named(tuple(ids), num_bytes))
         return _Answer({})
 
-    def _holdings(self, client: _Client, message: dict[str, Any]) -> _Answer:
-        """Who holds what, by process: what an agent that has been restarted fills its ledger from. Chunks with several
-        holders are counted once, as shared."""
+    def _holdings(self) -> _Answer:
+        """What an agent that has been restarted fills its ledger from. Chunks with several holders are counted once, as
+        shared."""
         by_client = {one.name: self._pool.held(one.name) for one in self._clients.values()}
         num_holders = Counter(chunk for held in by_client.values() for chunk in held)
         holders = [
@@ -213,6 +217,14 @@ class Owner:
         num_shared = sum(num > 1 for num in num_holders.values())
         counts = {"num_free": self._pool.num_free, "num_held": self._pool.num_held, "num_shared": num_shared}
         return _Answer({"holders": holders, "chunk_bytes": self._memory.chunk_bytes, **counts})
+
+    def _of(self, client: _Client, ids: Iterable[str]) -> list[Chunk]:
+        """Chunks that the client holds. Raises Refused."""
+        held = set(self._pool.held(client.name))
+        chunks = [self._chunks.get(one) for one in ids]
+        if not all(chunk in held for chunk in chunks):
+            raise Refused("only chunks that one holds can be given or published")
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _lent(self, chunks: list[Chunk]) -> _Answer:
         for chunk in chunks:
@@ -231,7 +243,7 @@ class Owner:
 
 
 @contextlib.contextmanager
-def _listening(path: Path) -> Any:
+def _listening(path: Path) -> Iterator[socket.socket]:
     """A socket that only this user can reach; one that an owner left behind is replaced. Raises BlockingIOError while
     another owner serves there."""
     with path.with_suffix(".lock").open("w") as lock, socket.socket(socket.AF_UNIX) as listener:
