@@ -9,14 +9,14 @@ that the engine had on its GPUs, KV cache included. Not measured yet (docs/gpu.m
 
 import contextlib
 import importlib
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
 LOCK_S = 5.0  # until what runs on the GPU has ended
-_LEAST_CUDA = 12080  # of the driver's functions: branch 570; the command needs 550
+_LEAST_CUDA = 12080
+_LEAST_BRANCH = 570  # of the driver: before, there was no lock that ends in time
 _COMMAND = "cuda-checkpoint"
 _COMMAND_S = 120.0
 
@@ -124,9 +124,7 @@ class CommandCheckpoints:
             raise CheckpointFailed(f"{self._command} {action} of process {pid}: {said[:200]}")
 
 
-def find(
-    load: Callable[[str], Any] = importlib.import_module, which: Callable[[str], str | None] = shutil.which
-) -> tuple[Checkpoints | None, str]:
+def find(load: Callable[[str], Any] = importlib.import_module, run: Run = _run) -> tuple[Checkpoints | None, str]:
     """What this machine has, else the reason why engines cannot be checkpointed here."""
     try:
         driver = load("cuda.bindings.driver")
@@ -134,21 +132,30 @@ def find(
         if driver.cuInit(0)[0] != success or driver.cuDeviceGetCount() == (success, 0):
             return None, "the NVIDIA driver has no GPU"
         version = int(driver.cuDriverGetVersion()[1])
-        if version >= _LEAST_CUDA and hasattr(driver, "cuCheckpointProcessLock"):
-            return DriverCheckpoints(driver), ""
-        reason = f"the driver's CUDA is {version // 1000}.{version % 1000 // 10}; 12.8 has checkpoints (branch 570)"
     except (ImportError, RuntimeError, OSError) as error:  # no package, or no library of the driver
-        reason = f"no CUDA driver can be asked: {error}"
-        if not which("nvidia-smi"):
-            return None, reason
-    if command := which(_COMMAND):
-        return CommandCheckpoints(command), ""
-    return None, f"{reason}, and there is no {_COMMAND} command"
+        return _by_command(run, f"no CUDA driver can be asked: {error}")
+    if version < _LEAST_CUDA:
+        return None, f"the driver's CUDA is {version // 1000}.{version % 1000 // 10}: checkpoints came with 12.8"
+    if not hasattr(driver, "cuCheckpointProcessLock"):
+        return _by_command(run, "this cuda-python has no checkpoints: they came with 12.8")
+    return DriverCheckpoints(driver), ""
+
+
+def _by_command(run: Run, reason: str) -> tuple[Checkpoints | None, str]:
+    """Where command and driver are new enough for what is asked of them; else `reason` and why this does not help."""
+    try:
+        branch = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])[1].partition(".")[0]
+        knows_actions = "--action" in run([_COMMAND, "--help"])[1]
+    except CheckpointFailed as error:
+        return None, f"{reason}; {error}"
+    if not branch.isdigit() or int(branch) < _LEAST_BRANCH or not knows_actions:
+        return None, f"{reason}; {_COMMAND} needs a driver of branch {_LEAST_BRANCH} and a release of that age"
+    return CommandCheckpoints(_COMMAND), ""
 
 
 def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:
     """Move the GPU memory of these processes to host memory; returns those that had any. Raises CheckpointFailed: they
-    run as before then, as far as the driver lets them."""
+    run as before then, if the driver kept them in a good state, which it does not promise."""
     using = [pid for pid in pids if checkpoints.state(pid) is not State.NONE]
     if not using:
         raise CheckpointFailed("none of its processes uses a GPU")

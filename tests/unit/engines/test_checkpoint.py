@@ -147,20 +147,31 @@ def _raises(error: Exception) -> Any:
     return load
 
 
+NOTHING = _raises(ImportError("no cuda"))
+NEW = {"nvidia-smi": "575.57.08\n575.57.08", "cuda-checkpoint": "--action lock | checkpoint"}
+
+
 @pytest.mark.parametrize(
     ("load", "commands", "kind", "why"),
     [
-        (lambda _: FakeDriver(), (), DriverCheckpoints, ""),
-        (lambda _: FakeDriver(version=12040), ("cuda-checkpoint",), CommandCheckpoints, ""),
-        (lambda _: FakeDriver(version=12040), (), type(None), "CUDA is 12.4; .* no cuda-checkpoint"),
-        (_raises(ImportError("no cuda")), (), type(None), "no cuda"),
-        (_raises(ImportError("no cuda")), ("cuda-checkpoint",), type(None), "no cuda"),
-        (_raises(ImportError("no cuda")), ("nvidia-smi", "cuda-checkpoint"), CommandCheckpoints, ""),
+        (lambda _: FakeDriver(), {}, DriverCheckpoints, ""),
+        (lambda _: FakeDriver(version=12040), NEW, type(None), "CUDA is 12.4: checkpoints came with 12.8"),
+        (NOTHING, {}, type(None), "no cuda; nvidia-smi"),
+        (NOTHING, NEW, CommandCheckpoints, ""),
+        (NOTHING, {"nvidia-smi": NEW["nvidia-smi"]}, type(None), "no cuda; cuda-checkpoint"),
+        (NOTHING, NEW | {"nvidia-smi": "550.54"}, type(None), "branch 570"),
+        (NOTHING, NEW | {"nvidia-smi": "no devices"}, type(None), "branch 570"),
+        (NOTHING, NEW | {"cuda-checkpoint": "--toggle"}, type(None), "branch 570"),
     ],
-    ids=["driver", "old driver", "old driver alone", "nothing", "a command without a driver", "no package"],
+    ids=["driver", "old driver", "nothing", "command", "no command", "old branch", "no device", "old command"],
 )
-def test_what_the_machine_has_decides(load: Any, commands: tuple[str, ...], kind: type, why: str) -> None:
-    found, reason = find(load, lambda name: name if name in commands else None)
+def test_what_the_machine_has_decides(load: Any, commands: dict[str, str], kind: type, why: str) -> None:
+    def run(argv: Sequence[str]) -> tuple[int, str]:
+        if argv[0] not in commands:
+            raise CheckpointFailed(f"{argv[0]}: not found")
+        return 0, commands[argv[0]]
+
+    found, reason = find(load, run)
     assert isinstance(found, kind) and re.search(why, reason) and bool(reason) == (found is None)
 
 
