@@ -1,6 +1,7 @@
 """Any server by its command line: SGLang, TGI, a binary of one's own (SwapServeLLM: engine-agnostic hot swap).
 
-It is started and stopped as a process, and sleeps where its HTTP API can put it to sleep. What is not declared of it
+It is started and stopped as a process, and sleeps where its HTTP API can put it to sleep, or by a checkpoint of its GPU
+memory (checkpoint.py) on a device whose driver makes them. What is not declared of it
 (command_servers.py) it does not do: without `in_flight` a drain lasts as long as its grace.
 """
 
@@ -12,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured
-from glowplug.engines import rendezvous
+from glowplug.engines import checkpoint, process, rendezvous
+from glowplug.engines.checkpoint import CheckpointFailed, Checkpoints
 from glowplug.engines.command_servers import Call, Pair, ServerCommand, read_servers
 from glowplug.engines.declaration import Argument, EngineArguments, EngineWeights, WeightsForm, text
+from glowplug.engines.freezer import Freezer
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
 
 _ASLEEP = "asleep.json"  # in the run directory while it sleeps: {"becomes"}
 _ABILITIES = {"prewarmed": Ability.PREWARM, "swapped_out": Ability.SWAP}
+_PIDS = "pids"  # in that file: of a server that was checkpointed
+_CUDA = "cuda"
 _SERVER = "server"  # in a handle's data: the name of its server
 _MAX_NAME_CHARS = 100
 _WAKE_POLL_S = 0.02
@@ -53,8 +58,19 @@ class CommandDriver(HostedDriver):
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """What every one of its servers can do."""
-        able = [{one for one, pair in _pairs(server).items() if pair} for server in self.servers.values()]
+        able = [self._abilities_of(server, gpu_kind) for server in self.servers.values()]
         return frozenset(set.intersection(*able)) if able else frozenset()
+
+    def _abilities_of(self, server: ServerCommand, gpu_kind: str) -> set[Ability]:
+        able = {ability for ability, pair in _pairs(server).items() if pair}
+        if server.sleep and gpu_kind == _CUDA and self.checkpoints[0] is not None:
+            able.add(Ability.SWAP)
+        return able
+
+    @cached_property
+    def checkpoints(self) -> tuple[Checkpoints | None, str]:
+        """What makes checkpoints on this machine, or why nothing does. On host memory none frees anything."""
+        return checkpoint.find()
 
     def unavailable(self) -> str:
         try:
@@ -98,7 +114,10 @@ class CommandDriver(HostedDriver):
         """What it became is written down: a server is woken by the call that belongs to its sleep, and is not asked
         twice for one, which not every server takes, when its agent restarts meanwhile."""
         slept = rendezvous.read(Path(handle.run_dir), _ASLEEP)
-        if slept is not None and slept["becomes"] == becomes:
+        if slept is not None and slept["becomes"] == becomes and _PIDS not in slept:
+            return
+        if self._of(handle).sleep and _ABILITIES[becomes] is Ability.SWAP:
+            await asyncio.to_thread(self._move_out, handle)
             return
         await self._call(handle, self._pair(handle, _ABILITIES[becomes]).sleep)
         rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": becomes})
@@ -106,7 +125,11 @@ class CommandDriver(HostedDriver):
     async def wake(self, handle: EngineHandle) -> None:
         """It is awake when its health says so; one that has not slept only has to be healthy."""
         asleep = Path(handle.run_dir) / _ASLEEP
-        if (slept := rendezvous.read(asleep.parent, _ASLEEP)) is not None:
+        slept = rendezvous.read(asleep.parent, _ASLEEP)
+        if slept is not None and _PIDS in slept:
+            await asyncio.to_thread(self._move_in, handle, slept[_PIDS])
+            asleep.unlink()
+        elif slept is not None:
             await self._call(handle, self._pair(handle, _ABILITIES[slept["becomes"]]).wake)
             asleep.unlink()
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
@@ -114,6 +137,40 @@ class CommandDriver(HostedDriver):
             if not health.alive or asyncio.get_running_loop().time() > deadline:
                 raise EngineFailed(f"{self.name} {handle.instance_id} is not healthy after its wake: {health.reason}")
             await asyncio.sleep(_WAKE_POLL_S)
+
+    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        """As the port says; a frozen server cannot use a grace."""
+        slept = rendezvous.read(Path(handle.run_dir), _ASLEEP)
+        is_frozen = slept is not None and _PIDS in slept
+        await super().stop(handle, 0.0 if is_frozen else grace_s)
+        if is_frozen:
+            Freezer(handle.instance_id).forget()
+
+    def _move_out(self, handle: EngineHandle) -> None:
+        """Written down before it begins, so that a wake undoes whatever was done. Blocking. Raises EngineFailed."""
+        made, why = self.checkpoints
+        if made is None:
+            raise EngineFailed(f"{self.name} {handle.instance_id} cannot be checkpointed: {why}")
+        pids = process.group_members(handle.pid, handle.pid_started_at)
+        rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": "swapped_out", _PIDS: pids})
+        try:
+            checkpoint.swap_out(made, pids)
+        except CheckpointFailed as error:
+            (Path(handle.run_dir) / _ASLEEP).unlink()
+            raise EngineFailed(f"{self.name} {handle.instance_id} cannot be checkpointed: {error}") from error
+        Freezer(handle.instance_id).freeze(pids)
+
+    def _move_in(self, handle: EngineHandle, pids: list[int]) -> None:
+        """Blocking. Raises EngineFailed."""
+        made, why = self.checkpoints
+        pids = [pid for pid in process.group_members(handle.pid, handle.pid_started_at) if pid in pids]
+        Freezer(handle.instance_id).thaw(pids)
+        try:
+            if made is None:
+                raise CheckpointFailed(why)
+            checkpoint.swap_in(made, pids)
+        except CheckpointFailed as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id} cannot be restored: {error}") from error
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
         """No server declares it."""

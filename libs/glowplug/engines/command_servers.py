@@ -10,14 +10,15 @@ A model file names one of them and no command, so whoever may deploy models cann
     in_flight = ["sglang:num_running_reqs", "sglang:num_queue_reqs"]
     swap = {sleep = {path = "/release_memory_occupation"}, wake = {path = "/resume_memory_occupation"}}
 
-`prewarm` is a pair like `swap`, for servers that give up their KV cache alone.
+`prewarm` is a pair like `swap`, for servers that give up their KV cache alone. `sleep = "checkpoint"` in the place of
+`swap` lets the CUDA driver move the server's GPU memory to host memory (checkpoint.py).
 """
 
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from glowplug.domain.errors import EngineMisconfigured
 
@@ -53,6 +54,13 @@ class ServerCommand(_Declared):
     in_flight: tuple[str, ...] = ()  # samples of /metrics: requests running and waiting
     swap: Pair | None = None  # gives all of its GPU memory back
     prewarm: Pair | None = None  # gives its KV cache back
+    sleep: Literal["checkpoint"] | None = None  # instead of `swap`, on GPUs alone
+
+    @model_validator(mode="after")
+    def _sleeps_in_one_way(self) -> "ServerCommand":
+        if self.swap and self.sleep:
+            raise ValueError("swap and sleep are two ways to do the same: declare one")
+        return self
 
     @field_validator("command", "env")
     @classmethod

@@ -1,0 +1,81 @@
+"""GPU memory, groups 1 to 4 of docs/gpu.md, each row with what was expected: `python -m bench.gpu [1 2 3 4]`.
+
+On a GPU it takes at most 110 GiB of the device and 40 GiB of host memory, and gives all of it back. Without one the
+groups 1 and 2 run in host memory, which shows that the programs work and says nothing of a GPU. It ends with 1 when
+something was measured that does not meet its criterion on a GPU.
+"""
+
+import argparse
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from bench.gpu import t_ckpt, t_copy, t_ipc, t_param, t_vllm, t_vmm
+from bench.gpu.report import GIB, MIB, Place, Row, table, write_json
+from glowplug.memory.cuda_memory import CudaMemory
+from glowplug.memory.gpu_memory import GpuUnavailable
+
+GROUPS: dict[int, tuple[Callable[[Place], Iterator[Row]], ...]] = {
+    1: (t_vmm.run, t_copy.run),
+    2: (t_ipc.run, t_param.run),
+    3: (t_ckpt.run,),
+    4: (t_vllm.run,),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table of the groups asked for."""
+    parser = argparse.ArgumentParser(description="GPU memory: mapping, copies, sharing, checkpoints, vLLM")
+    parser.add_argument("groups", nargs="*", type=int, help="default: 1 2 3")
+    parser.add_argument("--kind", choices=("auto", "host", "cuda"), default="auto")
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--most-gib", type=float, default=110.0, help="of the GPU")
+    parser.add_argument("--host-mib", type=int, default=64, help="that stand for a GPU without one")
+    parser.add_argument("--weights", type=Path, help="a directory that vLLM reads, for group 4")
+    parser.add_argument("--json", type=Path, help="where to write the figures, too")
+    args = parser.parse_args(argv)
+    kind, most, why = _place(args.kind, args.device, args.most_gib, args.host_mib)
+    if why:
+        print(why, file=sys.stderr)
+    if not kind:
+        return 2
+    groups = args.groups or [1, 2, 3]
+    if unknown := set(groups) - set(GROUPS):
+        parser.error(f"no group {sorted(unknown)}: there are {sorted(GROUPS)}")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="gp-bench-") as folder:
+        place = Place(kind, args.device, most, Path(folder), args.weights)
+        for group in groups:
+            for script in GROUPS[group]:
+                for row in script(place):
+                    rows.append(row)
+                    print(f"{row.id:4} {row.what}: {row.measured} {row.verdict}", file=sys.stderr, flush=True)
+        print(f"load {psutil.getloadavg()[0]:.1f}, {psutil.cpu_count()} cores\n\n{table(rows, place)}")
+    if args.json:
+        facts = {"kind": kind, "machine": platform.machine(), "kernel": platform.release()}
+        write_json(args.json, rows, facts)
+    return 1 if kind == "cuda" and any(row.is_met is False for row in rows) else 0
+
+
+def _place(asked: str, device: int, most_gib: float, host_mib: int) -> tuple[str, int, str]:
+    """(kind, bytes at most, what to say); the kind is "" where the one asked for is not there."""
+    if asked != "host":
+        try:
+            memory = CudaMemory(device)
+        except GpuUnavailable as error:
+            if asked == "cuda":
+                return "", 0, str(error)
+            return "host", host_mib * MIB, f"host memory, not a GPU: {error}"
+        free = memory.mem_info()[0]
+        memory.close()
+        most = min(int(most_gib * GIB), free - 6 * GIB)  # contexts and libraries need some
+        return "cuda", most // GIB * GIB, ""
+    return "host", host_mib * MIB, "host memory, not a GPU"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

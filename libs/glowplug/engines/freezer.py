@@ -1,0 +1,91 @@
+"""Processes that take no more CPU time until they are thawed: a cgroup of their own, else SIGSTOP.
+
+A cgroup (version 2) freezes all of them at once and unseen by them; it needs the right to write below the agent's own
+cgroup, as root or by delegation. A frozen process can be killed.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_WAIT_S = 5.0
+_POLL_S = 0.002
+
+
+def own_cgroup(mounts: str, cgroups: str) -> Path | None:
+    """Where this process is among the cgroups of version 2, from its `mounts` and `cgroup` files; None: nowhere."""
+    points = [fields[1] for line in mounts.splitlines() if len(fields := line.split()) > 2 and fields[2] == "cgroup2"]
+    paths = [line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")]
+    return Path(points[0] + paths[0].rstrip("/")) if points and paths else None
+
+
+def _parent() -> Path | None:
+    with contextlib.suppress(OSError):
+        return own_cgroup(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    return None
+
+
+class Freezer:
+    """Freezes the processes of one engine, by its name. What it did is seen from outside, so another agent thaws it."""
+
+    def __init__(self, name: str, parent: Path | None = None) -> None:
+        """`parent`: the cgroup to be below; by default this process' own."""
+        parent = parent or _parent()
+        self._parent = parent
+        self._cgroup = parent / f"glowplug-{name}" if parent else None
+
+    def freeze(self, pids: Sequence[int]) -> str:
+        """Returns "cgroup" or "signals": how. Returns when none of them runs any more."""
+        if self._cgroup is not None:
+            try:
+                self._cgroup.mkdir(exist_ok=True)
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        _write(self._cgroup / "cgroup.procs", str(pid))
+                _write(self._cgroup / "cgroup.freeze", "1")
+                self._wait_frozen(self._cgroup)
+                return "cgroup"
+            except OSError:
+                self.thaw(pids)  # not ours to write: nothing, or half of it, is done
+        _signal(pids, signal.SIGSTOP)
+        return "signals"
+
+    def thaw(self, pids: Sequence[int]) -> None:
+        """Idempotent, whichever way they were frozen. The cgroup goes, and they are back in the agent's."""
+        if self._cgroup is not None and self._cgroup.is_dir():
+            with contextlib.suppress(OSError):
+                _write(self._cgroup / "cgroup.freeze", "0")
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    _write(self._cgroup.parent / "cgroup.procs", str(pid))
+            self.forget()
+        _signal(pids, signal.SIGCONT)
+
+    def forget(self) -> None:
+        """Remove the cgroup once its processes are gone."""
+        if self._cgroup is not None:
+            with contextlib.suppress(OSError):
+                self._cgroup.rmdir()
+
+    @staticmethod
+    def _wait_frozen(cgroup: Path) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while "frozen 1" not in (cgroup / "cgroup.events").read_text():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{cgroup} is not frozen after {_WAIT_S:g} s")
+            time.sleep(_POLL_S)
+
+
+def _write(path: Path, text: str) -> None:
+    """Without creating it: a kernel's file is there."""
+    with path.open("r+") as file:
+        file.write(text)
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

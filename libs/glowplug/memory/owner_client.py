@@ -1,0 +1,154 @@
+"""Chunks of a GPU's owner in another process: what a loader or an engine borrows over the owner's socket (owner.py)."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from glowplug.memory.gpu_memory import Chunk, GpuError, GpuMemory, OutOfGpuMemory
+from glowplug.memory.peers import receive, receive_chunks, send, send_descriptors
+
+_RETRY_S = 0.01
+
+
+class OwnerGone(ConnectionError):
+    """The owner has ended. What was borrowed is still there: `rejoin` tells the next owner."""
+
+
+class OwnerClient:
+    """One connection, for one thread. It is one holder, whatever names its slots have: when the process or the
+    connection ends, what it holds alone is free. The memory's own chunks (`create`) are not of the owner."""
+
+    def __init__(self, memory: GpuMemory, path: Path, timeout_s: float = 10.0) -> None:
+        """Raises OwnerGone when no owner listens for `timeout_s`."""
+        self._memory, self._path, self._timeout_s = memory, path, timeout_s
+        self._ids: dict[Chunk, str] = {}
+        self._names: dict[str, tuple[list[str], int]] = {}  # published or attached here -> ids, bytes
+        self._connection = self._connect()
+
+    @property
+    def memory(self) -> GpuMemory:
+        return self._memory
+
+    @property
+    def num_free(self) -> int:
+        return int(self.holdings()["num_free"])
+
+    @property
+    def held(self) -> list[Chunk]:
+        """All that it has borrowed."""
+        return list(self._ids)
+
+    def take(self, holder: str, num_chunks: int) -> list[Chunk]:
+        """Raises OutOfGpuMemory and OwnerGone."""
+        return self._borrow({"verb": "take", "num_chunks": num_chunks})[0]
+
+    def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
+        """Raises OwnerGone."""
+        return self._borrow({"verb": "take", "num_chunks": num_chunks, "at_most": True})[0]
+
+    def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Of unmapped chunks; returns them, though others may hold some. Raises WrongMapping, OwnerGone."""
+        given = list(chunks)
+        ids = []
+        for chunk in given:
+            self._memory.release(chunk)
+            ids.append(self._ids.pop(chunk))
+        self._forget_names(ids)
+        self._ask({"verb": "give", "ids": ids})
+        return given
+
+    def publish(self, name: str, chunks: Sequence[Chunk], num_bytes: int) -> None:
+        """Let others attach these chunks as `name`. They may still be written by their holders: protect them before.
+        Raises GpuError where the name is taken, and OwnerGone."""
+        ids = [self._ids[chunk] for chunk in chunks]
+        self._ask({"verb": "publish", "name": name, "ids": ids, "num_bytes": num_bytes})
+        self._names[name] = ids, num_bytes
+
+    def attach(self, name: str) -> tuple[list[Chunk], int]:
+        """Chunks of what another published, in order, and its bytes; map them with Access.READ. Raises GpuError where
+        there is nothing of that name, and OwnerGone."""
+        chunks, answer = self._borrow({"verb": "attach", "name": name})
+        self._names[name] = answer["ids"], answer["num_bytes"]
+        return chunks, answer["num_bytes"]
+
+    def holdings(self) -> dict[str, Any]:
+        """`holders` (pid, num_chunks, num_chunks_alone, names), `num_free`, `num_held`, `num_shared` and `chunk_bytes`.
+        Raises OwnerGone."""
+        return self._ask({"verb": "holdings"})
+
+    def rejoin(self, timeout_s: float | None = None) -> None:
+        """Find the next owner and hand it what is held here. Raises OwnerGone when none comes in time, or when the old
+        one is still there: it has given our chunks to others, and this process must not use them any more."""
+        self._connection.close()
+        self._connection = self._connect(timeout_s)
+        chunks = list(self._ids)
+        message = {"verb": "adopt", "ids": [self._ids[chunk] for chunk in chunks], "names": self._names}
+        try:
+            send(self._connection, message)
+            send_descriptors(self._connection, self._memory, chunks)
+            _checked(receive(self._connection))
+        except OSError as error:
+            raise OwnerGone(f"{self._path}: the owner does not take what is held here: {error}") from error
+
+    def close(self) -> None:
+        """What it holds alone is free at once: unmap before. Idempotent."""
+        self._connection.close()
+
+    def _connect(self, timeout_s: float | None = None) -> socket.socket:
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(str(self._path))
+            except OSError as error:
+                connection.close()
+                if time.monotonic() > deadline:
+                    raise OwnerGone(f"no owner of GPU memory listens at {self._path}: {error}") from error
+                time.sleep(_RETRY_S)
+                continue
+            connection.settimeout(self._timeout_s)
+            return connection
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            send(self._connection, message)
+            return _checked(receive(self._connection))
+        except OSError as error:
+            raise OwnerGone(f"{self._path}: {error}") from error
+
+    def _borrow(self, message: dict[str, Any]) -> tuple[list[Chunk], dict[str, Any]]:
+        """A chunk that is held here already (attached twice) is not imported a second time."""
+        answer = self._ask(message)
+        known = {one: chunk for chunk, one in self._ids.items()}
+        try:
+            chunks = receive_chunks(self._connection, self._memory, len(answer["ids"]))
+        except OSError as error:
+            raise OwnerGone(f"{self._path}: {error}") from error
+        for position, (one, chunk) in enumerate(zip(answer["ids"], chunks, strict=True)):
+            if one in known:
+                self._memory.release(chunk)
+                chunks[position] = known[one]
+            else:
+                self._ids[chunk] = one
+        return chunks, answer
+
+    def _forget_names(self, ids: Iterable[str]) -> None:
+        gone = set(ids)
+        self._names = {name: held for name, held in self._names.items() if not gone.intersection(held[0])}
+
+    def __enter__(self) -> "OwnerClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" not in answer:
+        return answer
+    kind = OutOfGpuMemory if answer["error"] == "out_of_memory" else GpuError
+    raise kind("owner", str(answer.get("message")))
