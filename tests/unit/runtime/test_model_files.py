@@ -127,7 +127,7 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (GOOD + "weights: oci://registry/model\n", "^weights: no source reads oci: addresses"),
         (GOOD + "weights: OCI://registry/model\n", "^weights: no source reads oci: addresses"),
         (GOOD + "weights: {uri: 'hf://a/b'}\n", "^weights: no source reads hf: addresses"),
-        (GOOD + "weights: s3://bucket\n", "^weights: .*an s3 address is s3://bucket/key"),
+        (GOOD + "weights: s3://bucket\n", "^weights: .*the address of an object is s3://bucket/key"),
         (GOOD + "weights: http:///file\n", "^weights: .*a web address is http://host/path"),
         (GOOD + "weights: https://host\n", "^weights: .*a web address names a file"),
         (GOOD + "weights: http://host:99999/w\n", "^weights: the address cannot be read: Port"),

@@ -1,6 +1,8 @@
-"""Weights from S3 and what speaks it, through obstore (the Rust object_store crate).
+"""Weights from stores of objects, S3 and what speaks it and Google's, through obstore (the Rust object_store crate).
 
-Credentials and region come from the standard AWS_* environment; without any, requests go unsigned.
+S3: credentials and region come from the standard AWS_* environment; without any, requests go unsigned. Google's:
+credentials come from GOOGLE_APPLICATION_CREDENTIALS and the other variables that object_store reads, then from the
+machine's own account. GOOGLE_SKIP_SIGNATURE=true leaves requests unsigned, GOOGLE_BASE_URL names another server.
 """
 
 import os
@@ -19,6 +21,7 @@ from glowplug.weights.source import (
     SourceOptions,
     check_reference,
     checked_relative,
+    scheme_of,
 )
 
 obstore: Any
@@ -26,7 +29,7 @@ refused: Any
 try:
     obstore, refused = import_module("obstore"), import_module("obstore.exceptions")
     import_module("obstore.store")
-except ImportError:  # the extra `prefetcher` is not installed; said when an s3: address is opened
+except ImportError:  # the extra `prefetcher` is not installed; said when such an address is opened
     obstore = refused = None
 
 _CREDENTIALS = (
@@ -37,24 +40,34 @@ _CREDENTIALS = (
 )
 
 
-class S3Source:
-    """`s3://bucket/key`, or `s3://bucket/prefix/` (trailing slash) for a directory of files."""
-
-    scheme = "s3"
+class ObjectSource:
+    """`s3://bucket/key` or `gs://bucket/key`; with `prefix/` (trailing slash) for a directory of files."""
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
+        self.scheme = scheme_of(uri)
         if obstore is None:
-            raise WeightsUnavailable("s3: addresses need the extra glowplug[prefetcher]", param="weights.uri")
+            raise WeightsUnavailable(
+                f"{self.scheme}: addresses need the extra glowplug[prefetcher]", param="weights.uri"
+            )
         parts = check_reference(uri)
         self._bucket, self._key = parts.netloc, unquote(parts.path).lstrip("/")
-        self._shown = f"s3://{self._bucket}/{self._key}"
+        self._shown = f"{self.scheme}://{self._bucket}/{self._key}"
         self._chunk_bytes = options.chunk_bytes
-        self._store: Any = obstore.store.S3Store(
-            self._bucket,
-            config=_config(options),
-            client_options=_client(options),
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=options.stall_timeout_s)},
-        )
+        given = {
+            "client_options": _client(options),
+            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.stall_timeout_s)},
+        }
+        try:
+            self._store: Any = (
+                obstore.store.S3Store(self._bucket, config=_s3_config(options), **given)
+                if self.scheme == "s3"
+                else obstore.store.GCSStore(self._bucket, **given)
+            )
+        except (refused.BaseError, OSError) as error:  # credentials that cannot be read
+            raise WeightsUnavailable(f"{self._shown}: {_first_line(error)}") from error
+
+    async def measure(self) -> SourceInfo:
+        return await self.probe()
 
     async def probe(self) -> SourceInfo:
         try:
@@ -97,14 +110,17 @@ class S3Source:
             return WeightsUnavailable(f"{self._shown}: access denied")
         if isinstance(error, refused.PreconditionError):
             return SourceChanged(f"{self._shown} changed while it was being read")
-        line = (str(error).splitlines() or [""])[0][:200]
-        return SourceInterrupted(f"{self._shown}: {type(error).__name__} {line}")
+        return SourceInterrupted(f"{self._shown}: {_first_line(error)}")
 
     async def close(self) -> None:
         """obstore closes idle connections itself."""
 
 
-def _config(options: SourceOptions) -> dict[str, Any]:
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__} {(str(error).splitlines() or [''])[0][:200]}"
+
+
+def _s3_config(options: SourceOptions) -> dict[str, Any]:
     endpoint = options.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     config: dict[str, Any] = {"skip_signature": True} if not any(os.environ.get(c) for c in _CREDENTIALS) else {}
     if endpoint:
