@@ -6,7 +6,7 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, operate, simulate, talk, tap, up, views, what_if, why
+from glowplug.cli import backup, demo, logs, operate, pull, simulate, talk, tap, up, views, what_if, why
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.supervisor.settings import FleetError
@@ -24,6 +24,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Models": (
         operate.deploy,
         operate.undeploy,
+        pull.pull,
         operate.load,
         operate.unload,
         operate.wake,

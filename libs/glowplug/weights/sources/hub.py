@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,6 @@ from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import PASSING, WebAnswer, WebReader, byte_range
 
 log = logging.getLogger(__name__)
-
-library: Any
-errors: Any
-try:
-    library, errors = import_module("huggingface_hub"), import_module("huggingface_hub.errors")
-    import_module("huggingface_hub.file_download")
-except ImportError:  # the extra `prefetcher` is not installed; said when an hf: address is opened
-    library = errors = None
 
 HOSTS = ("huggingface.co", "*.huggingface.co", "*.hf.co")  # where the hub keeps its files
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -84,6 +77,17 @@ class HubSnapshot:
         return sum(f.num_bytes for f in self.files)
 
 
+@cache
+def _library() -> Any:
+    """huggingface_hub, loaded when the first address needs it; None where it is not installed."""
+    try:
+        for part in ("errors", "file_download", "constants"):
+            import_module(f"huggingface_hub.{part}")
+        return import_module("huggingface_hub")
+    except ImportError:
+        return None
+
+
 class HubSource:
     """Reads one repository, or one file of it."""
 
@@ -96,11 +100,12 @@ class HubSource:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if library is None:
+        self._library = _library()
+        if self._library is None:
             raise WeightsUnavailable("hf: addresses need the extra glowplug[prefetcher]", param="weights.uri")
         self.address = hub_address(uri)
         self._shown, self._options = self.address.uri, options
-        constants = library.constants
+        constants = self._library.constants
         self.cache_dir = options.hf_cache_dir or Path(constants.HF_HUB_CACHE)
         self.endpoint = (options.hf_endpoint or constants.ENDPOINT).rstrip("/")
         self._offline = constants.HF_HUB_OFFLINE if options.hf_offline is None else options.hf_offline
@@ -129,13 +134,13 @@ class HubSource:
 
     def token(self) -> str:
         """What the hub is asked with; "" for nothing. Blocking: a file may be read."""
-        return self._options.hf_token if self._options.hf_token is not None else library.get_token() or ""
+        return self._options.hf_token if self._options.hf_token is not None else self._library.get_token() or ""
 
     def _resolve(self) -> HubSnapshot:
         if self._offline:
             return self._from_cache("HF_HUB_OFFLINE is set")
         if _COMMIT.fullmatch(self.address.revision) and self.address.file and not is_pattern(self.address.file):
-            folder = self._folder(self.address.revision)
+            folder = self.folder(self.address.revision)
             if (folder / self.address.file).is_file():
                 return self._from_cache("")  # a file of a commit never changes
         self._token = self.token()
@@ -150,7 +155,7 @@ class HubSource:
     # the hub
 
     def _from_hub(self) -> HubSnapshot:
-        api = library.HfApi(endpoint=self.endpoint, token=self._token or False)
+        api = self._library.HfApi(endpoint=self.endpoint, token=self._token or False)
         try:
             found = api.model_info(
                 self.address.repo,
@@ -162,14 +167,18 @@ class HubSource:
             chosen = choose(self.address, siblings)
             commit = found.sha or self.address.revision
             files = tuple(self._described(siblings[name], commit) for name in chosen.names)
-        except (errors.HTTPError, OSError, ValueError) as error:  # of its HTTP client; of files; of what was answered
-            raise self._translated(error) from error
+        except (
+            self._library.errors.HTTPError,
+            OSError,
+            ValueError,
+        ) as error:  # of its HTTP client; of files; of what was answered
+            raise self.translated(error) from error
         return HubSnapshot(commit=commit, files=files, is_directory=chosen.is_directory)
 
     def _described(self, sibling: Any, commit: str) -> HubFile:
         name, num_bytes = sibling.rfilename, sibling.size
         etag = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id or ""
-        path = self._folder(commit) / name
+        path = self.folder(commit) / name
         is_here = path.is_file() and num_bytes in (None, path.stat().st_size)
         if is_here and num_bytes is None:
             return _cached_file(path, name)
@@ -185,11 +194,12 @@ class HubSource:
             return replace(file, num_bytes=int(headers.get("content-length", UNKNOWN_BYTES)), etag=etag)
 
     def _url(self, name: str, commit: str) -> str:
-        url: str = library.hf_hub_url(self.address.repo, name, revision=commit, endpoint=self.endpoint)
+        url: str = self._library.hf_hub_url(self.address.repo, name, revision=commit, endpoint=self.endpoint)
         return url
 
-    def _translated(self, error: Exception) -> Exception:
+    def translated(self, error: Exception) -> Exception:
         """Ours for theirs, which may quote requests."""
+        errors = self._library.errors
         if isinstance(error, errors.GatedRepoError):
             return self._refused("its owner lets only some in: ask on its page, and set HF_TOKEN")
         if isinstance(error, errors.RevisionNotFoundError):
@@ -209,11 +219,12 @@ class HubSource:
 
     # the cache
 
-    def _folder(self, commit: str) -> Path:
+    def folder(self, commit: str) -> Path:
+        """Where the cache keeps the files of a commit."""
         return self._repo_dir() / "snapshots" / commit
 
     def _repo_dir(self) -> Path:
-        name: str = library.file_download.repo_folder_name(repo_id=self.address.repo, repo_type="model")
+        name: str = self._library.file_download.repo_folder_name(repo_id=self.address.repo, repo_type="model")
         return self.cache_dir / name
 
     def _commit_in_cache(self) -> str:
@@ -222,7 +233,7 @@ class HubSource:
         try:
             if not _COMMIT.fullmatch(commit):
                 commit = (self._repo_dir() / "refs" / commit).read_text("utf-8").strip()
-            return commit if _COMMIT.fullmatch(commit) and self._folder(commit).is_dir() else ""
+            return commit if _COMMIT.fullmatch(commit) and self.folder(commit).is_dir() else ""
         except OSError:
             return ""
 
@@ -230,7 +241,7 @@ class HubSource:
         commit = self._commit_in_cache()
         if not commit:
             raise self._refused(f"{self.cache_dir} holds none of it, and {why}")
-        folder = self._folder(commit)
+        folder = self.folder(commit)
         try:
             names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
             chosen = choose(self.address, names)

@@ -8,6 +8,7 @@ machine's own account. GOOGLE_SKIP_SIGNATURE=true leaves requests unsigned, GOOG
 import os
 from collections.abc import AsyncGenerator
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
@@ -24,14 +25,6 @@ from glowplug.weights.source import (
     scheme_of,
 )
 
-obstore: Any
-refused: Any
-try:
-    obstore, refused = import_module("obstore"), import_module("obstore.exceptions")
-    import_module("obstore.store")
-except ImportError:  # the extra `prefetcher` is not installed; said when such an address is opened
-    obstore = refused = None
-
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -40,12 +33,24 @@ _CREDENTIALS = (
 )
 
 
+@cache
+def _library() -> Any:
+    """obstore, loaded when the first address needs it; None where it is not installed."""
+    try:
+        for part in ("exceptions", "store"):
+            import_module(f"obstore.{part}")
+        return import_module("obstore")
+    except ImportError:
+        return None
+
+
 class ObjectSource:
     """`s3://bucket/key` or `gs://bucket/key`; with `prefix/` (trailing slash) for a directory of files."""
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
         self.scheme = scheme_of(uri)
-        if obstore is None:
+        self._library = _library()
+        if self._library is None:
             raise WeightsUnavailable(
                 f"{self.scheme}: addresses need the extra glowplug[prefetcher]", param="weights.uri"
             )
@@ -59,11 +64,11 @@ class ObjectSource:
         }
         try:
             self._store: Any = (
-                obstore.store.S3Store(self._bucket, config=_s3_config(options), **given)
+                self._library.store.S3Store(self._bucket, config=_s3_config(options), **given)
                 if self.scheme == "s3"
-                else obstore.store.GCSStore(self._bucket, **given)
+                else self._library.store.GCSStore(self._bucket, **given)
             )
-        except (refused.BaseError, OSError) as error:  # credentials that cannot be read
+        except (self._library.exceptions.BaseError, OSError) as error:  # credentials that cannot be read
             raise WeightsUnavailable(f"{self._shown}: {_first_line(error)}") from error
 
     async def measure(self) -> SourceInfo:
@@ -73,15 +78,15 @@ class ObjectSource:
         try:
             if self._key.endswith("/"):
                 return await self._probe_directory()
-            meta = await obstore.head_async(self._store, self._key)
-        except (refused.BaseError, OSError) as error:
+            meta = await self._library.head_async(self._store, self._key)
+        except (self._library.exceptions.BaseError, OSError) as error:
             raise self._translated(error) from error
         file = SourceFile(path="", num_bytes=meta["size"], validator=meta.get("e_tag") or "")
         return SourceInfo(files=(file,), ranges=True)
 
     async def _probe_directory(self) -> SourceInfo:
         files: list[SourceFile] = []
-        async for page in obstore.list(self._store, self._key, chunk_size=1000):
+        async for page in self._library.list(self._store, self._key, chunk_size=1000):
             for meta in page:
                 relative = meta["path"].removeprefix(self._key)
                 if relative and not relative.endswith("/"):
@@ -96,14 +101,15 @@ class ObjectSource:
         if file.validator:
             options["if_match"] = file.validator
         try:
-            result = await obstore.get_async(self._store, self._key + file.path, options=options)
+            result = await self._library.get_async(self._store, self._key + file.path, options=options)
             async for chunk in result.stream(min_chunk_size=self._chunk_bytes):
                 yield bytes(chunk)
-        except (refused.BaseError, OSError) as error:
+        except (self._library.exceptions.BaseError, OSError) as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
         """Ours for theirs, the first line only: the rest of it may quote signed requests."""
+        refused = self._library.exceptions
         if isinstance(error, refused.NotFoundError | FileNotFoundError):
             return WeightsUnavailable(f"{self._shown}: no such object")
         if isinstance(error, refused.PermissionDeniedError | refused.UnauthenticatedError | PermissionError):
