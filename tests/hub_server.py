@@ -21,7 +21,8 @@ def etag_of(content: bytes) -> str:
 @dataclass
 class HubServer:
     """`repos` maps a repository to its files; every revision in `commits` is one commit. A file whose name ends in
-    .gguf or .safetensors is redirected to a path of the store, whose ETag is another one, as the real hub's is."""
+    .gguf or .safetensors is redirected to a path of the store, whose ETag is another one, as the real hub's is; a HEAD
+    is answered at once, as mirrors do."""
 
     repos: dict[str, dict[str, bytes]]
     commits: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
@@ -122,7 +123,7 @@ class HubServer:
             return _send(handler, 404, {"X-Error-Code": "EntryNotFound"})
         said = {"X-Repo-Commit": self._commit(revision), "X-Linked-Etag": f'"{etag_of(content)}"'}
         said["X-Linked-Size"] = str(len(content))
-        if name.endswith((".gguf", ".safetensors")):
+        if name.endswith((".gguf", ".safetensors")) and handler.command == "GET":
             return _send(handler, 302, {**said, "Location": f"{self.url}/store/{etag_of(content)}"})
         return _send_file(handler, content, {**said, "ETag": f'"{etag_of(content)}"'})
 

@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Multi-LLM serving with fast cold starts. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no fleet runs, "
-    "4 already running or port taken.",
+    "4 already running or port taken, 130 stopped by Ctrl-C.",
 )
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Local fleet": (up.up, up.down, up.status, demo.demo),

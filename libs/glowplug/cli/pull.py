@@ -178,7 +178,7 @@ def _without_fleet(wanted: Wanted, output: Format, none: NoFleet) -> Row:
         raise CliError(f"{wanted.shown} is on this machine already, and {none}", none.exit_code)
     try:
         if scheme_of(uri) == "hf":
-            return _into_hub_cache(uri, output)
+            return _into_hub_cache(HubSource(uri, source_options()), output)
         info = measure(uri)
     except (GlowplugError, SourceInterrupted) as error:
         raise CliError(getattr(error, "message", str(error))) from error
@@ -188,8 +188,8 @@ def _without_fleet(wanted: Wanted, output: Format, none: NoFleet) -> Row:
     raise CliError(f"{wanted.shown} is {size}; this machine has no cache for it, and {none}", none.exit_code)
 
 
-def _into_hub_cache(uri: str, output: Format) -> Row:
-    source = HubSource(uri, source_options())
+def _into_hub_cache(source: HubSource, output: Format) -> Row:
+    uri = source.address.uri
     started = time.monotonic()
     snapshot = asyncio.run(_resolved(source))
     here = sum(file.num_bytes for file in snapshot.files if file.cached is not None)
@@ -241,10 +241,10 @@ def bar(title: str, output: Format) -> Iterator[Show]:
         yield once
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    say(title, err=True)
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=None)
+        task = progress.add_task("", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total or None)

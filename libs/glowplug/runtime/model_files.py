@@ -145,6 +145,8 @@ class ModelFile(_Strict):
             if info is not None:
                 _check_form(self.engine, uri, info.is_directory)
         except WeightsUnavailable as error:
+            if error.param == "weights":  # the address does not say which of them
+                raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
             message = f"weights_bytes: give the size, it cannot be read from here: {error.message}"
             raise InvalidModelFile(message, param="weights_bytes") from error
         except EngineMisconfigured as error:

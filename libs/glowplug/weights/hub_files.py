@@ -111,4 +111,4 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _refused(address: HubAddress, why: str) -> WeightsUnavailable:
-    return WeightsUnavailable(f"{address.uri}: {why}", param="weights.uri")
+    return WeightsUnavailable(f"{address.uri}: {why}", param="weights")

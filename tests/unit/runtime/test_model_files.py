@@ -186,11 +186,16 @@ def test_what_a_source_says_of_its_weights_is_held_against_the_engine(tmp_path: 
         model_files.load(write(tmp_path, HUB), lambda _: folder)
     assert found.value.param == "weights"
 
-    def refuse(uri: str) -> SourceInfo:
-        raise WeightsUnavailable(f"{uri}: several weights are in it")
+    def refused(param: str) -> str:
+        def measure(uri: str) -> SourceInfo:
+            raise WeightsUnavailable(f"{uri}: this is why", param=param)
 
-    with pytest.raises(InvalidModelFile, match=r"give the size, .*: hf:o/n: several weights are in it"):
-        model_files.load(write(tmp_path, HUB), refuse)
+        with pytest.raises(InvalidModelFile, match=r"hf:o/n: this is why") as found:
+            model_files.load(write(tmp_path, HUB), measure)
+        return found.value.message
+
+    assert refused("weights.uri").startswith("weights_bytes: give the size, it cannot be read from here: ")
+    assert refused("weights") == "weights: hf:o/n: this is why", "which of several weights, no size tells"
 
 
 def test_a_source_that_does_not_answer_is_no_fault_of_the_file() -> None:

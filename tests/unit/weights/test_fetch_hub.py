@@ -3,7 +3,10 @@ the token goes."""
 
 import hashlib
 import logging
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,7 +162,7 @@ UNCLEAR = {
 def test_what_is_not_clear_is_refused_with_the_candidates(file: str, names: list[str], said: str) -> None:
     with pytest.raises(WeightsUnavailable, match=said) as refused:
         choose(HubAddress("o/n", file=file), names)
-    assert refused.value.param == "weights.uri"
+    assert refused.value.param == "weights"
 
 
 async def test_the_single_gguf_comes_by_parallel_ranges(hub: HubServer, tmp_path: Path) -> None:
@@ -281,6 +284,33 @@ async def test_a_private_repository_opens_with_the_token_which_no_log_shows(
         with pytest.raises(WeightsUnavailable) as refused:
             await HubSource("hf:org/one", given).probe()
     assert "hf_secret" not in f"{refused.value.message} {refused.value!r}"
+
+
+RESOLVE = """
+import asyncio, sys
+from glowplug.weights.sources.hub import HubSource
+from glowplug.weights.hub_cache import fill_cache
+source = HubSource("hf:org/one")
+print(fill_cache(source, asyncio.run(source.resolve()), lambda _: None) / "one.Q4_K_M.gguf")
+"""
+
+
+def test_the_environment_says_where_the_hub_and_its_cache_are(tmp_path: Path) -> None:
+    """As huggingface_hub reads it, once, when it is loaded: in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+
+    def resolved(**env: str) -> Path:
+        ran = subprocess.run(
+            [sys.executable, "-c", RESOLVE], env=kept | env, capture_output=True, text=True, check=True
+        )
+        return Path(ran.stdout.strip())
+
+    with HubServer(dict(REPOS), token="hf_secret") as hub:
+        path = resolved(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_TOKEN="hf_secret")
+        assert path.is_relative_to(tmp_path / "hf/hub") and path.read_bytes() == GGUF
+        num_requests = len(hub.requests)
+        assert resolved(HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path / "hf/hub"), HF_ENDPOINT=hub.url) == path
+        assert len(hub.requests) == num_requests
 
 
 def of_two_hosts(asked: list[tuple[str, str]], location: str) -> httpx.MockTransport:

@@ -200,6 +200,8 @@ class HubSource:
     def translated(self, error: Exception) -> Exception:
         """Ours for theirs, which may quote requests."""
         errors = self._library.errors
+        if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+            return self.translated(error.__cause__)  # it wraps what stood in the way of a download
         if isinstance(error, errors.GatedRepoError):
             return self._refused("its owner lets only some in: ask on its page, and set HF_TOKEN")
         if isinstance(error, errors.RevisionNotFoundError):
