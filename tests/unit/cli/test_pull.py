@@ -1,4 +1,4 @@
-"""`glowplug pull`: what its argument names, which node gets it, how a fetch is followed, what is done without a fleet."""
+"""`glowplug pull`: what its argument names, which node gets it, how a fetch is followed, and the cache of the hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
