@@ -1,17 +1,25 @@
-"""What a person asks of a fetch over REST: begin one, and how far one is."""
+"""Fetches over REST: those that are under way, how far one is or how it ended, and the beginning of one."""
 
+import asyncio
+import re
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
-from glowplug.controllers.prefetcher.controller import FetchJob
-from glowplug.domain.errors import BadRequest, WeightsUnavailable
+from glowplug.controllers.prefetcher.controller import FetchJob, PrefetcherController
+from glowplug.controllers.prefetcher.messages import FetchAsked
+from glowplug.domain.errors import BadRequest, NotFound, WeightsUnavailable
 from glowplug.domain.model import MAX_BYTES, WeightsRef, model_key
-from glowplug.weights.region import RegionStatus
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.rest import admin
+from glowplug.weights.region import Region, RegionStatus, region_digest
 from glowplug.weights.source import check_reference, file_uri, hub_address, local_path, scheme_of
+from services.prefetcher.settings import PrefetcherSettings
 
+DIGEST = re.compile(r"[0-9a-f]{64}")
 UNNAMED = "weights"  # the name of weights whose address has no letter or digit in its last part
 
 
@@ -79,3 +87,45 @@ def end_row(digest: str, status: RegionStatus) -> dict[str, Any]:
     if status.failure is not None:
         row |= {"code": status.failure.code, "message": status.failure.message}
     return {"num_bytes": 0, "code": "", "message": ""} | row
+
+
+def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRouter:
+    """The routes below /v1/fetches."""
+    router = APIRouter(tags=["fetches"])
+
+    @router.get("/v1/fetches")
+    async def fetches() -> dict[str, Any]:
+        """Fetches queued and running, the most urgent first."""
+        jobs = sorted(service.controller(PrefetcherController).jobs.values(), key=lambda j: (-j.urgency, j.order))
+        return {
+            "object": "list",
+            "node_id": settings.node_id,
+            "data": [job_row(j) for j in jobs],
+        }
+
+    @router.get("/v1/fetches/{digest}", responses={404: {"description": "no digest"}})
+    async def fetch(digest: str) -> dict[str, Any]:
+        """One fetch that is queued or runs; else what there is of the weights: complete, failed and why, or absent."""
+        job = service.controller(PrefetcherController).jobs.get(digest)
+        if job is not None:
+            return job_row(job)
+        if not DIGEST.fullmatch(digest):
+            raise NotFound(f"{digest[:80]!r} is no digest of weights")
+        region = Region.at(settings.shm_dir, settings.node_id, digest)
+        return end_row(digest, await asyncio.to_thread(region.read_state))
+
+    @router.post(
+        "/v1/fetches",
+        status_code=202,
+        dependencies=[Depends(admin(settings.admin_token))],
+        responses={400: {"description": "an address that no source reads"}},
+    )
+    async def bring(body: FetchBody) -> dict[str, Any]:
+        """Bring weights into host memory, as for a model that will be started; GET .../{digest} says how far it is."""
+        service.controller(PrefetcherController)
+        assert service.shell is not None
+        ref = body.weights.to_ref()
+        await service.shell.ask(FetchAsked(ref, body.model_key or key_of(ref.uri)))
+        return await fetch(region_digest(ref))
+
+    return router
