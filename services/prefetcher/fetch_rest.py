@@ -39,7 +39,9 @@ class WantedWeights(BaseModel):
         except WeightsUnavailable as error:
             raise BadRequest(error.message, param="weights.uri") from error
         path = local_path(self.uri)
-        uri = hub_address(self.uri).uri if scheme_of(self.uri) == "hf" else file_uri(path) if path else self.uri
+        if path is not None and not path.is_absolute():
+            raise BadRequest(f"{self.uri[:200]}: a path of the node begins with a slash", param="weights.uri")
+        uri = file_uri(path) if path else hub_address(self.uri).uri if scheme_of(self.uri) == "hf" else self.uri
         return WeightsRef(uri=uri, num_bytes=self.num_bytes, sha256=self.sha256.lower())
 
 

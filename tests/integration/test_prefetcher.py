@@ -190,6 +190,8 @@ async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Pa
             await pulled("hf:org/other")
     with pytest.raises(CliError, match=r"no source reads oci: .*\(bad_request\)"):
         await pulled("oci://org/one")
+    with pytest.raises(CliError, match=r"begins with a slash \(bad_request\)"):
+        await pulled("file:w.gguf")
     (cached,) = read_cached(prefetcher.shm_dir, prefetcher.node_id)
     assert cached.model_keys == ("org-one",)
     assert prefetcher.get("/v1/fetches/none").status_code == 404
