@@ -32,6 +32,7 @@ from glowplug.weights.source import (
 )
 from glowplug.weights.sources.hub import HubSource
 from tests.hub_server import HubServer, etag_of
+from tests.weight_servers import WeightServer
 
 GGUF = random.Random(3).randbytes(700_001)
 SET = {
@@ -262,6 +263,25 @@ async def test_refused(tmp_path: Path, server: dict[str, Any], uri: str, said: s
         source = HubSource(uri, options(hub, tmp_path))
         with pytest.raises(WeightsUnavailable, match=said):
             await source.probe()
+
+
+async def test_a_mirror_that_lies_reads_no_file_of_this_machine(hub: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "secret.gguf").write_bytes(b"mine")
+    hub.commits["main"] = "../../.."
+    hub.repos["org/one"] = {"secret.gguf": b"four"}
+    snapshot = await HubSource("hf:org/one", options(hub, tmp_path)).resolve()
+    assert (snapshot.commit, snapshot.files[0].cached) == ("main", None)
+    hub.repos["org/one"] = {"../w.safetensors": b"four"}
+    with pytest.raises(WeightsUnavailable, match="leaves its directory"):
+        await HubSource("hf:org/one:*.safetensors", options(hub, tmp_path)).resolve()
+
+
+async def test_an_answer_that_is_no_listing_may_be_another_the_next_time(tmp_path: Path) -> None:
+    with WeightServer(b"<html>") as server:
+        given = options(None, tmp_path, hf_endpoint=server.url.replace("http://", "http://me:secret@"))
+        with pytest.raises(SourceInterrupted, match="no answer") as interrupted:
+            await HubSource("hf:org/one", given).probe()
+    assert "secret" not in str(interrupted.value)
 
 
 async def test_what_may_pass_is_tried_again(hub: HubServer, tmp_path: Path) -> None:

@@ -21,15 +21,16 @@ import httpx
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.hub_files import choose
 from glowplug.weights.source import (
-    UNKNOWN_BYTES,
     SourceChanged,
     SourceFile,
     SourceInfo,
     SourceInterrupted,
     SourceOptions,
+    checked_relative,
     file_uri,
     hub_address,
     is_pattern,
+    redacted,
 )
 from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import PASSING, WebAnswer, WebReader, byte_range
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 HOSTS = ("huggingface.co", "*.huggingface.co", "*.hf.co")  # where the hub keeps its files
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_UNSIZED = -1  # bytes of a file whose size a listing leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +124,11 @@ class HubSource:
     async def resolve(self) -> HubSnapshot:
         """Asks the hub, or the cache, for what the address stands for now. Raises as `probe`."""
         found = await asyncio.to_thread(self._resolve)
-        if any(self._is_unsized(file) for file in found.files):
-            sized = [await self._asked(f, found.commit) if self._is_unsized(f) else f for f in found.files]
+        if any(file.num_bytes == _UNSIZED for file in found.files):
+            sized = [await self._asked(f, found.commit) if f.num_bytes == _UNSIZED else f for f in found.files]
             found = replace(found, files=tuple(sized))
         self._snapshot = found
         return found
-
-    @staticmethod
-    def _is_unsized(file: HubFile) -> bool:
-        return file.num_bytes == UNKNOWN_BYTES and not file.etag
 
     def token(self) -> str:
         """What the hub is asked with; "" for nothing. Blocking: a file may be read."""
@@ -165,25 +163,22 @@ class HubSource:
             )
             siblings = {sibling.rfilename: sibling for sibling in found.siblings or ()}
             chosen = choose(self.address, siblings)
-            commit = found.sha or self.address.revision
+            commit = found.sha if _COMMIT.fullmatch(found.sha or "") else self.address.revision
             files = tuple(self._described(siblings[name], commit) for name in chosen.names)
-        except (
-            self._library.errors.HTTPError,
-            OSError,
-            ValueError,
-        ) as error:  # of its HTTP client; of files; of what was answered
+        except self._errors as error:
             raise self.translated(error) from error
         return HubSnapshot(commit=commit, files=files, is_directory=chosen.is_directory)
 
     def _described(self, sibling: Any, commit: str) -> HubFile:
         name, num_bytes = sibling.rfilename, sibling.size
+        checked_relative(name)
         etag = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id or ""
         path = self.folder(commit) / name
-        is_here = path.is_file() and num_bytes in (None, path.stat().st_size)
+        is_here = bool(_COMMIT.fullmatch(commit)) and path.is_file() and num_bytes in (None, path.stat().st_size)
         if is_here and num_bytes is None:
             return _cached_file(path, name)
-        unknown = UNKNOWN_BYTES if num_bytes is None else num_bytes
-        return HubFile(name=name, num_bytes=unknown, etag=etag, cached=path if is_here else None)
+        size = _UNSIZED if num_bytes is None else num_bytes
+        return HubFile(name=name, num_bytes=size, etag=etag, cached=path if is_here else None)
 
     async def _asked(self, file: HubFile, commit: str) -> HubFile:
         """Size and etag, asked of the file itself: the listing of a mirror may leave them out."""
@@ -191,7 +186,9 @@ class HubSource:
             self._web.check(answer.response)
             headers = answer.response.headers
             etag = _plain_etag(answer.linked_etag or headers.get("etag", ""))
-            return replace(file, num_bytes=int(headers.get("content-length", UNKNOWN_BYTES)), etag=etag)
+            if not (length := headers.get("content-length", "")).isdigit():
+                raise self._refused(f"the server does not say how large {file.name} is")
+            return replace(file, num_bytes=int(length), etag=etag)
 
     def _url(self, name: str, commit: str) -> str:
         url: str = self._library.hf_hub_url(self.address.repo, name, revision=commit, endpoint=self.endpoint)
@@ -210,11 +207,18 @@ class HubSource:
             return self._refused("no such repository, or a private one that needs an HF_TOKEN")
         if isinstance(error, errors.HFValidationError):
             return self._refused(str(error).splitlines()[0])
-        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+        status, server = 0, redacted(self.endpoint)
+        if isinstance(error, errors.HfHubHTTPError):
+            status = error.response.status_code
         if status and status not in PASSING and status < 500:
-            return self._refused(f"HTTP {status} from {self.endpoint}")
+            return self._refused(f"HTTP {status} from {server}")
         said = f"HTTP {status}" if status else f"no answer ({type(error).__name__})"
-        return SourceInterrupted(f"{self._shown}: {said} from {self.endpoint}")
+        return SourceInterrupted(f"{self._shown}: {said} from {server}")
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """Of its HTTP client, of files, and of answers that are no listing."""
+        return self._library.errors.HTTPError, OSError, ValueError, LookupError, TypeError
 
     def _refused(self, why: str) -> WeightsUnavailable:
         return WeightsUnavailable(f"{self._shown}: {why}", param="weights.uri")
