@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_settings import BaseSettings
 
 from glowplug.events.shapes import comments_of
-from glowplug.runtime.settings import ElectedSettings, ServiceSettings
+from glowplug.runtime.settings import ElectedSettings, ServiceSettings, SourceSettings
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 # ruff: noqa: E501 - a row of a table is one line
@@ -37,7 +37,9 @@ OTHERS = """\
 | `GLOWPLUG_SERVER_PASSWORD` | deploy/k8s | a service's password at NATS and Valkey, put into its two addresses |
 | `GLOWPLUG_FLEET` | `glowplug up` | set on every process it starts, so that what a killed fleet left behind is found and ended |
 | `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG` | every service | as OpenTelemetry defines them |
-| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL_S3` | prefetcher | for `s3:` weights; without a key requests go unsigned |
+| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL_S3` | prefetcher, autoscaler, command line | for `s3:` weights; without a key requests go unsigned |
+| `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_SKIP_SIGNATURE`, `GOOGLE_BASE_URL` | prefetcher, autoscaler, command line | for `gs:` weights; without credentials those of the machine; `GOOGLE_SKIP_SIGNATURE=true` asks for public objects unsigned |
+| `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | prefetcher, autoscaler, command line | for `hf:` weights, as huggingface_hub defines them |
 """
 
 
@@ -82,6 +84,7 @@ def classes() -> dict[str, type[BaseSettings]]:
         "The local fleet (`glowplug up`)": FleetSettings,
         "Every service": ServiceSettings,
         "Autoscaler, placer and predictor": ElectedSettings,
+        "Prefetcher and autoscaler: sources of weights": SourceSettings,
     }
     for service in SERVICES:
         module = importlib.import_module(f"services.{service}.settings")

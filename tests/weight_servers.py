@@ -23,6 +23,7 @@ class WeightServer:
     step_s: float = 0.0  # pause between steps of a body
     length_told: bool = True  # False: no Content-Length, the end of the connection ends the body
     extra: bytes = b""  # sent after a whole body of an honest length
+    head: bool = False  # answers a HEAD; many servers refuse it
     requests: list[str] = field(default_factory=list)
     bytes_sent: int = 0
     _server: Any = None
@@ -41,6 +42,9 @@ class WeightServer:
             def do_GET(self) -> None:
                 outer._answer(self)
 
+            def do_HEAD(self) -> None:
+                outer._answer_head(self)
+
             def log_message(self, format: str, *args: Any) -> None:
                 """Quiet."""
 
@@ -52,6 +56,14 @@ class WeightServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def _answer_head(self, handler: BaseHTTPRequestHandler) -> None:
+        self.requests.append("HEAD")
+        handler.send_response(200 if self.head else 405)
+        handler.send_header("Content-Length", str(len(self.data)) if self.head and self.length_told else "0")
+        if self.head and self.ranges:
+            handler.send_header("Accept-Ranges", "bytes")
+        handler.end_headers()
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         asked = handler.headers.get("Range", "")

@@ -103,9 +103,11 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     router = APIRouter(tags=["models"])
 
     async def modelled(body: ModelFile) -> Model:
-        """The size of weights may be asked of a file system, which may not answer."""
+        """The size of weights may be asked of a file system or a source, which may not answer."""
         try:
-            return await watch.reader.run(f"weights of {body.name}", lambda: body.to_model("api", Path.cwd()))
+            return await watch.reader.run(
+                f"weights of {body.name}", lambda: body.to_model("api", Path.cwd(), watch.measure)
+            )
         except NoAnswer as error:
             raise InvalidModelFile(f"weights: cannot be read: {error.strerror}", param="weights") from error
 

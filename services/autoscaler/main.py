@@ -1,6 +1,7 @@
 """Start the autoscaler."""
 
 import asyncio
+from functools import partial
 
 from prometheus_client import REGISTRY
 
@@ -10,6 +11,7 @@ from glowplug.controllers.autoscaler.reads import READS
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
+from glowplug.weights.measure import ASK_S, measured
 from services.autoscaler.app import make
 from services.autoscaler.metrics import ModelCollector
 from services.autoscaler.model_watch import ModelWatch
@@ -22,7 +24,9 @@ async def serve(stopping: asyncio.Event) -> None:
     REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
     params = AutoscalerParams(stop_becomes=settings.stop_becomes, lead_s=settings.forecast_lead_s)
-    watch = ModelWatch(settings.models_dir, settings.models_poll_s, settings.models_read_s)
+    options, ask_s = settings.source_options(), min(ASK_S, 0.8 * settings.models_read_s)
+    measure = partial(measured, options=options, timeout_s=ask_s)
+    watch = ModelWatch(settings.models_dir, settings.models_poll_s, settings.models_read_s, measure)
 
     def controller(epoch: int) -> AutoscalerController:
         return AutoscalerController(scale, settings.policy_scaling, epoch, params)

@@ -11,6 +11,7 @@ from glowplug.domain.errors import GlowplugError
 from glowplug.runtime import model_files
 from glowplug.runtime.shell import Shell
 from glowplug.weights.files import NoAnswer, PatientReader
+from glowplug.weights.measure import Measure, not_asked
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +22,13 @@ class ModelWatch:
     """`errors`: file -> why it is not in force (shown by REST and on the models it declares).
 
     Files are read beside the event loop: a pipe, or a network mount that has died, keeps out what it holds and nothing
-    else. `timeout_s` bounds each reading.
+    else. `timeout_s` bounds each reading; `measure` asks for the size of weights on other machines.
     """
 
-    def __init__(self, directory: Path | None, poll_s: float, timeout_s: float = READ_S) -> None:
-        self._directory, self._poll_s = directory, poll_s
+    def __init__(
+        self, directory: Path | None, poll_s: float, timeout_s: float = READ_S, measure: Measure = not_asked
+    ) -> None:
+        self._directory, self._poll_s, self.measure = directory, poll_s, measure
         self.reader = PatientReader(timeout_s)
         self._seen: dict[str, tuple[int, int]] = {}  # file -> (mtime_ns, size)
         self._unanswered: dict[str, str] = {}  # file -> the reading of the directory that waits for it
@@ -91,7 +94,7 @@ class ModelWatch:
         """Put a file in force. False when a name in it belongs to another model or file, or when its file system does
         not answer: it is asked again."""
         try:
-            models = await self.reader.run(str(path), lambda: model_files.load(path))
+            models = await self.reader.run(str(path), lambda: model_files.load(path, self.measure))
         except GlowplugError as error:
             self._keep_out(path, error.message)
             return True

@@ -1,4 +1,4 @@
-"""REST of the prefetcher: what is in this node's host memory, what is on its way, and dropping it."""
+"""REST of the prefetcher: what is in this node's host memory, what is on its way, bringing and dropping it."""
 
 import time
 from typing import Any
@@ -9,6 +9,7 @@ from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import DropAsked
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
+from services.prefetcher.fetch_rest import fetch_routes
 from services.prefetcher.settings import PrefetcherSettings
 
 
@@ -44,30 +45,6 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
             ],
         }
 
-    @app.get("/v1/fetches", tags=["fetches"])
-    async def fetches() -> dict[str, Any]:
-        """Fetches queued and running, the most urgent first."""
-        jobs = sorted(service.controller(PrefetcherController).jobs.values(), key=lambda j: (-j.urgency, j.order))
-        return {
-            "object": "list",
-            "node_id": settings.node_id,
-            "data": [
-                {
-                    "digest": j.digest,
-                    "stage": j.stage.value,
-                    "model_keys": sorted({w.model_key for w in j.wants}),
-                    "instance_ids": list(j.instance_ids),
-                    "num_bytes": j.num_bytes,
-                    "num_bytes_done": j.num_bytes_done,
-                    "first_byte": j.first_byte,
-                    "last_byte": j.last_byte,
-                    "urgency": j.urgency,
-                    "started_at": j.started_at,
-                }
-                for j in jobs
-            ],
-        }
-
     @app.post(
         "/v1/cache/{digest}/drop",
         tags=["cache"],
@@ -81,4 +58,5 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         await service.shell.ask(DropAsked(digest, "asked for over REST"))
         return {"digest": digest, "dropped": True}
 
+    app.include_router(fetch_routes(service, settings))
     return app

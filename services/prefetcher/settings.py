@@ -1,19 +1,20 @@
 """Settings of the model-prefetcher. Bytes and seconds."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from glowplug.domain.errors import NoSpace
-from glowplug.runtime.settings import NodeId, ServiceSettings
+from glowplug.runtime.settings import NodeId, SourceSettings
 from glowplug.weights.fetch import FetchOptions
 from glowplug.weights.source import SourceOptions
 
 USABLE_RATIO = 0.9  # of the shared-memory file system: filling it up would take other programs down
 
 
-class PrefetcherSettings(ServiceSettings):
+class PrefetcherSettings(SourceSettings):
     node_id: NodeId = Field("node-1", pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)  # a dot becomes a dash
     shm_dir: Path = Path("/dev/shm/glowplug")
     host_cache_bytes: int = Field(8 << 30, gt=0)
@@ -29,14 +30,11 @@ class PrefetcherSettings(ServiceSettings):
     fetch_timeout_s: float = Field(3600.0, gt=0)
     fetch_connect_timeout_s: float = Field(10.0, gt=0)
     fetch_stall_timeout_s: float = Field(30.0, gt=0)
-    redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # https hosts that may be redirected to from others
     fetch_seed: int = 0  # of the jitter between tries
     room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for other weights to leave
     hold_s: float = Field(120.0, gt=0)
     heal_s: float = Field(2.0, gt=0)
     recheck_s: float = Field(3.0, gt=0)  # how often files that no checksum pins are compared with their source
-    s3_endpoint: str = ""
-    s3_region: str = ""
     policy_caching: str = "mcache:copied_ratio=0.1"  # who leaves host memory first
     caching_half_life_s: float = Field(300.0, gt=0)  # of mcache's memory of uses, beside a tenth and ten times of it
     caching_renew_s: float = Field(10.0, ge=0)  # how old mcache's scores may be
@@ -52,13 +50,11 @@ class PrefetcherSettings(ServiceSettings):
         )
 
     def source_options(self) -> SourceOptions:
-        return SourceOptions(
+        return replace(
+            super().source_options(),
             chunk_bytes=self.fetch_chunk_bytes,
             connect_timeout_s=self.fetch_connect_timeout_s,
             stall_timeout_s=self.fetch_stall_timeout_s,
-            redirect_hosts=tuple(host.strip() for host in self.redirect_hosts.split(",") if host.strip()),
-            s3_endpoint=self.s3_endpoint,
-            s3_region=self.s3_region,
         )
 
     def capacity_bytes(self) -> int:

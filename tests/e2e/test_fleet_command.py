@@ -83,6 +83,17 @@ def test_load_pin_unload_and_drain(state: Path) -> None:
     wait_until("the drain is lifted", lambda: state_of("smol-brief") == "hot")
 
 
+def test_weights_are_pulled_onto_a_node(state: Path) -> None:
+    (row,) = as_json(state, "pull", "smol-brief", "--node", "node-2")
+    assert row["where"] == "node-2" and row["num_bytes"] > 90_000_000
+
+    def is_there() -> bool:
+        node = next(node for node in as_json(state, "nodes") if node["node_id"] == "node-2")
+        return row["digest"] in {weights["digest"] for weights in node["cached"]}
+
+    wait_until("the node's row names them", is_there)
+
+
 def test_deploy_undeploy_and_a_bad_file(state: Path, tmp_path: Path) -> None:
     good = tmp_path / "mine.yaml"
     good.write_text("name: mine\nengine: llamacpp\nweights: sample:smollm2\nkv_bytes: 64MiB\n")

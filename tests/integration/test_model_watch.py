@@ -18,6 +18,8 @@ from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.files import NoAnswer
+from glowplug.weights.source import SourceFile, SourceInfo
 from services.autoscaler.model_watch import ModelWatch
 
 TWO = "---\nname: two\nengine: emulated\nweights_bytes: 10MiB\n"
@@ -81,6 +83,22 @@ async def test_a_bad_file_keeps_the_old_model_and_shows_the_reason(at: Watched) 
     assert at.models["one"].keep_alive_s == 5 and "keep_alive_s" in at.errors["a.yaml"]
     await at.poll(a=one(6))
     assert at.models["one"].keep_alive_s == 6 and at.errors == {}
+
+
+async def test_a_source_that_does_not_answer_keeps_a_model_out_until_it_does(at: Watched) -> None:
+    answers: list[SourceInfo] = []
+
+    def measure(uri: str) -> SourceInfo:
+        if not answers:
+            raise NoAnswer(0, f"{uri}: no answer")
+        return answers[0]
+
+    at.watch.measure = measure
+    await at.poll(a="name: one\nengine: llamacpp\nweights: hf:o/n\n")
+    assert at.models == {} and "hf:o/n: no answer" in at.errors["a.yaml"]
+    answers.append(SourceInfo(files=(SourceFile(path="", num_bytes=1234),), ranges=True))
+    await at.poll()
+    assert at.models["one"].weights_bytes == 1234 and at.errors == {}
 
 
 async def test_two_files_that_claim_one_name_conflict_and_the_first_stays(at: Watched) -> None:

@@ -17,6 +17,10 @@ import httpx
 import pytest
 
 from glowplug.bus.nats_bus import NatsBus
+from glowplug.cli import pull
+from glowplug.cli.client import FleetClient
+from glowplug.cli.options import Format
+from glowplug.cli.terminal import CliError
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
@@ -27,6 +31,7 @@ from glowplug.weights.inventory import read_cached, read_links
 from glowplug.weights.region import Region, RegionFailure, RegionState, RegionStatus, region_digest
 from tests.fleet_builder import a_model, an_instance
 from tests.ha_fleet import Process
+from tests.hub_server import HubServer
 from tests.ports import free_port
 from tests.servers import Infra
 from tests.trace_sink import TraceSink
@@ -163,6 +168,38 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     assert f'glowplug_cache_hits_total{{node="{node}"}} 1.0' in metrics
     assert f'glowplug_cache_misses_total{{node="{node}"}} 1.0' in metrics
     await dropped_over_rest(prefetcher)
+
+
+async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Path) -> None:
+    """By the command line's own steps: whole, once more from the cache, and the reasons of those that do not come."""
+    await prefetcher.start(fetch_max_attempts=1)
+    fleet = FleetClient({}, admin_token=TOKEN)
+    node = {"node_id": prefetcher.node_id, "prefetcher_url": prefetcher.process.url}
+
+    async def pulled(uri: str) -> dict[str, Any]:
+        return await asyncio.to_thread(pull._onto, fleet, node, pull.Wanted(WeightsRef(uri=uri)), Format.JSON)
+
+    with HubServer({"org/one": {"one.gguf": DATA}}) as hub:
+        prefetcher.process.env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        prefetcher.process.kill()
+        await prefetcher.start()
+        row = await pulled("hf://org/one")
+        assert (row["where"], row["num_bytes"], row["source"]) == (prefetcher.node_id, len(DATA), "hf")
+        assert (await pulled("hf:org/one"))["source"] == "cache"
+        with pytest.raises(CliError, match=r"no such repository.*\(weights_unavailable\)"):
+            await pulled("hf:org/other")
+    with pytest.raises(CliError, match=r"no source reads oci: .*\(bad_request\)"):
+        await pulled("oci://org/one")
+    with pytest.raises(CliError, match=r"begins with a slash \(bad_request\)"):
+        await pulled("file:w.gguf")
+    (cached,) = read_cached(prefetcher.shm_dir, prefetcher.node_id)
+    assert cached.model_keys == ("org-one",)
+    assert prefetcher.get("/v1/fetches/none").status_code == 404
+    absent = prefetcher.get(f"/v1/fetches/{'0' * 64}").json()
+    assert (absent["stage"], absent["num_bytes"], absent["message"]) == ("absent", 0, "")
+    body = {"weights": {"uri": "hf:org/one"}}
+    async with httpx.AsyncClient() as client:
+        assert (await client.post(f"{prefetcher.process.url}/v1/fetches", json=body)).status_code == 401
 
 
 async def dropped_over_rest(prefetcher: Prefetcher) -> None:

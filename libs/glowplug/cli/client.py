@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -38,6 +38,10 @@ class FleetClient:
             console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
             nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
         )
+
+    def also(self, service: str, url: str) -> "FleetClient":
+        """This fleet, with the address of one more service."""
+        return replace(self, urls={**self.urls, service: url.rstrip("/")})
 
     @property
     def redis_url(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, operate, simulate, talk, tap, up, views, what_if, why
+from glowplug.cli import backup, demo, logs, operate, pull, simulate, talk, tap, up, views, what_if, why
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.supervisor.settings import FleetError
@@ -17,13 +17,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Multi-LLM serving with fast cold starts. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no fleet runs, "
-    "4 already running or port taken.",
+    "4 already running or port taken, 130 stopped by Ctrl-C.",
 )
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Local fleet": (up.up, up.down, up.status, demo.demo),
     "Models": (
         operate.deploy,
         operate.undeploy,
+        pull.pull,
         operate.load,
         operate.unload,
         operate.wake,

@@ -13,10 +13,13 @@ import yaml
 
 from glowplug.cli.client import connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.sources import measure
 from glowplug.cli.terminal import CliError, emit, say
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.runtime import model_files
 from glowplug.runtime.privileges import READER, USERS
+from glowplug.weights.files import NoAnswer
+from glowplug.weights.source import local_path
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Name, alias or key of a model.")]
 SERVICES = tuple(user for user in USERS if user != READER)
@@ -38,13 +41,19 @@ def deploy(
 def _bodies(path: Path) -> list[dict[str, Any]]:
     """The documents of one file, checked here so that the message names the file; weight paths made absolute."""
     try:
-        checked = model_files.load(path)
+        checked = model_files.load(path, measure)
         documents = [d for d in yaml.safe_load_all(path.read_text("utf-8")) if d is not None]
     except InvalidModelFile as error:
         raise CliError(f"{path}: {error.message}") from error
+    except NoAnswer as error:
+        raise CliError(
+            f"{path}: weights_bytes: give the size, it cannot be read from here: {error.strerror}"
+        ) from error
     for document, model in zip(documents, checked, strict=True):
         if model.weights.uri:
             document["weights"] = msgspec.to_builtins(model.weights)
+            if local_path(model.weights.uri) is None:
+                document["weights_bytes"] = model.weights_bytes  # asked once, here
     return documents
 
 

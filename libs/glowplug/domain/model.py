@@ -55,7 +55,8 @@ def model_key(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsRef:
-    """Where a model's weights come from. `uri` is file:, http(s): or s3:; `sha256` (hex) is checked when given."""
+    """Where a model's weights come from. `uri` is file:, http(s):, hf:, s3: or gs:; `sha256` (hex) is checked when it
+    is given."""
 
     uri: str
     num_bytes: int = 0  # 0: unknown until fetched

@@ -165,7 +165,7 @@ class WeightsFetched:
     digest: str
     num_bytes: int
     seconds: float
-    source: str  # file | http | s3 | cache
+    source: str  # file | http | hf | s3 | gs | cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,19 @@ from glowplug.engines.declaration import WeightsForm
 from glowplug.engines.drivers import declaration
 from glowplug.engines.samples import sample_weights_path
 from glowplug.weights.files import read_regular
-from glowplug.weights.source import check_reference, file_uri, is_directory, local_path, redacted, suffix
+from glowplug.weights.measure import Measure, not_asked
+from glowplug.weights.source import (
+    SCHEMES,
+    SourceInfo,
+    check_reference,
+    file_uri,
+    hub_address,
+    is_directory,
+    local_path,
+    redacted,
+    scheme_of,
+    suffix,
+)
 
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2
@@ -41,7 +53,7 @@ class _Strict(BaseModel):
 
 
 class WeightsFile(_Strict):
-    """Where the weights are: a path, file:, http(s):, s3:// or sample:<name>."""
+    """Where the weights are: a path, file:, http(s):, hf:org/name[@revision][:file], s3://, gs:// or sample:<name>."""
 
     uri: str = Field(max_length=4096)
     sha256: str = Field("", pattern=r"^([0-9a-fA-F]{64})?$")
@@ -82,8 +94,9 @@ class ModelFile(_Strict):
     slo: SloFile = SloFile()
     engine_args: dict[str, Any] = Field(default_factory=dict)
 
-    def to_model(self, source: str, base: Path | None = None) -> Model:
-        """Raises InvalidModelFile naming the field. Relative weight paths are taken from `base`."""
+    def to_model(self, source: str, base: Path | None = None, measure: Measure = not_asked) -> Model:
+        """Raises InvalidModelFile naming the field. Relative weight paths are taken from `base`. The size of weights on
+        other machines is asked by `measure` where the file does not give it."""
         try:
             key = model_key(self.name)
         except ValueError as error:
@@ -93,7 +106,8 @@ class ModelFile(_Strict):
         weights = _resolve(given, base)
         if not weights.uri and engine.weights.required:
             raise _invalid("weights", f"engine {self.engine} needs them")
-        real_bytes = _size(weights.uri)
+        is_sized = bool(self.weights_bytes or weights.num_bytes)
+        real_bytes = _size(weights.uri) or (0 if is_sized else self._measured(weights.uri, measure))
         local = weights.uri.removeprefix("file:")
         if weights.num_bytes and real_bytes and weights.num_bytes != real_bytes:
             raise _invalid("weights.num_bytes", f"{weights.num_bytes} is declared, {local} has {real_bytes}")
@@ -122,6 +136,28 @@ class ModelFile(_Strict):
         except EngineMisconfigured as error:
             raise InvalidModelFile(error.message, param=error.param) from error
 
+    def _measured(self, uri: str, measure: Measure) -> int:
+        """Bytes of weights on another machine, as their source says; 0 where it does not say."""
+        if not uri or local_path(uri) is not None:
+            return 0
+        try:
+            info: SourceInfo | None = measure(uri)
+            if info is not None:
+                _check_form(self.engine, uri, info.is_directory)
+        except WeightsUnavailable as error:
+            if error.param == "weights":  # the address does not say which of them
+                raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
+            message = f"weights_bytes: give the size, it cannot be read from here: {error.message}"
+            raise InvalidModelFile(message, param="weights_bytes") from error
+        except EngineMisconfigured as error:
+            raise InvalidModelFile(error.message, param=error.param) from error
+        return info.num_bytes if info else 0
+
+
+def weights_at(uri: str, base: Path | None = None) -> WeightsRef:
+    """The weights of an address as a model file has it. Raises InvalidModelFile."""
+    return _resolve(WeightsFile(uri=uri, sha256="", num_bytes=0), base)
+
 
 def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
     uri = weights.uri
@@ -132,7 +168,10 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
     try:
         check_reference(uri)
     except WeightsUnavailable as error:
-        raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
+        sample = ", sample:" if scheme_of(uri) not in ("", *SCHEMES) else ""
+        raise InvalidModelFile(f"weights: {error.message}{sample}", param="weights") from error
+    if scheme_of(uri) == "hf":
+        uri = hub_address(uri).uri  # models that spell it differently share a copy
     path = local_path(uri)
     if path is not None:
         path = path.expanduser()
@@ -163,15 +202,13 @@ def check_engine(model: Model) -> None:
     uri, reads = model.weights.uri, f"{model.engine} reads {engine.weights.kind}"
     if not uri:
         return
-    if (several := is_directory(uri)) is not None:
-        form = WeightsForm.DIRECTORY if several else WeightsForm.FILE
-        if engine.weights.form not in (WeightsForm.ANY, form):
-            raise EngineMisconfigured(f"weights: {redacted(uri)} is a {form}, and {reads}", param="weights")
+    path = local_path(uri)
+    if path is None:
+        if (several := is_directory(uri)) is not None:
+            _check_form(model.engine, uri, several)
         if (ending := suffix(uri)) in engine.weights.other_suffixes:
             raise EngineMisconfigured(f"weights: {redacted(uri)} ends in {ending}, and {reads}", param="weights")
         return
-    path = local_path(uri)
-    assert path is not None, f"{uri} is an address of this machine"
     try:
         if not path.exists():
             return  # a node may see it
@@ -180,6 +217,13 @@ def check_engine(model: Model) -> None:
         engine.weights.check(model, path)
     except OSError as error:
         raise EngineMisconfigured(f"weights: {path} cannot be read: {error.strerror}", param="weights") from error
+
+
+def _check_form(engine: str, uri: str, several: bool) -> None:
+    weights, form = declaration(engine).weights, WeightsForm.DIRECTORY if several else WeightsForm.FILE
+    if weights.form not in (WeightsForm.ANY, form):
+        message = f"weights: {redacted(uri)} is a {form}, and {engine} reads {weights.kind}"
+        raise EngineMisconfigured(message, param="weights")
 
 
 def _size(uri: str) -> int:
@@ -196,10 +240,10 @@ def _size(uri: str) -> int:
         return 0
 
 
-def parse(data: Any, source: str, base: Path | None = None) -> Model:
+def parse(data: Any, source: str, base: Path | None = None, measure: Measure = not_asked) -> Model:
     """A Model from decoded YAML or JSON. Raises InvalidModelFile naming the first wrong field."""
     try:
-        return ModelFile.model_validate(data).to_model(source, base)
+        return ModelFile.model_validate(data).to_model(source, base, measure)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
@@ -207,7 +251,7 @@ def parse(data: Any, source: str, base: Path | None = None) -> Model:
         raise InvalidModelFile(f"{where}: {message.removeprefix('Value error, ')}", param=where) from error
 
 
-def load(path: Path) -> list[Model]:
+def load(path: Path, measure: Measure = not_asked) -> list[Model]:
     """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, whose message leaves the
     name of the file to the code that reports it."""
     try:
@@ -225,7 +269,7 @@ def load(path: Path) -> list[Model]:
     for document in documents:
         if not isinstance(document, dict):
             raise InvalidModelFile(f"a model is a mapping, not {type(document).__name__}")
-    models = [parse(document, str(path), path.parent) for document in documents]
+    models = [parse(document, str(path), path.parent, measure) for document in documents]
     keys = [m.key for m in models]
     twice = next((k for k in keys if keys.count(k) > 1), "")
     if twice:

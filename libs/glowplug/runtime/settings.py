@@ -12,6 +12,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.policies.registry import choose
 from glowplug.policies.systems import SYSTEMS, System
 from glowplug.runtime.web import AllowedHosts, WebRules, parse_origins
+from glowplug.weights.source import SourceOptions
 
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
 
@@ -112,6 +113,22 @@ def settings_of_system(system: System) -> dict[str, Any]:
     params = {name: value for part in system.params.values() for name, value in part.items()}
     params["kv_reservation"] = params.pop("reservation")
     return params | {f"policy_{kind}": name for kind, name in system.policies.items()}
+
+
+class SourceSettings(ServiceSettings):
+    """Of a service that asks sources of weights."""
+
+    redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # https hosts that may be redirected to from others
+    s3_endpoint: str = ""  # of `s3:` weights; empty: as the AWS variables say
+    s3_region: str = ""  # of `s3:` weights; empty: as the AWS variables say
+
+    def source_options(self) -> SourceOptions:
+        """How sources are asked."""
+        return SourceOptions(
+            redirect_hosts=tuple(host.strip() for host in self.redirect_hosts.split(",") if host.strip()),
+            s3_endpoint=self.s3_endpoint,
+            s3_region=self.s3_region,
+        )
 
 
 class ElectedSettings(ServiceSettings):

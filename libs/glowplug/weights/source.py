@@ -6,7 +6,7 @@ Offsets and sizes are bytes; ends are exclusive. Sources and deployments check a
 import ipaddress
 import re
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -20,8 +20,12 @@ MAX_REDIRECTS = 5
 STATUSES = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
 UNKNOWN_BYTES = 0
-SCHEMES = ("file", "http", "https", "s3")
+SCHEMES = ("file", "http", "https", "hf", "s3", "gs")
+OBJECTS = ("s3", "gs")  # stores of objects: a key, or a prefix for a directory
+MAIN = "main"  # the revision of a repository that an address without one means
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_HUB = re.compile(rf"hf:(?://)?({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/+-]{{0,199}}))?(?::(.{{1,1000}}))?", re.I)
 
 _PLAIN = "/ !$&'()*+,:;=@[]"  # what needs no escape in a path: all but %, ? and #
 
@@ -36,6 +40,10 @@ class SourceOptions:
     redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts that another host's redirect may lead to
     s3_endpoint: str = ""  # "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, then Amazon's
     s3_region: str = ""  # "": AWS_REGION, AWS_DEFAULT_REGION
+    hf_endpoint: str = ""  # "": HF_ENDPOINT, then the hub's own
+    hf_cache_dir: Path | None = None  # None: HF_HUB_CACHE, then `hub` in HF_HOME
+    hf_offline: bool | None = None  # None: HF_HUB_OFFLINE
+    hf_token: str | None = field(default=None, repr=False)  # None: HF_TOKEN, then the token's file; "": no token
 
 
 class SourceInterrupted(Exception):
@@ -76,11 +84,15 @@ class Source(Protocol):
 
     @property
     def scheme(self) -> str:
-        """file | http | s3: the label of metrics, facts and spans."""
+        """file | http | hf | s3 | gs: the label of metrics, facts and spans."""
         ...
 
     async def probe(self) -> SourceInfo:
         """Sizes and validators. Raises WeightsUnavailable (missing, refused) or SourceInterrupted."""
+        ...
+
+    async def measure(self) -> SourceInfo:
+        """Sizes, by the question that costs least: what is known before anything is fetched. Raises as `probe`."""
         ...
 
     def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
@@ -108,7 +120,7 @@ def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: s
     where = f"{target.scheme}://{target.netloc.rpartition(b'@')[2].decode('ascii', 'replace')}"
     if target.scheme not in _PORTS or (current.scheme == "https" and target.scheme != "https"):
         raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed: it leaves https")
-    if target.host == current.host and _same_service(current, target):
+    if is_same_server(current, target):
         return target
     if target.scheme != "https" or _is_inside(target.host) or not _is_allowed(target.host, hosts):
         hint = "GLOWPLUG_REDIRECT_HOSTS names the https hosts that are"
@@ -116,8 +128,10 @@ def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: s
     return target.copy_with(userinfo=b"")
 
 
-def _same_service(current: httpx.URL, target: httpx.URL) -> bool:
-    """The same port, or the step from http to https between their usual ones."""
+def is_same_server(current: httpx.URL, target: httpx.URL) -> bool:
+    """The same host, and the same port or the step from http to https between their usual ones."""
+    if current.host != target.host:
+        return False
     ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
     return ports == [80, 443] or (ports[0] == ports[1] and current.scheme == target.scheme)
 
@@ -144,10 +158,37 @@ def checked_relative(path: str) -> str:
     return pure.as_posix()
 
 
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """`hf:org/name[@revision][:file]`: a repository of the Hugging Face hub, or one file of it. `file` may be a pattern
+    (`*Q4_K_M.gguf`), and is "" for the weights that the repository holds."""
+
+    repo: str
+    revision: str = MAIN
+    file: str = ""
+
+    @property
+    def uri(self) -> str:
+        """The one spelling of this address."""
+        revision = "" if self.revision == MAIN else f"@{self.revision}"
+        return f"hf:{self.repo}{revision}" + (f":{self.file}" if self.file else "")
+
+
+def hub_address(uri: str) -> HubAddress:
+    """The parts of an hf: address; hf://org/name is the same. Raises WeightsUnavailable."""
+    found = _HUB.fullmatch(uri)
+    if not found or ".." in f"{found[1]} {found[2]}":
+        raise _wrong(
+            f"{redacted(uri)[:200]}: an address of the hub is hf:org/name, hf:org/name@revision or hf:org/name:file"
+        )
+    return HubAddress(found[1], found[2] or MAIN, checked_relative(found[3]) if found[3] else "")
+
+
 def redacted(uri: str) -> str:
     """`uri` without user, password and query (which may hold a signature), fit for logs, facts and spans."""
     parts = urlsplit(uri)
-    if "@" not in parts.netloc and not parts.query and not parts.fragment:
+    has_query = scheme_of(uri) != "hf" and (parts.query or parts.fragment)
+    if "@" not in parts.netloc and not has_query:
         return uri  # as it was written: urlunsplit would make file:/a of it file:///a
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -177,8 +218,11 @@ def check_reference(uri: str) -> SplitResult:
         raise _wrong(f"{redacted(uri)}: a web address is {scheme}://host/path")
     if scheme in ("http", "https") and parts.path in ("", "/") and not parts.query:
         raise _wrong(f"{redacted(uri)}: a web address names a file ({scheme}://host/path)")
-    if scheme == "s3" and not (parts.netloc and unquote(parts.path).lstrip("/")):
-        raise _wrong(f"{redacted(uri)}: an s3 address is s3://bucket/key, or s3://bucket/prefix/ for a directory")
+    if scheme in OBJECTS and not (parts.netloc and unquote(parts.path).lstrip("/")):
+        form = f"{scheme}://bucket/key, or {scheme}://bucket/prefix/ for a directory"
+        raise _wrong(f"{redacted(uri)}: the address of an object is {form}")
+    if scheme == "hf":
+        hub_address(uri)
     return parts
 
 
@@ -196,16 +240,26 @@ def local_path(uri: str) -> Path | None:
 
 
 def is_directory(uri: str) -> bool | None:
-    """Whether the source of a remote address gives several files; None for a path, which must be looked at."""
+    """Whether the source of a remote address gives several files; None for a path or a repository, which must be looked
+    at."""
     scheme = scheme_of(uri)
     if scheme in ("http", "https"):
         return False
-    return urlsplit(uri).path.endswith("/") if scheme == "s3" else None
+    if scheme == "hf":
+        file = hub_address(uri).file
+        return {".safetensors": True, ".gguf": False}.get(suffix(uri)) if not file or is_pattern(file) else False
+    return urlsplit(uri).path.endswith("/") if scheme in OBJECTS else None
+
+
+def is_pattern(file: str) -> bool:
+    """Whether the file of a hub address stands for those that match it."""
+    return any(char in file for char in "*?[")
 
 
 def suffix(uri: str) -> str:
-    """The ending of the last name in the address, in lower case: '.gguf'."""
-    return PurePosixPath(unquote(urlsplit(uri).path)).suffix.lower()
+    """The ending of the last name in the address, in lower case: '.gguf'; '' for a whole repository."""
+    path = hub_address(uri).file if scheme_of(uri) == "hf" else unquote(urlsplit(uri).path)
+    return PurePosixPath(path).suffix.lower()
 
 
 def _wrong(message: str) -> WeightsUnavailable:

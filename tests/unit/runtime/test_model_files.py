@@ -7,10 +7,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from glowplug.domain.errors import InvalidModelFile
+from glowplug.domain.errors import InvalidModelFile, WeightsUnavailable
 from glowplug.engines.samples import sample_weights_path
 from glowplug.runtime import model_files
-from glowplug.weights.source import local_path
+from glowplug.weights.files import NoAnswer
+from glowplug.weights.measure import measured
+from glowplug.weights.source import SourceFile, SourceInfo, local_path
 
 GOOD = """
 name: Tiny Chat
@@ -122,12 +124,13 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (VLLM + "engine_args: {num_threads: 0}\n", "engine_args.num_threads cannot be 0; allowed is a whole number"),
         (
             GOOD + "weights: oci:registry/model\n",
-            "^weights: no source reads oci: addresses .*file:, http:, https:, s3:",
+            "^weights: no source reads oci: addresses .*file:, http:, https:, hf:, s3:, gs:, sample:$",
         ),
         (GOOD + "weights: oci://registry/model\n", "^weights: no source reads oci: addresses"),
         (GOOD + "weights: OCI://registry/model\n", "^weights: no source reads oci: addresses"),
-        (GOOD + "weights: {uri: 'hf://a/b'}\n", "^weights: no source reads hf: addresses"),
-        (GOOD + "weights: s3://bucket\n", "^weights: .*an s3 address is s3://bucket/key"),
+        (GOOD + "weights: {uri: 'hf://a'}\n", "^weights: hf://a: an address of the hub is hf:org/name, "),
+        (GOOD + "weights: gs://bucket/\n", "^weights: .*the address of an object is gs://bucket/key"),
+        (GOOD + "weights: s3://bucket\n", "^weights: .*the address of an object is s3://bucket/key"),
         (GOOD + "weights: http:///file\n", "^weights: .*a web address is http://host/path"),
         (GOOD + "weights: https://host\n", "^weights: .*a web address names a file"),
         (GOOD + "weights: http://host:99999/w\n", "^weights: the address cannot be read: Port"),
@@ -140,6 +143,9 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (LLAMACPP.replace("w.gguf", "w.safetensors"), "ends in .safetensors, and llamacpp reads one GGUF file"),
         (VLLM.replace("s3://b/w/", "http://h/w.gguf"), "is a file, and vllm reads a directory with config.json"),
         (VLLM.replace("s3://b/w/", "s3://b/w"), "is a file, and vllm reads a directory"),
+        (VLLM.replace("s3://b/w/", "gs://b/w"), "is a file, and vllm reads a directory"),
+        (VLLM.replace("s3://b/w/", "hf:o/n:w.gguf"), "hf:o/n:w.gguf is a file, and vllm reads a directory"),
+        (LLAMACPP.replace("http://h/w.gguf", "'hf:o/n:*.safetensors'"), "is a directory, and llamacpp reads one GGUF"),
         (VLLM.replace("s3://b/w/", "'sample:smollm2'"), "is no directory, and vllm reads a directory"),
     ],
 )
@@ -153,6 +159,48 @@ def test_what_is_wrong_is_refused_by_name(tmp_path, text, names):
 )
 def test_what_an_engine_can_be_asked_for_is_taken(tmp_path: Path, text: str) -> None:
     assert model_files.load(write(tmp_path, text))
+
+
+HUB = "name: a\nengine: llamacpp\nweights: hf://o/n@main\n"
+FOUND = SourceInfo(files=(SourceFile(path="", num_bytes=1234),), ranges=True)
+
+
+def test_the_size_of_weights_elsewhere_is_asked_where_the_file_does_not_give_it(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def measure(uri: str) -> SourceInfo:
+        asked.append(uri)
+        return FOUND
+
+    (model,) = model_files.load(write(tmp_path, HUB), measure)
+    assert (model.weights.uri, model.weights.num_bytes, model.weights_bytes) == ("hf:o/n", 0, 1234)
+    model_files.load(write(tmp_path, HUB + "weights_bytes: 2MiB\n"), measure)
+    assert asked == ["hf:o/n"]
+    with pytest.raises(InvalidModelFile, match="weights_bytes: give the size"):
+        model_files.load(write(tmp_path, HUB))
+
+
+def test_what_a_source_says_of_its_weights_is_held_against_the_engine(tmp_path: Path) -> None:
+    folder = SourceInfo(files=(SourceFile(path="model.safetensors", num_bytes=9),), ranges=True)
+    with pytest.raises(InvalidModelFile, match="weights: hf:o/n is a directory, and llamacpp reads one GGUF") as found:
+        model_files.load(write(tmp_path, HUB), lambda _: folder)
+    assert found.value.param == "weights"
+
+    def refused(param: str) -> str:
+        def measure(uri: str) -> SourceInfo:
+            raise WeightsUnavailable(f"{uri}: this is why", param=param)
+
+        with pytest.raises(InvalidModelFile, match=r"hf:o/n: this is why") as found:
+            model_files.load(write(tmp_path, HUB), measure)
+        return found.value.message
+
+    assert refused("weights.uri").startswith("weights_bytes: give the size, it cannot be read from here: ")
+    assert refused("weights") == "weights: hf:o/n: this is why", "which of several weights, no size tells"
+
+
+def test_a_source_that_does_not_answer_is_no_fault_of_the_file() -> None:
+    with pytest.raises(NoAnswer, match=r"http://127.0.0.1:9/w"):
+        measured("http://127.0.0.1:9/w", timeout_s=0.5)
 
 
 def test_local_weights_are_of_the_kind_that_the_engine_reads(tmp_path: Path) -> None:

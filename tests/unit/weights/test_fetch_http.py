@@ -304,6 +304,32 @@ def test_a_reason_shows_no_secret() -> None:
     assert "secret" not in refused.value.message
 
 
+MEASURED: dict[str, tuple[dict[str, Any], list[str], bool]] = {
+    "by a HEAD": ({"head": True}, ["HEAD"], True),
+    "a HEAD that is refused": ({}, ["HEAD", "bytes=0-0"], True),
+    "a HEAD that does not say whether ranges work": ({"head": True, "ranges": False}, ["HEAD", "bytes=0-0"], False),
+}
+
+
+@pytest.mark.parametrize(("server", "requests", "ranges"), MEASURED.values(), ids=MEASURED)
+async def test_a_size_is_known_before_anything_is_fetched(
+    server: dict[str, Any], requests: list[str], ranges: bool
+) -> None:
+    with WeightServer(DATA, **server) as found:
+        source = HttpSource(found.url)
+        info = await source.measure()
+        await source.close()
+    assert (info.num_bytes, info.ranges, found.requests) == (len(DATA), ranges, requests)
+    assert found.bytes_sent <= (1 if ranges else len(DATA))
+
+
+async def test_a_size_that_nobody_says() -> None:
+    with WeightServer(DATA, head=True, ranges=False, length_told=False) as server:
+        source = HttpSource(server.url)
+        assert (await source.measure()).num_bytes == 0
+        await source.close()
+
+
 async def test_nobody_is_asked_whom_a_redirect_may_not_lead_to() -> None:
     with WeightServer(DATA) as inner, WeightServer(DATA, moved=inner.url) as outer:
         source = HttpSource(outer.url, SourceOptions())

@@ -7,8 +7,8 @@ What it is notified of
   - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of whoever sends them.
   - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
   - By its shell: what lay in memory at the start (RegionsFound), how a fetch task goes (FetchSized, FetchProgressed,
-    FetchEnded), regions that are lost or whose source has changed, and a person's DropAsked, which raises NotFound or
-    Conflict.
+    FetchEnded), regions that are lost or whose source has changed, and a person's FetchAsked, which raises
+    InvalidModelFile, and DropAsked, which raises NotFound or Conflict.
   - Ticks, on which waiting fetches are tried again and lost commands are made good.
 
 What it asks (messages.py: EFFECTS)
@@ -129,6 +129,7 @@ class PrefetcherController:
             msg.RegionsFound: self._on_found,
             msg.RegionLost: self._on_lost,
             msg.RegionChanged: self._on_changed,
+            msg.FetchAsked: self._on_fetch_asked,
             msg.DropAsked: self._on_drop_asked,
         }
 
@@ -403,6 +404,11 @@ class PrefetcherController:
     def _drop_stale(self, now_s: float) -> list[Effect]:
         stale = [c.digest for c in self.cache.entries.values() if c.stale]
         return [e for digest in stale for e in self._drop(digest, "its source has changed", None, now_s)]
+
+    def _on_fetch_asked(self, asked: msg.FetchAsked, now_s: float) -> list[Effect]:
+        """Like a command that no instance waits for."""
+        want = msg.Want(asked.weights, asked.model_key, "", 0, 0, 0, None)
+        return self._take(want, self._digest_of(asked.weights), now_s)
 
     def _on_drop_asked(self, asked: msg.DropAsked, now_s: float) -> list[Effect]:
         if asked.digest not in self.cache.entries and asked.digest not in self.jobs:

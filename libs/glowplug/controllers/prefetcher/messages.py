@@ -86,6 +86,15 @@ class RegionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchAsked:
+    """A person asks for weights, under the name of a model or one of their own. Raises InvalidModelFile for a checksum
+    that is none."""
+
+    weights: WeightsRef
+    model_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropAsked:
     """A person asks for a drop. Raises NotFound or Conflict (in use)."""
 

@@ -1,13 +1,14 @@
 """Sources by scheme. `open_source` is the one place that reads a weights URI."""
 
-from glowplug.weights.source import Source, SourceOptions, check_reference, scheme_of
+from glowplug.weights.source import OBJECTS, Source, SourceOptions, check_reference, scheme_of
 from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import HttpSource
-from glowplug.weights.sources.s3 import S3Source
+from glowplug.weights.sources.hub import HubSource
+from glowplug.weights.sources.objects import ObjectSource
 
 
 def open_source(uri: str, options: SourceOptions = SourceOptions()) -> Source:
-    """The source of `uri` (file:, a bare path, http:, https:, s3:). Opens no connection.
+    """The source of `uri` (file:, a bare path, http:, https:, hf:, s3:, gs:). Opens no connection.
 
     Raises WeightsUnavailable for an address that is wrong, or one whose library is not installed.
     """
@@ -17,5 +18,7 @@ def open_source(uri: str, options: SourceOptions = SourceOptions()) -> Source:
         return FileSource(uri, options)
     if scheme in ("http", "https"):
         return HttpSource(uri, options)
-    assert scheme == "s3", scheme  # SCHEMES has no other
-    return S3Source(uri, options)
+    if scheme == "hf":
+        return HubSource(uri, options)
+    assert scheme in OBJECTS, scheme  # SCHEMES has no other
+    return ObjectSource(uri, options)

@@ -38,6 +38,9 @@ class FileSource:
         except NoAnswer as error:
             raise SourceInterrupted(f"{self._path}: {error.strerror}") from error
 
+    async def measure(self) -> SourceInfo:
+        return await self.probe()
+
     def _probe(self) -> SourceInfo:
         try:
             if self._path.is_dir():

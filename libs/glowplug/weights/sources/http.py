@@ -1,8 +1,9 @@
 """Weights from a web server, by ranges where it has them (RFC 9110 sections 13 and 14)."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
 
@@ -16,93 +17,155 @@ from glowplug.weights.source import (
     SourceInfo,
     SourceInterrupted,
     SourceOptions,
+    is_same_server,
     next_url,
     redacted,
 )
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
+PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
+_LINKED = "x-linked-etag"  # of the object itself, where a hub redirects to a store that has names of its own for it
+
+
+@dataclass(frozen=True, slots=True)
+class WebAnswer:
+    """The first answer that is no redirect. `linked_etag` is what a redirect on the way said of the object, or ""."""
+
+    response: httpx.Response
+    linked_etag: str = ""
+
+
+class WebReader:
+    """Reads files of web servers. Redirects are followed at every call, so that signed targets may expire, and only to
+    where `next_url` allows. `bearer` asks for the token of the first address's own server; no other server gets it.
+    `shown` is the source without its secrets."""
+
+    def __init__(
+        self,
+        shown: str,
+        options: SourceOptions,
+        *,
+        hosts: tuple[str, ...] = (),
+        bearer: Callable[[], str] = lambda: "",
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._shown, self._bearer = shown, bearer
+        self._chunk_bytes, self._hosts = options.chunk_bytes, (*options.redirect_hosts, *hosts)
+        self._client = httpx.AsyncClient(
+            follow_redirects=False,
+            timeout=httpx.Timeout(options.stall_timeout_s, connect=options.connect_timeout_s),
+            headers={"Accept-Encoding": "identity"},
+            transport=transport,
+        )
+
+    @asynccontextmanager
+    async def ask(self, method: str, address: str, headers: Mapping[str, str]) -> AsyncIterator[WebAnswer]:
+        """One request, redirects followed. Raises WeightsUnavailable and SourceInterrupted for httpx's errors."""
+        first = url = httpx.URL(address)
+        linked, token = "", self._bearer()
+        async with _translated(self._shown):
+            for _ in range(MAX_REDIRECTS + 1):
+                own = {"Authorization": f"Bearer {token}"} if token and is_same_server(first, url) else {}
+                async with self._client.stream(method, url, headers={**headers, **own}) as response:
+                    linked = linked or response.headers.get(_LINKED, "")
+                    location = response.headers.get("location")
+                    if response.status_code not in STATUSES or location is None:
+                        yield WebAnswer(response, linked)
+                        return
+                url = next_url(url, location, self._hosts, self._shown)
+            raise WeightsUnavailable(f"{self._shown}: more than {MAX_REDIRECTS} redirects")
+
+    async def read(
+        self,
+        address: str,
+        headers: Mapping[str, str],
+        check: Callable[[WebAnswer], None],
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of the answer, once `check` has let it pass."""
+        async with self.ask("GET", address, headers) as answer:
+            check(answer)
+            async for chunk in answer.response.aiter_bytes(self._chunk_bytes):
+                yield chunk
+
+    def check(self, response: httpx.Response) -> None:
+        """Raises SourceInterrupted for a status that may pass, WeightsUnavailable for another that is no success."""
+        status = response.status_code
+        if status in PASSING or status >= 500:
+            raise SourceInterrupted(f"{self._shown}: HTTP {status}")
+        if not 200 <= status < 300:
+            raise WeightsUnavailable(f"{self._shown}: HTTP {status} {response.reason_phrase}")
+
+    def check_part(self, response: httpx.Response, num_bytes: int, first_byte: int) -> None:
+        """Raises as `check`; SourceChanged where the answer is not the part that was asked for."""
+        if response.status_code in (200, 416):
+            raise SourceChanged(f"{self._shown} changed, or its server stopped serving ranges")
+        self.check(response)
+        stated = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        if not stated or int(stated[1]) != first_byte or stated[3] not in ("*", str(num_bytes)):
+            raise SourceChanged(f"{self._shown}: asked for bytes from {first_byte}, got {stated and stated[0]}")
+
+    async def close(self) -> None:
+        await self._client.aclose()
 
 
 class HttpSource:
-    """One file at `http(s)://...`. Redirects are followed at every call, so that signed targets may expire, and only to
-    where `next_url` allows."""
+    """One file at `http(s)://...`."""
 
     scheme = "http"
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
         self._uri, self._shown = uri, redacted(uri)
-        self._chunk_bytes, self._redirect_hosts = options.chunk_bytes, options.redirect_hosts
-        self._client = httpx.AsyncClient(
-            follow_redirects=False,
-            timeout=httpx.Timeout(options.stall_timeout_s, connect=options.connect_timeout_s),
-            headers={"Accept-Encoding": "identity"},
-        )
+        self._web = WebReader(self._shown, options)
+
+    async def measure(self) -> SourceInfo:
+        """The size that a HEAD names; where it is refused or says too little, what `probe` finds."""
+        return await self._by_head() or await self.probe()
+
+    async def _by_head(self) -> SourceInfo | None:
+        try:
+            async with self._web.ask("HEAD", self._uri, {}) as answer:
+                headers = answer.response.headers
+                ranges = headers.get("accept-ranges", "").lower() == "bytes"
+                num_bytes = _length(headers) if answer.response.is_success else UNKNOWN_BYTES
+                return _one_file(num_bytes, headers, ranges=True) if ranges and num_bytes else None
+        except SourceInterrupted:  # some servers cut a HEAD off: a request that every server answers decides
+            return None
 
     async def probe(self) -> SourceInfo:
         """One byte by range gives size, validator and whether ranges work; a HEAD is refused by too many servers."""
-        async with _translated(self._shown), self._get(_range(0, 1)) as response:
-            headers = response.headers
+        async with self._web.ask("GET", self._uri, byte_range(0, 1)) as answer:
+            response, headers = answer.response, answer.response.headers
             if response.status_code == 206:
                 whole = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
                 if whole and whole[3] != "*":
-                    file = SourceFile(path="", num_bytes=int(whole[3]), validator=_validator(headers))
-                    return SourceInfo(files=(file,), ranges=True)
+                    return _one_file(int(whole[3]), headers, ranges=True)
                 raise WeightsUnavailable(f"{self._shown}: the server's Content-Range names no size")
             if response.status_code == 416:
                 raise WeightsUnavailable(f"{self._shown}: the file is empty")
-            self._check(response)
-            encoded = headers.get("content-encoding", "identity") != "identity"
-            num_bytes = UNKNOWN_BYTES if encoded else int(headers.get("content-length", UNKNOWN_BYTES))
-            file = SourceFile(path="", num_bytes=num_bytes, validator=_validator(headers))
-            return SourceInfo(files=(file,), ranges=False)
+            self._web.check(response)
+            return _one_file(_length(headers), headers, ranges=False)
 
     async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
         headers: dict[str, str] = {}
         if first_byte or last_byte:
-            headers = _range(first_byte, last_byte)
+            headers = byte_range(first_byte, last_byte)
             if file.validator and not file.validator.startswith("W/"):
                 headers["If-Range"] = file.validator
-        async with _translated(self._shown), self._get(headers) as response:
+
+        def check(answer: WebAnswer) -> None:
             if headers:
-                self._check_part(response, file, first_byte)
+                self._web.check_part(answer.response, file.num_bytes, first_byte)
             else:
-                self._check(response)
-            if _validator(response.headers) != file.validator:
+                self._web.check(answer.response)
+            if _validator(answer.response.headers) != file.validator:
                 raise SourceChanged(f"{self._shown} changed while it was being read")
-            async for chunk in response.aiter_bytes(self._chunk_bytes):
+
+        async with aclosing(self._web.read(self._uri, headers, check)) as chunks:
+            async for chunk in chunks:
                 yield chunk
 
-    @asynccontextmanager
-    async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        """The first answer that is no redirect."""
-        url = httpx.URL(self._uri)
-        for _ in range(MAX_REDIRECTS + 1):
-            async with self._client.stream("GET", url, headers=headers) as response:
-                location = response.headers.get("location")
-                if response.status_code not in STATUSES or location is None:
-                    yield response
-                    return
-            url = next_url(url, location, self._redirect_hosts, self._shown)
-        raise WeightsUnavailable(f"{self._shown}: more than {MAX_REDIRECTS} redirects")
-
-    def _check_part(self, response: httpx.Response, file: SourceFile, first_byte: int) -> None:
-        if response.status_code in (200, 416):
-            raise SourceChanged(f"{self._shown} changed, or its server stopped serving ranges")
-        self._check(response)
-        stated = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if not stated or int(stated[1]) != first_byte or stated[3] not in ("*", str(file.num_bytes)):
-            raise SourceChanged(f"{self._shown}: asked for bytes from {first_byte}, got {stated and stated[0]}")
-
-    def _check(self, response: httpx.Response) -> None:
-        status = response.status_code
-        if status in _PASSING or status >= 500:
-            raise SourceInterrupted(f"{self._shown}: HTTP {status}")
-        if not 200 <= status < 300:
-            raise WeightsUnavailable(f"{self._shown}: HTTP {status} {response.reason_phrase}")
-
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._web.close()
 
 
 @asynccontextmanager
@@ -116,8 +179,21 @@ async def _translated(shown: str) -> AsyncIterator[None]:
         raise SourceInterrupted(f"{shown}: {type(error).__name__} {error}".rstrip()) from error
 
 
-def _range(first_byte: int, last_byte: int) -> dict[str, str]:
+def byte_range(first_byte: int, last_byte: int) -> dict[str, str]:
+    """The header that asks for [first_byte, last_byte); `last_byte` 0 means to the end."""
     return {"Range": f"bytes={first_byte}-{last_byte - 1 if last_byte else ''}"}
+
+
+def _one_file(num_bytes: int, headers: Mapping[str, str], *, ranges: bool) -> SourceInfo:
+    file = SourceFile(path="", num_bytes=num_bytes, validator=_validator(headers))
+    return SourceInfo(files=(file,), ranges=ranges)
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    """What Content-Length says of the bytes as they are stored."""
+    length = headers.get("content-length", "")
+    is_encoded = headers.get("content-encoding", "identity") != "identity"
+    return UNKNOWN_BYTES if is_encoded or not length.isdigit() else int(length)
 
 
 def _validator(headers: Mapping[str, str]) -> str:

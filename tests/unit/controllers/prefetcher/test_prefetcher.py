@@ -10,7 +10,7 @@ from glowplug.controllers.prefetcher.cache import FetchSeconds
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.params import PrefetcherParams, SecondsParams
-from glowplug.domain.errors import BadRequest, Conflict, NotFound, StaleEpoch
+from glowplug.domain.errors import BadRequest, Conflict, InvalidModelFile, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
@@ -79,6 +79,19 @@ def test_a_cold_fetch_from_command_to_fact() -> None:
     fact = only(effects, Publish)
     assert (fact.payload.num_bytes, fact.payload.source, fact.cause) == (60, "file", command)
     assert prefetcher.cache.used_bytes == 60 and prefetcher.jobs == {}
+
+
+def test_what_a_person_asks_for_is_fetched_as_if_it_had_been_commanded() -> None:
+    prefetcher, digest = controller(), region_digest(A)
+    start = only(prefetcher.handle(msg.FetchAsked(A, "mine"), 1.0), msg.StartFetch)
+    assert (start.digest, start.model_key, start.cause) == (digest, "mine", None)
+    assert prefetcher.handle(msg.FetchAsked(A, "mine"), 1.1) == []
+    prefetcher.handle(msg.FetchSized(digest, 60), 1.1)
+    assert only(ended(prefetcher, A, 1.5, 60, whole=True), Publish).payload.model_key == "mine"
+    assert prefetcher.held(digest, 2.0) == "", "nothing keeps it from leaving for what an instance needs"
+    assert kinds(prefetcher.handle(msg.FetchAsked(A, "mine"), 3.0)) == ["UseRegion", "weights.fetched"]
+    with pytest.raises(InvalidModelFile, match="sha256"):
+        prefetcher.handle(msg.FetchAsked(WeightsRef(uri="file:/w", sha256="../x"), "mine"), 4.0)
 
 
 def test_a_hit_fetches_nothing() -> None:

@@ -1,11 +1,14 @@
-"""Weights from S3 and what speaks it, through obstore (the Rust object_store crate).
+"""Weights from stores of objects, S3 and what speaks it and Google's, through obstore (the Rust object_store crate).
 
-Credentials and region come from the standard AWS_* environment; without any, requests go unsigned.
+S3: credentials and region come from the standard AWS_* environment; without any, requests go unsigned. Google's:
+credentials come from GOOGLE_APPLICATION_CREDENTIALS and the other variables that object_store reads, then from the
+machine's own account. GOOGLE_SKIP_SIGNATURE=true leaves requests unsigned, GOOGLE_BASE_URL names another server.
 """
 
 import os
 from collections.abc import AsyncGenerator
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
@@ -19,15 +22,8 @@ from glowplug.weights.source import (
     SourceOptions,
     check_reference,
     checked_relative,
+    scheme_of,
 )
-
-obstore: Any
-refused: Any
-try:
-    obstore, refused = import_module("obstore"), import_module("obstore.exceptions")
-    import_module("obstore.store")
-except ImportError:  # the extra `prefetcher` is not installed; said when an s3: address is opened
-    obstore = refused = None
 
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -37,38 +33,60 @@ _CREDENTIALS = (
 )
 
 
-class S3Source:
-    """`s3://bucket/key`, or `s3://bucket/prefix/` (trailing slash) for a directory of files."""
+@cache
+def _library() -> Any:
+    """obstore, loaded when the first address needs it; None where it is not installed."""
+    try:
+        for part in ("exceptions", "store"):
+            import_module(f"obstore.{part}")
+        return import_module("obstore")
+    except ImportError:
+        return None
 
-    scheme = "s3"
+
+class ObjectSource:
+    """`s3://bucket/key` or `gs://bucket/key`; with `prefix/` (trailing slash) for a directory of files."""
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
-        if obstore is None:
-            raise WeightsUnavailable("s3: addresses need the extra glowplug[prefetcher]", param="weights.uri")
+        self.scheme = scheme_of(uri)
+        self._library = _library()
+        if self._library is None:
+            raise WeightsUnavailable(
+                f"{self.scheme}: addresses need the extra glowplug[prefetcher]", param="weights.uri"
+            )
         parts = check_reference(uri)
         self._bucket, self._key = parts.netloc, unquote(parts.path).lstrip("/")
-        self._shown = f"s3://{self._bucket}/{self._key}"
+        self._shown = f"{self.scheme}://{self._bucket}/{self._key}"
         self._chunk_bytes = options.chunk_bytes
-        self._store: Any = obstore.store.S3Store(
-            self._bucket,
-            config=_config(options),
-            client_options=_client(options),
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=options.stall_timeout_s)},
-        )
+        given = {
+            "client_options": _client(options),
+            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.stall_timeout_s)},
+        }
+        try:
+            self._store: Any = (
+                self._library.store.S3Store(self._bucket, config=_s3_config(options), **given)
+                if self.scheme == "s3"
+                else self._library.store.GCSStore(self._bucket, **given)
+            )
+        except (self._library.exceptions.BaseError, OSError) as error:  # credentials that cannot be read
+            raise WeightsUnavailable(f"{self._shown}: {_first_line(error)}") from error
+
+    async def measure(self) -> SourceInfo:
+        return await self.probe()
 
     async def probe(self) -> SourceInfo:
         try:
             if self._key.endswith("/"):
                 return await self._probe_directory()
-            meta = await obstore.head_async(self._store, self._key)
-        except (refused.BaseError, OSError) as error:
+            meta = await self._library.head_async(self._store, self._key)
+        except (self._library.exceptions.BaseError, OSError) as error:
             raise self._translated(error) from error
         file = SourceFile(path="", num_bytes=meta["size"], validator=meta.get("e_tag") or "")
         return SourceInfo(files=(file,), ranges=True)
 
     async def _probe_directory(self) -> SourceInfo:
         files: list[SourceFile] = []
-        async for page in obstore.list(self._store, self._key, chunk_size=1000):
+        async for page in self._library.list(self._store, self._key, chunk_size=1000):
             for meta in page:
                 relative = meta["path"].removeprefix(self._key)
                 if relative and not relative.endswith("/"):
@@ -83,28 +101,32 @@ class S3Source:
         if file.validator:
             options["if_match"] = file.validator
         try:
-            result = await obstore.get_async(self._store, self._key + file.path, options=options)
+            result = await self._library.get_async(self._store, self._key + file.path, options=options)
             async for chunk in result.stream(min_chunk_size=self._chunk_bytes):
                 yield bytes(chunk)
-        except (refused.BaseError, OSError) as error:
+        except (self._library.exceptions.BaseError, OSError) as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
         """Ours for theirs, the first line only: the rest of it may quote signed requests."""
+        refused = self._library.exceptions
         if isinstance(error, refused.NotFoundError | FileNotFoundError):
             return WeightsUnavailable(f"{self._shown}: no such object")
         if isinstance(error, refused.PermissionDeniedError | refused.UnauthenticatedError | PermissionError):
             return WeightsUnavailable(f"{self._shown}: access denied")
         if isinstance(error, refused.PreconditionError):
             return SourceChanged(f"{self._shown} changed while it was being read")
-        line = (str(error).splitlines() or [""])[0][:200]
-        return SourceInterrupted(f"{self._shown}: {type(error).__name__} {line}")
+        return SourceInterrupted(f"{self._shown}: {_first_line(error)}")
 
     async def close(self) -> None:
         """obstore closes idle connections itself."""
 
 
-def _config(options: SourceOptions) -> dict[str, Any]:
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__} {(str(error).splitlines() or [''])[0][:200]}"
+
+
+def _s3_config(options: SourceOptions) -> dict[str, Any]:
     endpoint = options.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     config: dict[str, Any] = {"skip_signature": True} if not any(os.environ.get(c) for c in _CREDENTIALS) else {}
     if endpoint:

@@ -1,0 +1,304 @@
+"""Weights from the Hugging Face hub, or from a mirror of it: `hf:org/name[@revision][:file]`.
+
+The library huggingface_hub says what a repository holds, where its cache is and which token is used; bytes come by the
+same ranges as those of every web server, at the commit that the revision was at when it was asked for. What the cache
+holds of that commit is read from there. With HF_HUB_OFFLINE, or where the hub does not answer, the cache alone counts.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.hub_files import choose
+from glowplug.weights.source import (
+    SourceChanged,
+    SourceFile,
+    SourceInfo,
+    SourceInterrupted,
+    SourceOptions,
+    checked_relative,
+    file_uri,
+    hub_address,
+    is_pattern,
+    redacted,
+)
+from glowplug.weights.sources.file import FileSource
+from glowplug.weights.sources.http import PASSING, WebAnswer, WebReader, byte_range
+
+log = logging.getLogger(__name__)
+
+HOSTS = ("huggingface.co", "*.huggingface.co", "*.hf.co")  # where the hub keeps its files
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_UNSIZED = -1  # bytes of a file whose size a listing leaves out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """One file of a snapshot. `etag` is its name in the hub's store, without quotes; `cached` is where the cache has
+    it, None where it does not."""
+
+    name: str
+    num_bytes: int
+    etag: str
+    cached: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSnapshot:
+    """What an address stands for at one commit; `commit` is the revision itself where a mirror names no commit."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+    is_directory: bool
+
+    @property
+    def info(self) -> SourceInfo:
+        """Files by their path within the repository; one without a path for a single file."""
+        files = tuple(
+            SourceFile(path=f.name if self.is_directory else "", num_bytes=f.num_bytes, validator=f.etag)
+            for f in self.files
+        )
+        return SourceInfo(files=files, ranges=True)
+
+    @property
+    def is_cached(self) -> bool:
+        return all(f.cached is not None for f in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(f.num_bytes for f in self.files)
+
+
+@cache
+def _library() -> Any:
+    """huggingface_hub, loaded when the first address needs it; None where it is not installed."""
+    try:
+        for part in ("errors", "file_download", "constants"):
+            import_module(f"huggingface_hub.{part}")
+        return import_module("huggingface_hub")
+    except ImportError:
+        return None
+
+
+class HubSource:
+    """Reads one repository, or one file of it."""
+
+    scheme = "hf"
+
+    def __init__(
+        self,
+        uri: str,
+        options: SourceOptions = SourceOptions(),
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._library = _library()
+        if self._library is None:
+            raise WeightsUnavailable("hf: addresses need the extra glowplug[prefetcher]", param="weights.uri")
+        self.address = hub_address(uri)
+        self._shown, self._options = self.address.uri, options
+        constants = self._library.constants
+        self.cache_dir = options.hf_cache_dir or Path(constants.HF_HUB_CACHE)
+        self.endpoint = (options.hf_endpoint or constants.ENDPOINT).rstrip("/")
+        self._offline = constants.HF_HUB_OFFLINE if options.hf_offline is None else options.hf_offline
+        self._token = ""
+        self._web = WebReader(self._shown, options, hosts=HOSTS, bearer=lambda: self._token, transport=transport)
+        self._snapshot: HubSnapshot | None = None
+
+    async def measure(self) -> SourceInfo:
+        return await self.probe()
+
+    async def probe(self) -> SourceInfo:
+        return (await self.resolve()).info
+
+    async def resolve(self) -> HubSnapshot:
+        """Asks the hub, or the cache, for what the address stands for now. Raises as `probe`."""
+        found = await asyncio.to_thread(self._resolve)
+        if any(file.num_bytes == _UNSIZED for file in found.files):
+            sized = [await self._asked(f, found.commit) if f.num_bytes == _UNSIZED else f for f in found.files]
+            found = replace(found, files=tuple(sized))
+        self._snapshot = found
+        return found
+
+    def token(self) -> str:
+        """What the hub is asked with; "" for nothing. Blocking: a file may be read."""
+        return self._options.hf_token if self._options.hf_token is not None else self._library.get_token() or ""
+
+    def _resolve(self) -> HubSnapshot:
+        if self._offline:
+            return self._from_cache("HF_HUB_OFFLINE is set")
+        if _COMMIT.fullmatch(self.address.revision) and self.address.file and not is_pattern(self.address.file):
+            folder = self.folder(self.address.revision)
+            if (folder / self.address.file).is_file():
+                return self._from_cache("")  # a file of a commit never changes
+        self._token = self.token()
+        try:
+            return self._from_hub()
+        except SourceInterrupted as error:
+            if not self._commit_in_cache():
+                raise
+            log.warning("%s; what the cache holds is used", error)
+            return self._from_cache(str(error))
+
+    # the hub
+
+    def _from_hub(self) -> HubSnapshot:
+        api = self._library.HfApi(endpoint=self.endpoint, token=self._token or False)
+        try:
+            found = api.model_info(
+                self.address.repo,
+                revision=self.address.revision,
+                files_metadata=True,
+                timeout=self._options.connect_timeout_s,
+            )
+            siblings = {sibling.rfilename: sibling for sibling in found.siblings or ()}
+            chosen = choose(self.address, siblings)
+            commit = found.sha if _COMMIT.fullmatch(found.sha or "") else self.address.revision
+            files = tuple(self._described(siblings[name], commit) for name in chosen.names)
+        except self._errors as error:
+            raise self.translated(error) from error
+        return HubSnapshot(commit=commit, files=files, is_directory=chosen.is_directory)
+
+    def _described(self, sibling: Any, commit: str) -> HubFile:
+        name, num_bytes = sibling.rfilename, sibling.size
+        checked_relative(name)
+        etag = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id or ""
+        path = self.folder(commit) / name
+        is_here = bool(_COMMIT.fullmatch(commit)) and path.is_file() and num_bytes in (None, path.stat().st_size)
+        if is_here and num_bytes is None:
+            return _cached_file(path, name)
+        size = _UNSIZED if num_bytes is None else num_bytes
+        return HubFile(name=name, num_bytes=size, etag=etag, cached=path if is_here else None)
+
+    async def _asked(self, file: HubFile, commit: str) -> HubFile:
+        """Size and etag, asked of the file itself: the listing of a mirror may leave them out."""
+        async with self._web.ask("HEAD", self._url(file.name, commit), {}) as answer:
+            self._web.check(answer.response)
+            headers = answer.response.headers
+            etag = _plain_etag(answer.linked_etag or headers.get("etag", ""))
+            if not (length := headers.get("content-length", "")).isdigit():
+                raise self._refused(f"the server does not say how large {file.name} is")
+            return replace(file, num_bytes=int(length), etag=etag)
+
+    def _url(self, name: str, commit: str) -> str:
+        url: str = self._library.hf_hub_url(self.address.repo, name, revision=commit, endpoint=self.endpoint)
+        return url
+
+    def translated(self, error: Exception) -> Exception:
+        """Ours for theirs, which may quote requests."""
+        errors = self._library.errors
+        if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+            return self.translated(error.__cause__)  # it wraps what stood in the way of a download
+        if isinstance(error, errors.GatedRepoError):
+            return self._refused("its owner lets only some in: ask on its page, and set HF_TOKEN")
+        if isinstance(error, errors.RevisionNotFoundError):
+            return self._refused(f"no revision {self.address.revision}")
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return self._refused("no such repository, or a private one that needs an HF_TOKEN")
+        if isinstance(error, errors.HFValidationError):
+            return self._refused(str(error).splitlines()[0])
+        status, server = 0, redacted(self.endpoint)
+        if isinstance(error, errors.HfHubHTTPError):
+            status = error.response.status_code
+        if status and status not in PASSING and status < 500:
+            return self._refused(f"HTTP {status} from {server}")
+        said = f"HTTP {status}" if status else f"no answer ({type(error).__name__})"
+        return SourceInterrupted(f"{self._shown}: {said} from {server}")
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """Of its HTTP client, of files, and of answers that are no listing."""
+        return self._library.errors.HTTPError, OSError, ValueError, LookupError, TypeError
+
+    def _refused(self, why: str) -> WeightsUnavailable:
+        return WeightsUnavailable(f"{self._shown}: {why}", param="weights.uri")
+
+    # the cache
+
+    def folder(self, commit: str) -> Path:
+        """Where the cache keeps the files of a commit."""
+        return self._repo_dir() / "snapshots" / commit
+
+    def _repo_dir(self) -> Path:
+        name: str = self._library.file_download.repo_folder_name(repo_id=self.address.repo, repo_type="model")
+        return self.cache_dir / name
+
+    def _commit_in_cache(self) -> str:
+        """The commit that the revision was at when the cache was filled; "" where it holds none of it."""
+        commit = self.address.revision
+        try:
+            if not _COMMIT.fullmatch(commit):
+                commit = (self._repo_dir() / "refs" / commit).read_text("utf-8").strip()
+            return commit if _COMMIT.fullmatch(commit) and self.folder(commit).is_dir() else ""
+        except OSError:
+            return ""
+
+    def _from_cache(self, why: str) -> HubSnapshot:
+        commit = self._commit_in_cache()
+        if not commit:
+            raise self._refused(f"{self.cache_dir} holds none of it, and {why}")
+        folder = self.folder(commit)
+        try:
+            names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+            chosen = choose(self.address, names)
+            files = tuple(_cached_file(folder / name, name) for name in chosen.names)
+        except WeightsUnavailable as error:
+            raise WeightsUnavailable(f"{error.message} (in {folder}: {why})", param=error.param) from error
+        except OSError as error:
+            raise self._refused(f"{folder} cannot be read: {error.strerror}") from error
+        return HubSnapshot(commit=commit, files=files, is_directory=chosen.is_directory)
+
+    # bytes
+
+    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+        snapshot = self._snapshot or await self.resolve()
+        found = next((f for f in snapshot.files if f.name == file.path or not file.path), None)
+        if found is None or found.etag != file.validator:
+            raise SourceChanged(f"{self._shown} changed while it was being read")
+        if found.cached is not None:
+            plain = SourceFile(path="", num_bytes=found.num_bytes)
+            reading = FileSource(file_uri(found.cached), self._options).read(plain, first_byte, last_byte)
+        else:
+            reading = self._from_web(found, snapshot.commit, first_byte, last_byte)
+        async with aclosing(reading) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _from_web(self, file: HubFile, commit: str, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+        """A file at a commit never changes, so that no If-Range is needed; what comes is held against its etag."""
+        is_whole = not first_byte and last_byte in (0, file.num_bytes)
+
+        def check(answer: WebAnswer) -> None:
+            if is_whole:
+                self._web.check(answer.response)
+            else:
+                self._web.check_part(answer.response, file.num_bytes, first_byte)
+            etag = _plain_etag(answer.linked_etag)
+            if etag and file.etag and etag != file.etag:
+                raise SourceChanged(f"{self._shown}: {file.name} is another file by now")
+
+        headers = {} if is_whole else byte_range(first_byte, last_byte)
+        return self._web.read(self._url(file.name, commit), headers, check)
+
+    async def close(self) -> None:
+        await self._web.close()
+
+
+def _cached_file(path: Path, name: str) -> HubFile:
+    """A link into the cache's store, whose name is the etag; a plain file where the file system has no links."""
+    etag = path.readlink().name if path.is_symlink() else ""
+    return HubFile(name=name, num_bytes=path.stat().st_size, etag=etag, cached=path)
+
+
+def _plain_etag(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')

@@ -1,0 +1,122 @@
+"""`glowplug pull`: what its argument names, which node gets it, how a fetch is followed, and the cache of the hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.cli import pull
+from glowplug.cli.client import FleetClient
+from glowplug.cli.options import Format
+from glowplug.cli.terminal import CliError, NoFleet
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.source import SourceOptions
+from glowplug.weights.sources.hub import HubSource
+from tests.hub_server import HubServer
+
+GGUF = bytes(range(256)) * 2000
+NONE = NoFleet(Path("here"))
+SMALL = {"config.json": b"{}", "model.safetensors": b"t" * 70_000}
+
+
+class Named(FleetClient):
+    """A fleet that has one model."""
+
+    def get(self, service: str, path: str, **params: Any) -> Any:
+        assert (service, path) == ("autoscaler", "/v1/models/qwen%3A7b")
+        weights = {"uri": "hf:o/n", "num_bytes": 0, "sha256": ""}
+        return {"name": "qwen:7b", "key": "qwen-7b", "engine": "llamacpp", "weights": weights}
+
+
+def test_the_argument_names_a_model_a_file_or_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.yaml").write_text(
+        "name: A.b\nengine: emulated\nweights: hf:o/n\nweights_bytes: 1MiB\n---\n"
+        "name: none\nengine: emulated\nweights_bytes: 1MiB\n"
+    )
+    (tmp_path / "w.gguf").write_bytes(b"GGUF")
+    fleet = Named({})
+    assert pull._wanted("qwen:7b", fleet, None) == [pull.Wanted(WeightsRef(uri="hf:o/n"), "qwen-7b", "llamacpp")]
+    assert pull._wanted("m.yaml", None, NONE) == [pull.Wanted(WeightsRef(uri="hf:o/n"), "a-b", "emulated")]
+    assert pull._wanted("hf://o/n@main", fleet, None) == [pull.Wanted(WeightsRef(uri="hf:o/n"))]
+    assert pull._wanted("w.gguf", fleet, None) == [pull.Wanted(WeightsRef(uri=f"file:{tmp_path}/w.gguf"))]
+    with pytest.raises(CliError, match="no file and no address, and no fleet runs") as refused:
+        pull._wanted("qwen:7b", None, NONE)
+    assert refused.value.exit_code == 3
+    with pytest.raises(CliError, match=r"hf:o: weights: .*an address of the hub is"):
+        pull._wanted("hf:o", fleet, None)
+
+
+def node(name: str, **given: Any) -> dict[str, Any]:
+    return {"node_id": name, "engines": ["llamacpp"], "cached": [], "draining": False} | given
+
+
+def test_one_node_is_chosen_or_those_that_are_named() -> None:
+    wanted = pull.Wanted(WeightsRef(uri="hf:o/n"), "m", "llamacpp")
+    has_it = {"cached": [{"digest": wanted.weights.digest}]}
+
+    def chosen(*rows: dict[str, Any], named: tuple[str, ...] = ()) -> list[str]:
+        return [row["node_id"] for row in pull._nodes(rows, wanted, named)]
+
+    assert chosen(node("a"), node("b")) == ["a"]
+    assert chosen(node("a"), node("b", **has_it)) == ["b"]
+    assert chosen(node("a", draining=True), node("b", engines=["vllm"]), node("c")) == ["c"]
+    assert chosen(node("a"), node("b", engines=[]), named=("b", "a", "b")) == ["b", "a"]
+    for rows, named, said in (
+        ([node("a")], ("x",), "no node x; there are: a"),
+        ([node("a", engines=[])], (), "no node can start llamacpp"),
+        ([], (), "no node has joined"),
+    ):
+        with pytest.raises(CliError, match=said):
+            pull._nodes(rows, wanted, named)
+
+
+def following(*stages: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """What the last answer was, and the bytes that were shown."""
+    answers, shown = iter(stages), list[tuple[int, int]]()
+    row = pull._follow(lambda: next(answers), lambda *given: shown.append(given), lambda _: None, lost_s=0.3)
+    return row, shown
+
+
+def stage(name: str, done: int = 0, **more: Any) -> dict[str, Any]:
+    return {"stage": name, "num_bytes_done": done, "num_bytes": 9 if done else 0} | more
+
+
+def test_a_fetch_is_followed_to_its_end() -> None:
+    row, shown = following(stage("queued"), stage("sizing"), stage("moving", 4), stage("absent"), stage("complete", 9))
+    assert row["stage"] == "complete" and shown == [(0, 0), (0, 0), (4, 9), (0, 0), (9, 9)]
+    with pytest.raises(CliError, match=r"it is gone \(weights_unavailable\)"):
+        following(stage("moving", 4), stage("failed", code="weights_unavailable", message="it is gone"))
+    with pytest.raises(CliError, match="given up"):
+        following(stage("moving", 4), *[stage("absent")] * 9)
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer({"org/one": {"one.gguf": GGUF}, "org/set": SMALL}) as server:
+        yield server
+
+
+def test_without_a_fleet_the_cache_of_the_hub_is_filled(hub: HubServer, tmp_path: Path) -> None:
+    options = SourceOptions(hf_endpoint=hub.url, hf_cache_dir=tmp_path, hf_offline=False, hf_token="")
+    row = pull._into_hub_cache(HubSource("hf:org/set", options), Format.JSON)
+    folder = Path(row["where"])
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == SMALL
+    assert (row["num_bytes"], row["source"]) == (70_002, "hf")
+    num_requests = len(hub.fetched())
+    assert pull._into_hub_cache(HubSource("hf:org/set", options), Format.JSON)["source"] == "cache"
+    assert len(hub.fetched()) == num_requests
+
+
+def test_without_a_fleet_other_weights_are_only_measured(hub: HubServer, tmp_path: Path) -> None:
+    def said(uri: str) -> tuple[int, str]:
+        with pytest.raises(CliError) as refused:
+            pull._without_fleet(pull.Wanted(WeightsRef(uri=uri)), Format.JSON, NONE)
+        return refused.value.exit_code, str(refused.value)
+
+    code, text = said(f"{hub.url}/org/one/resolve/main/one.gguf")
+    assert code == 3 and "one.gguf is 500 KiB; this machine has no cache for it, and no fleet runs" in text
+    assert said("file:/w")[0] == 3 and "is on this machine already" in said("file:/w")[1]
+    assert said(f"{hub.url}/nothing")[0] == 1
+    assert said("http://127.0.0.1:9/w")[0] == 1
