@@ -7,10 +7,8 @@ from typing import Any
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import RegionsFound
 from glowplug.controllers.prefetcher.params import PrefetcherParams
-from glowplug.controllers.prefetcher.reads import READS
+from glowplug.controllers.prefetcher.reads import reads_of
 from glowplug.domain.errors import NoSpace
-from glowplug.policies.caching.mcache_importance import ImportanceParams
-from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Shell
@@ -37,7 +35,8 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     world = World.open("prefetcher", settings)
-    choose("caching", settings.policy_caching)  # a name that does not exist says so now
+    importance = settings.importance()
+    reads = reads_of(settings.policy_caching, importance)  # a name that does not exist says so now
     metrics = PrefetcherMetrics(settings.node_id)
     try:
         capacity_bytes = settings.capacity_bytes()
@@ -66,7 +65,7 @@ async def serve(stopping: asyncio.Event) -> None:
             hold_s=settings.hold_s,
             heal_s=settings.heal_s,
             caching=settings.policy_caching,
-            importance=ImportanceParams(half_life_s=settings.caching_half_life_s, renew_s=settings.caching_renew_s),
+            importance=importance,
         )
         made = PrefetcherController(settings.node_id, params, digest_of=region_digest)
         made.handle(found_regions(settings), time.time())
@@ -77,7 +76,7 @@ async def serve(stopping: asyncio.Event) -> None:
             _forward(stimuli, shell), _report(fetcher, shell, metrics), _recheck(fetcher, settings.recheck_s)
         )
 
-    service = ControlService(world, READS, fetcher.executors(), target=settings.node_id)
+    service = ControlService(world, reads, fetcher.executors(), target=settings.node_id)
     await service.run(stopping, make(service, settings), controller, beside)
     await fetcher.close()
 

@@ -1,11 +1,14 @@
 """Settings of the model-prefetcher. Bytes and seconds."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
+from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.domain.errors import NoSpace
+from glowplug.policies.caching.mcache_importance import ImportanceParams
 from glowplug.runtime.settings import NodeId, ServiceSettings
 from glowplug.weights.fetch import FetchOptions
 from glowplug.weights.source import SourceOptions
@@ -60,6 +63,9 @@ class PrefetcherSettings(ServiceSettings):
             s3_endpoint=self.s3_endpoint,
             s3_region=self.s3_region,
         )
+
+    def importance(self) -> ImportanceParams:
+        return replace(IMPORTANCE, half_life_s=self.caching_half_life_s, renew_s=self.caching_renew_s)
 
     def capacity_bytes(self) -> int:
         """The setting, bounded by what the file system under `shm_dir` could ever hold. Raises NoSpace."""

@@ -6,6 +6,7 @@
 What it is notified of
   - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of whoever sends them.
   - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
+  - Telemetry: `router.load_reported`, where the policy `caching` orders by requests.
   - By its shell: what lay in memory at the start (RegionsFound), how a fetch task goes (FetchSized, FetchProgressed,
     FetchEnded), regions that are lost or whose source has changed, and a person's DropAsked, which raises NotFound or
     Conflict.
@@ -40,6 +41,7 @@ from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.controllers.prefetcher import messages as msg
+from glowplug.controllers.prefetcher.arrivals import Arrivals
 from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, HostCache
 from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.params import PrefetcherParams
@@ -48,7 +50,7 @@ from glowplug.domain.model import WeightsRef
 from glowplug.events import facts
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
-from glowplug.policies.caching.mcache_importance import CacheFacts
+from glowplug.policies.caching.mcache_importance import CacheFacts, request_counter
 from glowplug.policies.registry import choose
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
@@ -112,6 +114,7 @@ class PrefetcherController:
         self.holds = Holds(node_id, digest_of, params.hold_s)
         self.cache = HostCache(node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy)
         self.jobs: dict[str, FetchJob] = {}
+        self._arrivals, self._counter = Arrivals(), request_counter(order)
         self._fence = Fence()
         self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)  # ids of commands, which may come twice
         self._failed: dict[str, None] = {}  # instances whose weights could not be had; insertion-ordered, bounded
@@ -121,6 +124,7 @@ class PrefetcherController:
             **dict.fromkeys(get_args(facts.InstanceChange), self._on_instance),
             facts.ModelDeployed: self._on_deployed,
             facts.ModelUndeployed: self._on_undeployed,
+            facts.RouterLoadReported: self._on_load,
             FetchWeights: self._on_command,
             DropWeights: self._on_command,
             msg.FetchSized: self._on_sized,
@@ -157,6 +161,7 @@ class PrefetcherController:
 
     def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
         self.holds.expire(now_s)
+        self._arrivals.expire(now_s)
         first = [*self._drop_stale(now_s), *self._heal(now_s)]
         return [*first, *self._shrink(now_s), *self._settle_waiting(now_s), *self._start_next(now_s)]
 
@@ -173,6 +178,14 @@ class PrefetcherController:
 
     def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
         self.holds.forget_model(event.data.model_key)
+        return []
+
+    def _on_load(self, event: Event, now_s: float) -> list[Effect]:
+        """The requests that have come since the router's report before, for an order that goes by them."""
+        if self._counter is not None:
+            for model_key, num_requests in self._arrivals.take(event.data, now_s).items():
+                if digest := self.holds.digest_of_model(model_key):
+                    self._counter.requested(digest, num_requests, now_s)
         return []
 
     def _on_command(self, event: Event, now_s: float) -> list[Effect]:

@@ -1,8 +1,11 @@
 """The prefetcher's bounds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from glowplug.policies.caching.mcache_importance import ImportanceParams
+
+IMPORTANCE: Final = ImportanceParams(renew_s=10.0, counts="requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,7 @@ class PrefetcherParams:
     hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
     heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
     caching: str = "lru"  # who leaves first: a name of the policy kind `caching`
-    importance: ImportanceParams = field(default_factory=lambda: ImportanceParams(renew_s=10.0))  # of mcache
+    importance: ImportanceParams = IMPORTANCE  # of mcache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
