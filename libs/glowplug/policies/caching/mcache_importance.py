@@ -14,8 +14,8 @@ Departures:
 - The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
   prewarmed, so requests are counted beside it (`requested`), from what routers report of their arrivals. They count
   from when the weights were first asked for on this node, which itself is worth one request until the first comes: what
-  is brought in ahead of demand is worth something. With `counts=uses` each use counts as one request: the paper's cache, which M1 and M2 of
-  bench/papers have, and the rate of starts where a node is not to read the reports.
+  is brought in ahead of demand is worth something. With `counts=uses` each use counts as one request: the paper's
+  cache, which M1 and M2 of bench/papers have, and the rate of starts where a node is not to read the reports.
 - The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here there are two tiers, a node's host
   memory and its disk: a miss of the first costs a read of the disk where they lie there, else a fetch, and a miss of
   the second what a fetch costs more than that read. What stays on GPUs is decided by the kinds "eviction" and
