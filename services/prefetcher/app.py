@@ -1,6 +1,7 @@
-"""REST of the prefetcher: what is in this node's host memory, what is on its way, and dropping it."""
+"""REST of the prefetcher: what lies in this node's host memory and on its disk, what is on its way, and dropping it."""
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -44,6 +45,29 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
             ],
         }
 
+    @app.get("/v1/tiers", tags=["cache"])
+    async def tiers() -> dict[str, Any]:
+        """Where the weights of each model lie on this node, the fastest tier first: `memory`, `disk`, or `remote` alone
+        where the node has none of it. `expected_s` is what a start would wait for them from each slower tier, `moves`
+        what the last moves between tiers took. `reason` of the disk says why nothing is written to it at present."""
+        controller = service.controller(PrefetcherController)
+        memory, disk = controller.cache, controller.disk
+        return {
+            "object": "list",
+            "node_id": settings.node_id,
+            "tiers": [
+                {"tier": "memory", "capacity_bytes": memory.capacity_bytes, "used_bytes": memory.used_bytes},
+                {
+                    "tier": "disk",
+                    "capacity_bytes": disk.capacity_bytes,
+                    "used_bytes": disk.used_bytes,
+                    "directory": str(settings.disk_dir) if settings.disk_cache_bytes else "",
+                    "reason": disk.trouble,
+                },
+            ],
+            "data": [{**asdict(one), "tier": one.tiers[0].value} for one in controller.placed()],
+        }
+
     @app.get("/v1/fetches", tags=["fetches"])
     async def fetches() -> dict[str, Any]:
         """Fetches queued and running, the most urgent first."""
@@ -75,7 +99,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         responses={404: {"description": "not here"}, 409: {"description": "in use"}},
     )
     async def drop(digest: str) -> dict[str, Any]:
-        """Remove weights from host memory, or cancel their fetch."""
+        """Remove weights from host memory and disk, or cancel their fetch."""
         service.controller(PrefetcherController)
         assert service.shell is not None
         await service.shell.ask(DropAsked(digest, "asked for over REST"))

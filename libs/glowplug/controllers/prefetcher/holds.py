@@ -95,6 +95,13 @@ class Holds:
         """The weights of a model; "" where it is not known."""
         return self._models.get(model_key, (None, ""))[1]
 
+    def models_by_digest(self) -> dict[str, list[Model]]:
+        """The models that are known, by their weights."""
+        found: dict[str, list[Model]] = {}
+        for model, digest in self._models.values():
+            found.setdefault(digest, []).append(model)
+        return found
+
     def is_gone(self, instance_id: str) -> bool:
         """Whether that instance was here and has ended."""
         return instance_id in self._gone

@@ -5,6 +5,16 @@ from typing import Final
 
 from glowplug.policies.caching.mcache_importance import ImportanceParams
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondsParams:
+    """How fetches are measured."""
+
+    newest: float = 0.5  # share of the newest measurement in the average
+    bytes_per_s: float = 1e9  # of a source that was never read
+    max_digests: int = 4096
+
+
 IMPORTANCE: Final = ImportanceParams(renew_s=10.0, counts="requests")
 
 
@@ -17,13 +27,10 @@ class PrefetcherParams:
     hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
     heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
     caching: str = "lru"  # who leaves first: a name of the policy kind `caching`
+    disk_bytes: int = 0  # of the disk tier; 0: there is none
+    disk_trouble: str = ""  # why it cannot be used, known at the start
+    disk_gain: float = 0.25  # a copy is written where a read saves at least this share of a fetch
+    disk_retry_s: float = 60.0  # a disk that failed is written to again after so long
+    copy_after_s: float = 2.0  # weights that came in are copied after so long: their engine's start goes first
+    disk_seconds: SecondsParams = SecondsParams(bytes_per_s=5e8)
     importance: ImportanceParams = IMPORTANCE  # of mcache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecondsParams:
-    """How fetches are measured."""
-
-    newest: float = 0.5  # share of the newest measurement in the average
-    bytes_per_s: float = 1e9  # of a source that was never read
-    max_digests: int = 4096
