@@ -132,6 +132,16 @@ class HostCache:
         could = sum(r.num_bytes for r in residents if not r.held)
         return ordering.evict(self._order, residents, min(num_bytes, could), now_s)
 
+    def leaving(self, held: Held, now_s: float) -> frozenset[str]:
+        """Who leaves next, if weights as large as the largest here come in; nobody while so much is free."""
+        largest = max((c.num_bytes for c in self.entries.values()), default=0)
+        lacking = largest - (self.capacity_bytes - self.used_bytes)
+        if lacking <= 0:
+            return frozenset()
+        ordered = [resident for _, resident in self._order.order(self._residents(held), now_s)]
+        ordered.sort(key=lambda resident: bool(resident.held))  # what is in use leaves after what is not
+        return frozenset(resident.name for resident in ordering.first_enough(ordered, lacking))
+
     def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
         """Carry out a decision for the sake of `want`."""
         if not decision.victims:

@@ -408,7 +408,12 @@ class PrefetcherController:
         """Copies are written while none is read."""
         if any(job.from_disk for job in self.jobs.values()):
             return []
-        return self.disk.write_next(self.cache.entries.values(), self._read_now, now_s)
+        return self.disk.write_next(
+            self.cache.entries,
+            lambda: self.cache.leaving(lambda digest: self.held(digest, now_s), now_s),
+            self._read_now,
+            now_s,
+        )
 
     def _on_copy_ended(self, end: msg.CopyEnded, now_s: float) -> list[Effect]:
         effects = self.disk.wrote(end, now_s)

@@ -4,9 +4,12 @@ A copy is written ahead, in the background, while its weights still lie in host 
 to be waited for. It is written where that saves something: where reading it takes clearly less than fetching the
 weights again, both as measured. The policy `caching` orders copies as it orders host memory; for mCache (Eq. 1) the
 penalty of a miss is what a fetch takes longer than a read.
+
+Both tiers together hold as much as they can: where the disk is full, copies of weights that stay in host memory give
+way to those that have left it or leave it next.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -161,27 +164,39 @@ class DiskTier:
 
     # what is written
 
-    def write_next(self, present: Iterable[Cached], held: Held, now_s: float) -> list[Effect]:
-        """Write the most important weights of host memory of which disk should have a copy and has none."""
+    def write_next(
+        self, present: Mapping[str, Cached], leaving: Callable[[], Set[str]], held: Held, now_s: float
+    ) -> list[Effect]:
+        """Write the most important weights of those in host memory (`present`) that lack a copy. Where disk is full,
+        copies of what stays in host memory leave first: of those the next start needs none. They are written only into
+        free space; `leaving` names the others, which leave host memory next."""
         if not self.capacity_bytes or now_s < self._again_at or self._is_writing:
             return []
-        wanted = {c.digest: c for c in present if self._is_wanted(c, now_s)}
+        wanted = {digest: c for digest, c in present.items() if self._is_wanted(c, now_s)}
         if not wanted:
             return []
+        stays = {digest for digest, c in present.items() if c.complete} - leaving()
+        for entry, less_important in self._by_importance(wanted, stays, now_s):
+            decision = self._space_for(entry, less_important, stays, held, now_s)
+            if decision is not None:
+                return self._write(entry, decision, now_s)
+        return []
+
+    def _by_importance(
+        self, wanted: Mapping[str, Cached], stays: Set[str], now_s: float
+    ) -> Iterator[tuple[Cached, Set[str]]]:
+        """The most important first, with the copies that are less important than each: none for what `stays`."""
         if isinstance(self._order, Importance):
-            new = [_resident(c) for c in wanted.values()]
-            ordered = [r.name for _, r in self._order.order([*new, *self._residents(held)], now_s)]
+            everybody = [*map(_resident, wanted.values()), *map(_resident, self.copies.values())]
+            ordered = [r.name for _, r in self._order.order(everybody, now_s)]
         else:  # the others know no worth of what is not in their cache: the latest use goes before the earlier
             used_at = {digest: c.last_used_at for digest, c in wanted.items()}
             used_at |= {digest: c.last_used_at for digest, c in self.copies.items()}
             ordered = sorted(used_at, key=lambda digest: (used_at[digest], digest))
+        ordered.sort(key=lambda digest: digest not in stays)
         for at in reversed(range(len(ordered))):
-            if (entry := wanted.get(ordered[at])) is None:
-                continue
-            decision = self._space_for(entry, frozenset(ordered[:at]), held, now_s)
-            if decision is not None:
-                return self._write(entry, decision, now_s)
-        return []
+            if (entry := wanted.get(ordered[at])) is not None:
+                yield entry, frozenset() if entry.digest in stays else frozenset(ordered[:at])
 
     @property
     def _is_writing(self) -> bool:
@@ -192,12 +207,17 @@ class DiskTier:
             return False
         return now_s - entry.came_at >= self._params.copy_after_s and not self.why_not(entry.digest, entry.num_bytes)
 
-    def _space_for(self, entry: Cached, before: frozenset[str], held: Held, now_s: float) -> EvictDecision | None:
-        """Who leaves for a copy, of those less important (`before`); None where that is not enough."""
+    def _space_for(
+        self, entry: Cached, may_go: Set[str], stays: Set[str], held: Held, now_s: float
+    ) -> EvictDecision | None:
+        """Who leaves for a copy, of those that may; None where that is not enough."""
         lacking = entry.num_bytes - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
             return EvictDecision(reason="enough is free")
-        kept = [r if r.name in before or r.held else replace(r, held=WORTH_MORE) for r in self._residents(held)]
+        kept = [
+            replace(r, held=r.held or ("" if r.name in may_go else WORTH_MORE), priority=int(r.name not in stays))
+            for r in self._residents(held)
+        ]
         decision = ordering.evict(self._order, kept, lacking, now_s)
         return decision if decision.victims else None
 

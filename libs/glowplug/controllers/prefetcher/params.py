@@ -32,5 +32,6 @@ class PrefetcherParams:
     disk_gain: float = 0.25  # a copy is written where a read saves at least this share of a fetch
     disk_retry_s: float = 60.0  # a disk that failed is written to again after so long
     copy_after_s: float = 2.0  # weights that came in are copied after so long: their engine's start goes first
-    disk_seconds: SecondsParams = SecondsParams(bytes_per_s=5e8)
+    # A disk that was never used counts as a fast one: the first copy measures it.
+    disk_seconds: SecondsParams = SecondsParams(bytes_per_s=4e9)
     importance: ImportanceParams = IMPORTANCE  # of mcache
