@@ -170,7 +170,7 @@ class DiskTier:
         """Write the most important weights of those in host memory (`present`) that lack a copy. Where disk is full,
         copies of what stays in host memory leave first: of those the next start needs none. They are written only into
         free space; `leaving` names the others, which leave host memory next."""
-        if not self.capacity_bytes or now_s < self._again_at or self._is_writing:
+        if not self.capacity_bytes or now_s < self._again_at or self.is_writing:
             return []
         wanted = {digest: c for digest, c in present.items() if self._is_wanted(c, now_s)}
         if not wanted:
@@ -199,7 +199,8 @@ class DiskTier:
                 yield entry, frozenset() if entry.digest in stays else frozenset(ordered[:at])
 
     @property
-    def _is_writing(self) -> bool:
+    def is_writing(self) -> bool:
+        """Whether a copy is on its way, or on its way out."""
         return any(copy.state is not CopyState.WHOLE for copy in self.copies.values())
 
     def _is_wanted(self, entry: Cached, now_s: float) -> bool:
