@@ -3,9 +3,9 @@
 A region is a file on a memory file system, which an engine maps. Each way of reading it is tried in turn, several
 times, in one run: pages taken as they are touched; mapped at once by MAP_POPULATE; by MADV_POPULATE_READ after mapping;
 asked for by MADV_WILLNEED; in huge pages where the kernel has them for shared memory. `map` is what it takes until the
-mapping stands, `read` to copy every byte into private memory (as an engine does that packs its weights), `touch` to look
-at one byte of each page. `write` is how a region is made: with its bytes allocated before the first one lands, as a
-fetch does, and without.
+mapping stands, `read` to copy every byte into private memory (as an engine does that packs its weights), `touch` to
+look at one byte of each page. `write` is how a region is made: with its bytes allocated before the first one lands, as
+a fetch does, and without.
 """
 
 import mmap

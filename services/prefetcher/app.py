@@ -6,7 +6,9 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.cache import Cached, HostCache
+from glowplug.controllers.prefetcher.controller import FetchJob, PrefetcherController
+from glowplug.controllers.prefetcher.disk import DiskTier
 from glowplug.controllers.prefetcher.messages import DropAsked
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
@@ -32,17 +34,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
             "node_id": settings.node_id,
             "capacity_bytes": controller.cache.capacity_bytes,
             "used_bytes": controller.cache.used_bytes,
-            "data": [
-                {
-                    "digest": c.digest,
-                    "num_bytes": c.num_bytes,
-                    "complete": c.complete,
-                    "last_used_at": c.last_used_at,
-                    "model_keys": sorted(c.model_keys),
-                    "held": controller.held(c.digest, now_s),
-                }
-                for c in rows
-            ],
+            "data": [{**_cached_row(c), "held": controller.held(c.digest, now_s)} for c in rows],
         }
 
     @app.get("/v1/tiers", tags=["cache"])
@@ -56,11 +48,10 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
             "object": "list",
             "node_id": settings.node_id,
             "tiers": [
-                {"tier": "memory", "capacity_bytes": memory.capacity_bytes, "used_bytes": memory.used_bytes},
+                {"tier": "memory", **_sizes(memory), "directory": str(settings.shm_dir)},
                 {
                     "tier": "disk",
-                    "capacity_bytes": disk.capacity_bytes,
-                    "used_bytes": disk.used_bytes,
+                    **_sizes(disk),
                     "directory": str(settings.disk_dir) if settings.disk_cache_bytes else "",
                     "reason": disk.trouble,
                 },
@@ -75,21 +66,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         return {
             "object": "list",
             "node_id": settings.node_id,
-            "data": [
-                {
-                    "digest": j.digest,
-                    "stage": j.stage.value,
-                    "model_keys": sorted({w.model_key for w in j.wants}),
-                    "instance_ids": list(j.instance_ids),
-                    "num_bytes": j.num_bytes,
-                    "num_bytes_done": j.num_bytes_done,
-                    "first_byte": j.first_byte,
-                    "last_byte": j.last_byte,
-                    "urgency": j.urgency,
-                    "started_at": j.started_at,
-                }
-                for j in jobs
-            ],
+            "data": [_fetch_row(j) for j in jobs],
         }
 
     @app.post(
@@ -106,3 +83,33 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         return {"digest": digest, "dropped": True}
 
     return app
+
+
+def _sizes(tier: HostCache | DiskTier) -> dict[str, int]:
+    return {"capacity_bytes": tier.capacity_bytes, "used_bytes": tier.used_bytes}
+
+
+def _cached_row(entry: Cached) -> dict[str, Any]:
+    return {
+        "digest": entry.digest,
+        "num_bytes": entry.num_bytes,
+        "complete": entry.complete,
+        "last_used_at": entry.last_used_at,
+        "model_keys": sorted(entry.model_keys),
+    }
+
+
+def _fetch_row(job: FetchJob) -> dict[str, Any]:
+    return {
+        "digest": job.digest,
+        "stage": job.stage.value,
+        "model_keys": sorted({w.model_key for w in job.wants}),
+        "instance_ids": list(job.instance_ids),
+        "num_bytes": job.num_bytes,
+        "num_bytes_done": job.num_bytes_done,
+        "first_byte": job.first_byte,
+        "last_byte": job.last_byte,
+        "urgency": job.urgency,
+        "started_at": job.started_at,
+        "from_disk": job.from_disk,
+    }

@@ -371,23 +371,6 @@ async def test_weights_that_left_host_memory_are_read_from_disk(prefetcher: Pref
     await until(lambda: "a copy stays on disk" in prefetcher.received("weights.evicted")[-1].reason)
 
 
-async def test_a_damaged_copy_on_disk_is_fetched_again(prefetcher: Prefetcher, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    await prefetcher.start(disk_cache_dir=disk, disk_cache_bytes=4 * len(DATA), copy_after_s=0.0)
-    with WeightServer(DATA, step_s=0.02) as server:
-        ref = WeightsRef(uri=server.url)
-        await prefetcher.fetched(ref)
-        await until_on_disk(prefetcher, ref)
-        prefetcher.process.kill()
-        prefetcher.region(ref).remove()
-        with (disk / prefetcher.node_id / region_digest(ref) / "blob").open("r+b") as blob:
-            blob.write(b"damaged")
-        await prefetcher.start()
-        await prefetcher.fetched(ref, "i-1")
-        assert prefetcher.region(ref).blob.read_bytes() == DATA
-        await until(lambda: [f.source for f in prefetcher.received("weights.fetched")] == ["http", "http"])
-
-
 async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     env = {**prefetcher.process.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}

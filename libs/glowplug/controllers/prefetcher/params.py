@@ -20,6 +20,8 @@ IMPORTANCE: Final = ImportanceParams(renew_s=10.0, counts="requests")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetcherParams:
+    """Bounds of one node's prefetcher: of fetches, of host memory and of the disk tier behind it."""
+
     capacity_bytes: int
     max_fetches: int = 2  # at once
     max_queue: int = 1000
