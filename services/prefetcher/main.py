@@ -50,7 +50,7 @@ def found_disk(settings: PrefetcherSettings) -> Disk:
         trouble = f"cannot keep weights in GLOWPLUG_DISK_CACHE_DIR={settings.disk_dir}: {error.strerror or error}"
         log.warning("no disk tier: %s", trouble)
         return Disk(trouble=trouble)
-    return Disk(copies, whole, capacity_bytes)
+    return Disk(copies, whole, capacity_bytes, "" if capacity_bytes else f"nothing is free at {settings.disk_dir}")
 
 
 def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsFound:

@@ -47,7 +47,7 @@ class DiskCopies:
 
     def found(self) -> tuple[CachedWeights, ...]:
         """The whole copies; the rest is removed. Raises OSError where the directory cannot be used."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         whole = read_inventory(self._disk_dir, self._node_id).complete
         names = {copy.digest for copy in whole}
         for path in self.root.iterdir():
