@@ -221,7 +221,8 @@ class _Asker:
             self._json(f"{prefetcher_url}/v1/cache"),
             self._json(f"{prefetcher_url}/v1/tiers"),
         )
-        disk = next((tier for tier in (tiers or {}).get("tiers") or [] if tier["tier"] == "disk"), {})
+        found = [tier for tier in (tiers or {}).get("tiers") or [] if tier["tier"] == "disk"]
+        disk: dict[str, Any] = found[0] if found else {}
         rows = [row for row in (engines or {}).get("data") or [] if "engine" in row and row.get("unavailable")]
         return NodeFacts(
             unavailable={row["engine"]: row["unavailable"] for row in rows},
