@@ -1,11 +1,15 @@
-"""REST of the prefetcher: what is in this node's host memory, what is on its way, bringing and dropping it."""
+"""REST of the prefetcher: what lies in this node's host memory and on its disk, what is on its way, bringing and
+dropping it."""
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import Depends, FastAPI
 
+from glowplug.controllers.prefetcher.cache import Cached, HostCache
 from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.disk import DiskTier
 from glowplug.controllers.prefetcher.messages import DropAsked
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
@@ -32,17 +36,29 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
             "node_id": settings.node_id,
             "capacity_bytes": controller.cache.capacity_bytes,
             "used_bytes": controller.cache.used_bytes,
-            "data": [
+            "data": [{**_cached_row(c), "held": controller.held(c.digest, now_s)} for c in rows],
+        }
+
+    @app.get("/v1/tiers", tags=["cache"])
+    async def tiers() -> dict[str, Any]:
+        """Where the weights of each model lie on this node, the fastest tier first: `memory`, `disk`, or `remote` alone
+        where the node has none of it. `expected_s` is what a start would wait for them from each slower tier, `moves`
+        what the last moves between tiers took. `reason` of the disk says why nothing is written to it at present."""
+        controller = service.controller(PrefetcherController)
+        memory, disk = controller.cache, controller.disk
+        return {
+            "object": "list",
+            "node_id": settings.node_id,
+            "tiers": [
+                {"tier": "memory", **_sizes(memory), "directory": str(settings.shm_dir)},
                 {
-                    "digest": c.digest,
-                    "num_bytes": c.num_bytes,
-                    "complete": c.complete,
-                    "last_used_at": c.last_used_at,
-                    "model_keys": sorted(c.model_keys),
-                    "held": controller.held(c.digest, now_s),
-                }
-                for c in rows
+                    "tier": "disk",
+                    **_sizes(disk),
+                    "directory": str(settings.disk_dir) if settings.disk_cache_bytes else "",
+                    "reason": disk.trouble,
+                },
             ],
+            "data": [{**asdict(one), "tier": one.tiers[0].value} for one in controller.placed()],
         }
 
     @app.post(
@@ -52,7 +68,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         responses={404: {"description": "not here"}, 409: {"description": "in use"}},
     )
     async def drop(digest: str) -> dict[str, Any]:
-        """Remove weights from host memory, or cancel their fetch."""
+        """Remove weights from host memory and disk, or cancel their fetch."""
         service.controller(PrefetcherController)
         assert service.shell is not None
         await service.shell.ask(DropAsked(digest, "asked for over REST"))
@@ -60,3 +76,17 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
 
     app.include_router(fetch_routes(service, settings))
     return app
+
+
+def _sizes(tier: HostCache | DiskTier) -> dict[str, int]:
+    return {"capacity_bytes": tier.capacity_bytes, "used_bytes": tier.used_bytes}
+
+
+def _cached_row(entry: Cached) -> dict[str, Any]:
+    return {
+        "digest": entry.digest,
+        "num_bytes": entry.num_bytes,
+        "complete": entry.complete,
+        "last_used_at": entry.last_used_at,
+        "model_keys": sorted(entry.model_keys),
+    }

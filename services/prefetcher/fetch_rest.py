@@ -77,6 +77,7 @@ def job_row(job: FetchJob) -> dict[str, Any]:
         "last_byte": job.last_byte,
         "urgency": job.urgency,
         "started_at": job.started_at,
+        "from_disk": job.from_disk,
     }
 
 

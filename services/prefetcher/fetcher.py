@@ -4,8 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,17 +17,22 @@ from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.disk import CopyUnusable, DiskCopies, DiskSource
 from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.inventory import is_whole, write_links
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region
-from glowplug.weights.source import Source, SourceInterrupted, SourceOptions
+from glowplug.weights.source import Source, SourceInterrupted, SourceOptions, redacted
 from glowplug.weights.sources import open_source
 from glowplug.weights.writer import is_unchanged
+from services.prefetcher.copies import DISK_FAILED, Copier
 from services.prefetcher.metrics import PrefetcherMetrics
 
 log = logging.getLogger(__name__)
 
+DISK_CHECK_S = (
+    2.0  # how long a source is waited for that says whether a copy on disk, which no checksum pins, is current
+)
 _WORTHLESS = (NoSpace.code, ChecksumMismatch.code)  # what landed is given back
 
 
@@ -40,6 +45,7 @@ class _Running:
     urgency: int = 0
     reported: int = -1
     stopping: bool = False
+    scheme: str = ""  # of the source that it reads
     started_at: float = field(default_factory=time.time)
 
 
@@ -58,11 +64,15 @@ class Fetcher:
         source_options: SourceOptions = SourceOptions(),
         link_bytes_per_s: float = 0.0,
         seed: int = 0,
+        copies: DiskCopies | None = None,
     ) -> None:
         self.shm_dir, self.node_id = shm_dir, node_id
         self._put, self._metrics, self._tracing = put, metrics, tracing
         self._fetch_options, self._source_options, self._seed = fetch_options, source_options, seed
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
+        self._disk_link = LinkMeter(f"{node_id}/disk", 0.0)
+        self._copies = copies
+        self._copier = Copier(copies, self.region, put, metrics)
         self._running: dict[str, _Running] = {}
         self._checks = SourceChecks(put, source_options)
 
@@ -76,6 +86,7 @@ class Fetcher:
             msg.NameRegion: self._name,
             msg.MarkFailed: self._mark_failed,
             msg.DropRegion: self._drop,
+            **self._copier.executors(),
         }
 
     def region(self, digest: str) -> Region:
@@ -89,16 +100,9 @@ class Fetcher:
 
     async def _run(self, running: _Running) -> None:
         effect = running.effect
-        source: Source | None = None
-        scheme = ""
         try:
-            source = open_source(effect.weights.uri, self._source_options)
-            scheme = source.scheme
-            fetch = running.fetch = self._fetch(running, source)
-            whole = await fetch.run() is not None
-            end = msg.FetchEnded(
-                digest=effect.digest, num_bytes=fetch.num_bytes, whole=whole, seconds=fetch.seconds, source=scheme
-            )
+            end = await self._from_disk(running) if effect.from_disk else None
+            end = end or await self._read(running, open_source(effect.weights.uri, self._source_options))
         except asyncio.CancelledError:
             if not running.stopping:
                 raise  # the process stops: what landed is resumed by the next one
@@ -109,16 +113,52 @@ class Fetcher:
             if not isinstance(error, OSError):
                 log.exception("fetch of %s", effect.digest)
             end = await self._failed(running, WeightsUnavailable.code, f"{type(error).__name__}: {error}")
-        finally:
-            if source is not None:
-                await source.close()
         if self._running.get(effect.digest) is running:
             del self._running[effect.digest]
         await self._put(end)  # before anything that only watches: a fetch whose end is not reported blocks its digest
-        self._observe(running, end, scheme)
+        self._observe(running, end)
 
-    def _fetch(self, running: _Running, source: Source) -> Fetch:
+    async def _read(self, running: _Running, source: Source, copy: DiskSource | None = None) -> msg.FetchEnded:
+        """Bring the weights from there: their source, or their `copy` on disk."""
+        running.scheme = source.scheme
+        fetch = running.fetch = self._fetch(running, source, copy)
+        try:
+            whole = await fetch.run() is not None
+        finally:
+            await source.close()
+        digest, num_bytes = running.effect.digest, fetch.num_bytes
+        return msg.FetchEnded(
+            digest=digest, num_bytes=num_bytes, whole=whole, seconds=fetch.seconds, source=source.scheme
+        )
+
+    async def _from_disk(self, running: _Running) -> msg.FetchEnded | None:
+        """Bring the weights from their copy on disk. None where it is of no use: then it is dropped, and nothing of it
+        is in host memory."""
+        digest, weights = running.effect.digest, running.effect.weights
+        assert self._copies is not None
+        try:
+            copy = await asyncio.to_thread(self._copies.open, digest, self._source_options)
+            if not weights.sha256 and await self._checks.is_changed(weights.uri, copy.meta, DISK_CHECK_S):
+                raise CopyUnusable("its source has changed")
+            end = await self._read(running, copy, copy)
+        except (CopyUnusable, ChecksumMismatch, WeightsUnavailable) as error:
+            why = error.message if isinstance(error, GlowplugError) else str(error)
+            log.warning("the copy of %s on disk is of no use: %s", digest[:12], why)
+            self._metrics.disk_failures(getattr(error, "code", DISK_FAILED)).inc()
+            running.fetch, running.scheme = None, ""
+            await asyncio.to_thread(self.region(digest).clear_bytes)
+            await self._put(msg.CopyLost(digest, why))
+            return None
+        if end.whole:
+            await asyncio.to_thread(copy.restore, self.region(digest))
+            await asyncio.to_thread(copy.forget_pages)
+        return end
+
+    def _fetch(self, running: _Running, source: Source, copy: DiskSource | None) -> Fetch:
         effect = running.effect
+        options = self._fetch_options
+        if copy is not None:
+            options = replace(options, max_attempts=2, max_mismatches=0)
 
         async def on_sized(num_bytes: int) -> int:
             running.granted = asyncio.get_running_loop().create_future()
@@ -126,12 +166,12 @@ class Fetcher:
             return await running.granted
 
         return Fetch(
-            effect.weights,
+            copy.reference(effect.weights) if copy else effect.weights,
             self.region(effect.digest),
             source,
-            self.link,
+            self._disk_link if copy else self.link,
             on_sized,
-            options=self._fetch_options,
+            options=options,
             rng=random.Random(f"{self._seed}/{effect.digest}"),
             priority=running.urgency,
             first_byte=effect.first_byte,
@@ -146,8 +186,8 @@ class Fetcher:
             await asyncio.to_thread(self.region(running.effect.digest).clear_bytes)
         return msg.FetchEnded(digest=running.effect.digest, num_bytes=kept, code=code, message=message)
 
-    def _observe(self, running: _Running, end: msg.FetchEnded, scheme: str) -> None:
-        effect, fetch, now_s = running.effect, running.fetch, time.time()
+    def _observe(self, running: _Running, end: msg.FetchEnded) -> None:
+        effect, fetch, scheme, now_s = running.effect, running.fetch, running.scheme, time.time()
         if scheme and fetch:
             self._metrics.fetched_bytes(scheme).inc(fetch.num_bytes_fetched)
             self._metrics.retries(scheme).inc(fetch.num_retries)
@@ -156,7 +196,8 @@ class Fetcher:
         if end.code:
             self._metrics.failures(end.code).inc()
         fetched, resumed = (fetch.num_bytes_fetched, fetch.num_bytes_resumed) if fetch else (0, 0)
-        said = end.message or f"{end.num_bytes} bytes ({fetched} fetched, {resumed} resumed) in {end.seconds:.2f} s"
+        came = f"{end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
+        said = end.message or came
         log.info("fetch of %s for %s: %s", effect.digest[:12], effect.model_key, said)
         if effect.cause is not None and effect.cause.traceparent:
             self._tracing.record(
@@ -258,6 +299,7 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._copier.close()
 
 
 class SourceChecks:
@@ -280,17 +322,22 @@ class SourceChecks:
             task.add_done_callback(lambda _: self._running.pop(region.digest, None))
 
     async def _check(self, region: Region, uri: str) -> None:
+        if await self.is_changed(uri, region.read_meta()):
+            await self._put(msg.RegionChanged(region.digest))
+
+    async def is_changed(self, uri: str, meta: Mapping[str, Any], within_s: float | None = None) -> bool:
+        """Whether the source says so, in time."""
         try:
             source = open_source(uri, self._options)
         except WeightsUnavailable as error:
-            log.warning("cannot check %s: %s", region.digest[:12], error)
-            return
+            log.warning("cannot check %s: %s", redacted(uri), error)
+            return False
         try:
-            info = await source.probe()
-        except (WeightsUnavailable, SourceInterrupted) as error:
-            log.debug("cannot check %s: %s", region.digest[:12], error)
-            return
+            async with asyncio.timeout(within_s):
+                info = await source.probe()
+        except (WeightsUnavailable, SourceInterrupted, TimeoutError) as error:
+            log.debug("cannot check %s: %s", redacted(uri), error)
+            return False
         finally:
             await source.close()
-        if not is_unchanged(region.read_meta(), info):
-            await self._put(msg.RegionChanged(region.digest))
+        return not is_unchanged(meta, info)

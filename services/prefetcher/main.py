@@ -1,19 +1,21 @@
 """Start the prefetcher of one node."""
 
 import asyncio
+import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from glowplug.controllers.prefetcher.controller import PrefetcherController
-from glowplug.controllers.prefetcher.messages import RegionsFound
+from glowplug.controllers.prefetcher.messages import Measured, RegionsFound
 from glowplug.controllers.prefetcher.params import PrefetcherParams
-from glowplug.controllers.prefetcher.reads import READS
+from glowplug.controllers.prefetcher.reads import reads_of
 from glowplug.domain.errors import NoSpace
-from glowplug.policies.caching.mcache_importance import ImportanceParams
-from glowplug.policies.registry import choose
+from glowplug.domain.hardware import CachedWeights
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Shell
+from glowplug.weights.disk import DiskCopies
 from glowplug.weights.inventory import read_inventory
 from glowplug.weights.region import Region, region_digest
 from services.prefetcher.app import make
@@ -21,29 +23,63 @@ from services.prefetcher.fetcher import Fetcher
 from services.prefetcher.metrics import PrefetcherMetrics
 from services.prefetcher.settings import PrefetcherSettings
 
+log = logging.getLogger(__name__)
+
 REPORT_S = 0.5
 
 
-def found_regions(settings: PrefetcherSettings) -> RegionsFound:
+@dataclass(frozen=True)
+class Disk:
+    """The disk tier as it is found: `copies` is None where there is none, or (`trouble`) where it cannot be used."""
+
+    copies: DiskCopies | None = None
+    whole: tuple[CachedWeights, ...] = ()
+    capacity_bytes: int = 0
+    trouble: str = ""
+
+
+def found_disk(settings: PrefetcherSettings) -> Disk:
+    """Adopt the copies that an earlier process wrote; what is not whole is removed."""
+    if not settings.disk_cache_bytes:
+        return Disk()
+    copies = DiskCopies(settings.disk_dir, settings.node_id)
+    try:
+        whole = copies.found()
+        capacity_bytes = settings.disk_capacity_bytes(sum(copy.num_bytes for copy in whole))
+    except OSError as error:
+        trouble = f"cannot keep weights in GLOWPLUG_DISK_CACHE_DIR={settings.disk_dir}: {error.strerror or error}"
+        log.warning("no disk tier: %s", trouble)
+        return Disk(trouble=trouble)
+    return Disk(copies, whole, capacity_bytes, "" if capacity_bytes else f"nothing is free at {settings.disk_dir}")
+
+
+def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsFound:
     """Adopt what an earlier process left; what nothing can be made of is removed."""
     inventory = read_inventory(settings.shm_dir, settings.node_id)
     for name in inventory.rubbish:
         Region.at(settings.shm_dir, settings.node_id, name).remove()
     partial = tuple((p.digest, p.num_bytes, p.changed_at) for p in inventory.partial)
-    return RegionsFound(inventory.complete, partial, inventory.failed)
+    regions = [Region.at(settings.shm_dir, settings.node_id, one.digest) for one in inventory.complete]
+    regions += [disk.copies.region(one.digest) for one in disk.whole] if disk.copies else []
+    infos = [(region.digest, region.read_state().info) for region in regions]
+    measured = tuple(Measured(digest, i.num_bytes, i.seconds, i.source) for digest, i in infos if i is not None)
+    return RegionsFound(inventory.complete, partial, inventory.failed, disk.whole, measured)
 
 
 async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     world = World.open("prefetcher", settings)
-    choose("caching", settings.policy_caching)  # a name that does not exist says so now
+    importance = settings.importance()
+    reads = reads_of(settings.policy_caching, importance)  # a name that does not exist says so now
     metrics = PrefetcherMetrics(settings.node_id)
     try:
         capacity_bytes = settings.capacity_bytes()
     except NoSpace as error:
         raise SystemExit(f"glowplug: {error}") from error
+    disk = found_disk(settings)
     metrics.capacity_bytes.set(capacity_bytes)
+    metrics.disk_capacity_bytes.set(disk.capacity_bytes)
     stimuli: asyncio.Queue[Any] = asyncio.Queue()
     fetcher = Fetcher(
         settings.shm_dir,
@@ -55,6 +91,7 @@ async def serve(stopping: asyncio.Event) -> None:
         source_options=settings.source_options(),
         link_bytes_per_s=settings.link_bytes_per_s,
         seed=settings.fetch_seed,
+        copies=disk.copies,
     )
 
     def controller(_: int) -> PrefetcherController:
@@ -66,10 +103,14 @@ async def serve(stopping: asyncio.Event) -> None:
             hold_s=settings.hold_s,
             heal_s=settings.heal_s,
             caching=settings.policy_caching,
-            importance=ImportanceParams(half_life_s=settings.caching_half_life_s, renew_s=settings.caching_renew_s),
+            importance=importance,
+            disk_bytes=disk.capacity_bytes,
+            disk_trouble=disk.trouble,
+            disk_retry_s=settings.disk_retry_s,
+            copy_after_s=settings.copy_after_s,
         )
         made = PrefetcherController(settings.node_id, params, digest_of=region_digest)
-        made.handle(found_regions(settings), time.time())
+        made.handle(found_regions(settings, disk), time.time())
         return made
 
     async def beside(shell: Shell) -> None:
@@ -77,7 +118,7 @@ async def serve(stopping: asyncio.Event) -> None:
             _forward(stimuli, shell), _report(fetcher, shell, metrics), _recheck(fetcher, settings.recheck_s)
         )
 
-    service = ControlService(world, READS, fetcher.executors(), target=settings.node_id)
+    service = ControlService(world, reads, fetcher.executors(), target=settings.node_id)
     await service.run(stopping, make(service, settings), controller, beside)
     await fetcher.close()
 
@@ -94,6 +135,7 @@ async def _report(fetcher: Fetcher, shell: Shell, metrics: PrefetcherMetrics) ->
     while True:
         await fetcher.report()
         metrics.cache_bytes.set(controller.cache.used_bytes)
+        metrics.disk_bytes.set(controller.disk.used_bytes)
         metrics.in_flight.set(len(controller.jobs))
         await asyncio.sleep(REPORT_S)
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.domain.errors import NoSpace
+from glowplug.policies.caching.mcache_importance import ImportanceParams
 from glowplug.runtime.settings import NodeId, SourceSettings
 from glowplug.weights.fetch import FetchOptions
 from glowplug.weights.source import SourceOptions
@@ -18,6 +20,10 @@ class PrefetcherSettings(SourceSettings):
     node_id: NodeId = Field("node-1", pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)  # a dot becomes a dash
     shm_dir: Path = Path("/dev/shm/glowplug")
     host_cache_bytes: int = Field(8 << 30, gt=0)
+    disk_cache_bytes: int = Field(0, ge=0)  # of local disk behind host memory, for copies of weights; 0 is none
+    disk_cache_dir: Path | None = None  # empty: <state_dir>/weights
+    disk_retry_s: float = Field(60.0, gt=0)  # a disk that was full or failed is written to again after so long
+    copy_after_s: float = Field(2.0, ge=0)  # weights that came in are copied to disk after so long
     link_bytes_per_s: float = Field(0.0, ge=0)  # rate of this node's link for weights; 0 is no limit
     max_fetches: int = Field(2, ge=1, le=64)  # at once
     max_fetch_queue: int = Field(1000, ge=1)
@@ -57,6 +63,9 @@ class PrefetcherSettings(SourceSettings):
             stall_timeout_s=self.fetch_stall_timeout_s,
         )
 
+    def importance(self) -> ImportanceParams:
+        return replace(IMPORTANCE, half_life_s=self.caching_half_life_s, renew_s=self.caching_renew_s)
+
     def capacity_bytes(self) -> int:
         """The setting, bounded by what the file system under `shm_dir` could ever hold. Raises NoSpace."""
         try:
@@ -65,3 +74,12 @@ class PrefetcherSettings(SourceSettings):
         except OSError as error:
             raise NoSpace(f"cannot keep weights in GLOWPLUG_SHM_DIR={self.shm_dir}: {error.strerror}") from error
         return min(self.host_cache_bytes, int(stat.f_blocks * stat.f_frsize * USABLE_RATIO))
+
+    def disk_capacity_bytes(self, used_bytes: int) -> int:
+        """The setting, bounded by what is free where the copies lie, and what they take there. Raises OSError."""
+        stat = os.statvfs(self.disk_dir)
+        return min(self.disk_cache_bytes, int((stat.f_bavail * stat.f_frsize + used_bytes) * USABLE_RATIO))
+
+    @property
+    def disk_dir(self) -> Path:
+        return self.disk_cache_dir or self.state_dir / "weights"

@@ -368,6 +368,46 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
     assert b"secret" not in b"".join(sink.bodies)
 
 
+async def until_on_disk(prefetcher: Prefetcher, ref: WeightsRef) -> dict[str, Any]:
+    """What /v1/tiers says of weights once a copy of them lies on disk."""
+
+    def row() -> dict[str, Any]:
+        rows = prefetcher.get("/v1/tiers").json()["data"]
+        return next((r for r in rows if r["digest"] == region_digest(ref) and "disk" in r["tiers"]), {})
+
+    return await until(row)
+
+
+async def test_weights_that_left_host_memory_are_read_from_disk(prefetcher: Prefetcher, tmp_path: Path) -> None:
+    """A slow source, host memory for one of two, a restart: the second start of the first reads the node's own copy."""
+    disk = tmp_path / "disk"
+    sizes = {"host_cache_bytes": len(DATA) + 1000, "disk_cache_bytes": 4 * len(DATA), "copy_after_s": 0.0}
+    await prefetcher.start(disk_cache_dir=disk, **sizes)
+    with WeightServer(DATA, step_s=0.02) as server:
+        first, second = WeightsRef(uri=server.url + "?1"), WeightsRef(uri=server.url + "?2", sha256=SHA)
+        await prefetcher.fetched(first, model_key="one")
+        row = await until_on_disk(prefetcher, first)
+        assert row["tiers"] == ["memory", "disk"] and row["model_keys"] == ["one"]
+        assert [(m["source"], m["target"]) for m in row["moves"]] == [("memory", "disk"), ("remote", "memory")]
+        assert all(m["num_bytes"] == len(DATA) and m["seconds"] > 0 for m in row["moves"])
+        assert row["expected_s"]["disk"] < row["expected_s"]["remote"]
+        await prefetcher.fetched(second)
+        await until_on_disk(prefetcher, second)
+        prefetcher.process.kill()
+        torn = disk / prefetcher.node_id / f"{'9' * 64}.part"
+        torn.mkdir()
+        await prefetcher.start()
+        assert (await until_on_disk(prefetcher, first))["tier"] == "disk" and not torn.exists()
+        sent = server.bytes_sent
+        await prefetcher.fetched(first, "i-1")
+        assert prefetcher.region(first).blob.read_bytes() == DATA
+        await until(lambda: [f.source for f in prefetcher.received("weights.fetched")] == ["http", "http", "disk"])
+        assert server.bytes_sent - sent <= 1, "it was asked whether it has changed, and nothing else"
+    read = 'glowplug_fetch_seconds_count{source="disk"} 1.0'
+    await until(lambda: read in prefetcher.get("/metrics").text)
+    await until(lambda: "a copy stays on disk" in prefetcher.received("weights.evicted")[-1].reason)
+
+
 async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     env = {**prefetcher.process.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}

@@ -1,23 +1,25 @@
 """What must hold of a prefetcher whatever happens to it, in whatever order."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from glowplug.controllers.effects import Tick
+from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
-from glowplug.events.facts import InstanceReady, InstanceStopped
+from glowplug.events.facts import InstanceReady, InstanceStopped, WeightsFetched, WeightsFetchFailed
 from glowplug.policies.registry import KINDS
 from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100
+DISK = 120
 names = st.sampled_from("abcd")
 indices = st.integers(0, 1)
 instance_ids = st.sampled_from(["", "i-1", "i-2", "i-3"])
@@ -25,7 +27,8 @@ instance_ids = st.sampled_from(["", "i-1", "i-2", "i-3"])
 
 class Prefetching(RuleBasedStateMachine):
     """A shell that does what the controller says, and a world that asks, kills and fails at will. `disk` is what the
-    shell has granted and not removed: the bytes that are really taken."""
+    shell has granted and not removed: the bytes that are really taken. `copies` are those on the disk behind it, and
+    `unanswered` the weights asked for, whole, of which no fact has come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,10 +39,17 @@ class Prefetching(RuleBasedStateMachine):
         self.tasks: dict[str, bool] = {}  # digest -> has memory
         self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
         self.gone: set[str] = set()
-        self.later: list[msg.FetchEnded] = []  # outcomes on their way to the controller
+        self.later: list[Any] = []  # outcomes on their way to the controller
+        self.copies: dict[str, int] = {}
+        self.writing: set[str] = set()
+        self.unanswered: set[str] = set()
+        self.changed: set[str] = (
+            set()
+        )  # weights that may leave the disk under whoever reads them: those go to the source
 
     def born(self, caching: str) -> PrefetcherController:
         params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
+        params = replace(params, disk_bytes=DISK, copy_after_s=0.0, disk_retry_s=3.0)
         return PrefetcherController("n", params, digest_of=lambda ref: ref.uri)
 
     @initialize(caching=st.sampled_from(sorted(KINDS["caching"])))
@@ -51,9 +61,16 @@ class Prefetching(RuleBasedStateMachine):
         for effect in self.prefetcher.handle(stimulus, self.now_s):
             self.do(effect)
         assert sum(self.disk.values()) <= CAPACITY
+        assert sum(self.copies.values()) <= DISK
 
     def do(self, effect: Any) -> None:
-        if isinstance(effect, msg.StartFetch):
+        if isinstance(effect, Publish):
+            if isinstance(effect.payload, WeightsFetched | WeightsFetchFailed):
+                self.unanswered.discard(effect.payload.digest)
+        elif isinstance(effect, msg.WriteCopy | msg.StopCopy | msg.DropCopy):
+            self.do_on_disk(effect)
+        elif isinstance(effect, msg.StartFetch):
+            assert effect.from_disk <= (effect.digest in self.copies and effect.digest not in self.writing)
             assert effect.digest not in self.tasks, "two fetches of one digest"
             self.tasks[effect.digest] = False
             assert len(self.tasks) <= 2
@@ -74,8 +91,49 @@ class Prefetching(RuleBasedStateMachine):
             if effect.digest in self.complete:
                 users = [i for i, d in self.users.items() if d == effect.digest and i not in self.gone]
                 assert not users, f"{effect.digest} dropped while {users} use it"
+            assert effect.digest not in self.writing, "removed while it is copied"
             self.disk.pop(effect.digest, None)
             self.complete.discard(effect.digest)
+
+    def do_on_disk(self, effect: msg.WriteCopy | msg.StopCopy | msg.DropCopy) -> None:
+        if isinstance(effect, msg.WriteCopy):
+            assert effect.digest in self.complete and effect.digest not in self.copies and not self.writing
+            self.copies[effect.digest] = effect.num_bytes
+            self.writing.add(effect.digest)
+        elif isinstance(effect, msg.StopCopy):
+            self.copy_ends(effect.digest, msg.CANCELLED)
+        else:
+            job = self.prefetcher.jobs.get(effect.digest)
+            is_read = job is not None and job.from_disk and effect.digest in self.tasks
+            assert not is_read or effect.digest in self.changed, "dropped while it is read"
+            assert effect.digest not in self.writing
+            self.copies.pop(effect.digest, None)
+
+    def copy_ends(self, digest: str, code: str) -> None:
+        """Nothing writes any more; the outcome comes later."""
+        if digest not in self.writing:
+            return
+        self.writing.discard(digest)
+        num_bytes = self.copies[digest] if not code else self.copies.pop(digest)
+        self.later.append(msg.CopyEnded(digest=digest, num_bytes=num_bytes, code=code, message=code, seconds=0.1))
+
+    @rule(code=st.sampled_from(["", "", "no_space"]))
+    def copied(self, code: str) -> None:
+        for digest in sorted(self.writing):
+            self.copy_ends(digest, code)
+
+    @rule(name=names)
+    def copy_is_damaged(self, name: str) -> None:
+        """A fetch that reads the copy finds that, and goes on from the source."""
+        job = self.prefetcher.jobs.get(name)
+        if job is not None and job.from_disk and name in self.tasks:
+            job.from_disk = True
+            self.later.append(msg.CopyLost(name, "damaged"))
+
+    @rule(name=names)
+    def source_changes(self, name: str) -> None:
+        self.changed.add(name)
+        self.later.append(msg.RegionChanged(name))
 
     def end(self, digest: str, code: str, *, kept: bool) -> None:
         """A task is over; its outcome comes after the effects at hand, as over a queue."""
@@ -98,7 +156,10 @@ class Prefetching(RuleBasedStateMachine):
             first_byte=2 if ranged else 0,
             last_byte=5 if ranged else 0,
         )
-        self.give(an_event(command, issuer="placer-1", epoch=1))
+        event = an_event(command, issuer="placer-1", epoch=1)
+        if not ranged and (not instance_id or instance_id not in self.gone):
+            self.unanswered.add(name)
+        self.give(event)
 
     def running(self, index: int, has_memory: bool) -> str:
         """One of the running tasks, "" when there is none."""
@@ -118,7 +179,24 @@ class Prefetching(RuleBasedStateMachine):
             del self.tasks[name]
             if whole:
                 self.complete.add(name)
-            self.give(msg.FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
+            source, seconds = ("disk", 1.0) if job.from_disk else ("http", 9.0)
+            num_bytes = self.disk[name]
+            self.give(msg.FetchEnded(digest=name, num_bytes=num_bytes, whole=whole, source=source, seconds=seconds))
+
+    @rule(name=names)
+    def bring(self, name: str) -> None:
+        """A whole fetch without a hitch, and time for its copy to be written."""
+        self.receive()
+        self.ask(name, "", 0, ranged=False)
+        for _ in range(2):
+            for running, has_memory in list(self.tasks.items()):
+                if not has_memory:
+                    self.give(msg.FetchSized(running, 50))
+            for index in range(len(self.tasks)):
+                self.finish(index)
+        self.give(Tick())
+        self.copied("")
+        self.receive()
 
     @rule(index=indices, has_memory=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
     def fail(self, index: int, has_memory: bool, how: str) -> None:
@@ -155,6 +233,17 @@ class Prefetching(RuleBasedStateMachine):
         for digest, num_bytes in self.disk.items():
             entry = self.prefetcher.cache.entries.get(digest)
             assert entry is not None and entry.num_bytes >= num_bytes, f"{digest} takes bytes nobody counts"
+
+    @invariant()
+    def the_disk_is_counted_as_it_is(self) -> None:
+        tier = self.prefetcher.disk
+        assert tier.used_bytes <= DISK
+        assert self.copies.items() <= {digest: copy.num_bytes for digest, copy in tier.copies.items()}.items()
+        assert {digest for digest in tier.copies if tier.has(digest)} <= self.copies.keys()
+
+    @invariant()
+    def whoever_waits_for_an_answer_has_a_fetch(self) -> None:
+        assert self.unanswered <= self.prefetcher.jobs.keys()
 
     @invariant()
     def every_complete_region_is_known(self) -> None:

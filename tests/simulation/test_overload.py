@@ -102,6 +102,22 @@ def test_host_memory_is_shared_by_any_order(caching: str) -> None:
     assert world.results.bytes_fetched > world.nodes["v100-1"].prefetcher.cache.capacity_bytes
 
 
+def test_with_a_disk_for_all_weights_a_node_fetches_each_once() -> None:
+    fetched = []
+    for disk_bytes in ("0", "400GB"):
+        settings = ["seconds=300", "workload.rps=0.8", "workload.shares=power_law"]
+        settings += [f"servers.v100.disk_cache_bytes={disk_bytes}", "servers.v100.disk_bytes_per_s=6GB/s"]
+        scenario = load(SCENARIO, settings)
+        world = World(scenario.setup, scenario.arrivals(3), check=True)
+        world.run(300.0)
+        fetched.append(world.results.bytes_fetched)
+    least = sum(one.model.weights.num_bytes for one in scenario.setup.models)
+    assert fetched[0] > fetched[1] and fetched[1] <= least * len(world.nodes)
+    assert any(node.disk.num_bytes_read for node in world.nodes.values())
+    for node in world.nodes.values():
+        assert node.disk.copies.keys() <= node.prefetcher.disk.copies.keys()
+
+
 def test_orders_differ_and_a_run_repeats() -> None:
     chosen = {name: [record.chosen for record in run_cached(name)[1]] for name in ("lru", "mcache")}
     assert chosen["lru"] != chosen["mcache"]

@@ -165,7 +165,7 @@ class WeightsFetched:
     digest: str
     num_bytes: int
     seconds: float
-    source: str  # file | http | hf | s3 | gs | cache
+    source: str  # file | http | hf | s3 | gs | disk (the node's own copy) | cache (it was in host memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ from glowplug.controllers.port import Controller
 from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.controllers.predictor.reads import READS as PREDICTOR
 from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.controllers.prefetcher.reads import READS as PREFETCHER
+from glowplug.controllers.prefetcher.reads import reads_of as prefetcher_reads
 from glowplug.controllers.reads import Reads
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.reads import READS as ROUTER
@@ -145,6 +147,7 @@ class ControlPlane:
         self._reported_at = -math.inf
         self._report_due: Timer | None = None
         self._models = tuple(models)
+        self._prefetcher = prefetcher_reads(policies.caching, IMPORTANCE)
         self._add_services(policies, history or {})
 
     def _add_services(self, policies: PolicyNames, history: Mapping[str, Sequence[WindowTotals]]) -> None:
@@ -187,7 +190,7 @@ class ControlPlane:
     def add_node(self, node_id: str, make_agent: Make, make_prefetcher: Make, executor: Executor) -> None:
         """A node with its two services; their effects go to `executor`. Raises MissingExecutor."""
         self._add(node_id, make_agent, AGENT)
-        self._add(f"prefetcher-{node_id}", make_prefetcher, PREFETCHER)
+        self._add(f"prefetcher-{node_id}", make_prefetcher, self._prefetcher)
         for name in (node_id, f"prefetcher-{node_id}"):
             self._execute_by(name, executor)
         self._ticking[node_id] = False
@@ -405,7 +408,7 @@ class ControlPlane:
             return [payload.target]
         if isinstance(payload, PREFETCHER.commands):
             return [f"prefetcher-{payload.target}"]
-        if not isinstance(payload, PREFETCHER.facts):
+        if not isinstance(payload, (*self._prefetcher.facts, *self._prefetcher.telemetry)):
             return one_each
         instance = getattr(payload, "instance", None)
         nodes = self._ticking if instance is None else [instance.node_id] if instance.node_id in self._ticking else []

@@ -74,12 +74,15 @@ class ServerSetup:
     network_bytes_per_s: float = 2e9
     pcie_bytes_per_s: float = 32e9
     host_cache_bytes: int = 1024 * GB
+    disk_cache_bytes: int = 0  # of local disk behind host memory, for copies of weights; 0: none
+    disk_bytes_per_s: float = 2e9  # of that disk, shared by reads and writes
     weights_in_host: bool = False  # every model's weights lie in host memory from the start
     abilities: frozenset[str] = frozenset()  # "prewarm", "swap", "stages": of every engine; "vllm:swap": of that one
     start_cores: float = 0.0  # starts at once that do not slow each other, of engines that start by CPU; 0: none does
 
     def __post_init__(self) -> None:
-        check_bounds(self, above_0=("num_servers", "num_gpus", "gpu_bytes", "network_bytes_per_s", "pcie_bytes_per_s"))
+        rates = ("network_bytes_per_s", "pcie_bytes_per_s", "disk_bytes_per_s")
+        check_bounds(self, above_0=("num_servers", "num_gpus", "gpu_bytes", *rates))
         if self.num_servers * self.num_gpus > MAX_GPUS:
             raise OutOfBounds("num_gpus", f"{self.num_servers} x {self.num_gpus} GPUs are more than {MAX_GPUS}")
         if unknown := {one for one in self.abilities if one.rpartition(":")[2] not in ABILITIES}:

@@ -86,6 +86,11 @@ CACHE_BYTES = "glowplug_cache_bytes"  # node
 CACHE_HITS_TOTAL = "glowplug_cache_hits_total"  # node
 CACHE_MISSES_TOTAL = "glowplug_cache_misses_total"  # node
 CACHE_EVICTIONS_TOTAL = "glowplug_cache_evictions_total"  # node
+DISK_CAPACITY_BYTES = "glowplug_disk_capacity_bytes"  # node
+DISK_BYTES = "glowplug_disk_bytes"  # node
+DISK_WRITTEN_BYTES_TOTAL = "glowplug_disk_written_bytes_total"  # node
+DISK_EVICTIONS_TOTAL = "glowplug_disk_evictions_total"  # node
+DISK_FAILURES_TOTAL = "glowplug_disk_failures_total"  # node, code
 
 # Metrics: traces and pages (console)
 SPANS_RECEIVED_TOTAL = "glowplug_spans_received_total"

@@ -30,6 +30,7 @@ class FetchOptions:
     part_bytes: int = 16 << 20
     max_parts: int = 4
     max_attempts: int = 5
+    max_mismatches: int = 1  # so often what has another checksum is brought again
     backoff_first_s: float = 0.1
     backoff_cap_s: float = 5.0
     timeout_s: float = 3600.0
@@ -90,7 +91,7 @@ class Fetch:
             except ChecksumMismatch as error:
                 self.region.clear_bytes()
                 num_mismatches += 1
-                if num_mismatches > 1:
+                if num_mismatches > self._options.max_mismatches:
                     raise
                 log.warning("fetching once more: %s", error)
             except (SourceInterrupted, SourceChanged) as error:

@@ -54,6 +54,9 @@ class NodeFacts:
     warnings: tuple[str, ...] = ()
     cache_capacity_bytes: int | None = None
     cache_used_bytes: int = 0
+    disk_capacity_bytes: int = 0  # of the disk tier; 0: there is none
+    disk_used_bytes: int = 0
+    disk_trouble: str = ""  # why nothing is written there at present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,18 +214,24 @@ class _Asker:
         return sums
 
     async def node(self, agent_url: str, prefetcher_url: str) -> NodeFacts:
-        """What the agent says of engines and hardware, and the prefetcher of its free memory."""
-        engines, gpus, cache = await asyncio.gather(
+        """What the agent says of engines and hardware, and the prefetcher of host memory and disk."""
+        engines, gpus, cache, tiers = await asyncio.gather(
             self._json(f"{agent_url}/v1/engines"),
             self._json(f"{agent_url}/v1/gpus"),
             self._json(f"{prefetcher_url}/v1/cache"),
+            self._json(f"{prefetcher_url}/v1/tiers"),
         )
+        found = [tier for tier in (tiers or {}).get("tiers") or [] if tier["tier"] == "disk"]
+        disk: dict[str, Any] = found[0] if found else {}
         rows = [row for row in (engines or {}).get("data") or [] if "engine" in row and row.get("unavailable")]
         return NodeFacts(
             unavailable={row["engine"]: row["unavailable"] for row in rows},
             warnings=tuple((gpus or {}).get("warnings") or ()),
             cache_capacity_bytes=cache["capacity_bytes"] if cache else None,
             cache_used_bytes=cache["used_bytes"] if cache else 0,
+            disk_capacity_bytes=disk.get("capacity_bytes", 0),
+            disk_used_bytes=disk.get("used_bytes", 0),
+            disk_trouble=disk.get("reason", ""),
         )
 
     async def data_port(self) -> str:

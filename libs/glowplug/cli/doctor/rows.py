@@ -89,7 +89,12 @@ def _cache(facts: FleetFacts, node_id: str) -> Iterator[Finding]:
         do = "raise GLOWPLUG_HOST_CACHE_BYTES, or give GLOWPLUG_SHM_DIR a larger file system"
         yield _F.fail(f"{node_id} weights", says, do)
     else:
-        yield _F.ok(f"{node_id} weights", f"{show_bytes(said.cache_used_bytes)} of {capacity} in host memory")
+        disk = f", {show_bytes(said.disk_used_bytes)} of {show_bytes(said.disk_capacity_bytes)} on disk"
+        where = f"in host memory{disk if said.disk_capacity_bytes else ''}"
+        yield _F.ok(f"{node_id} weights", f"{show_bytes(said.cache_used_bytes)} of {capacity} {where}")
+    if said.disk_trouble:
+        do = "free space there, name another GLOWPLUG_DISK_CACHE_DIR, or set GLOWPLUG_DISK_CACHE_BYTES=0"
+        yield _F.warn(f"{node_id} disk", said.disk_trouble, do)
 
 
 def _instances(facts: FleetFacts) -> Iterator[Finding]:

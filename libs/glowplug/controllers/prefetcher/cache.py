@@ -17,6 +17,7 @@ from glowplug.policies.decisions import EvictDecision
 
 Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
 HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a replica of one lies on a GPU of the node
+OnDisk = Callable[[str], bool]  # digest -> whether a copy lies on the node's disk
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Cached:
     complete: bool
     last_used_at: float
     model_keys: set[str] = field(default_factory=set)
+    came_at: float = 0.0  # when its fetch ended
     stale: bool = False  # its source has changed; dropped as soon as nobody uses it
 
 
@@ -46,10 +48,16 @@ class HostCache:
     `order` learns of every use and of whoever leaves, and says who leaves first."""
 
     def __init__(
-        self, node_id: str, capacity_bytes: int, policy: str, order: Ordering, has_copy: HasCopy = lambda _: False
+        self,
+        node_id: str,
+        capacity_bytes: int,
+        policy: str,
+        order: Ordering,
+        has_copy: HasCopy = lambda _: False,
+        on_disk: OnDisk = lambda _: False,
     ) -> None:
         self.node_id, self.capacity_bytes = node_id, capacity_bytes
-        self._policy, self._order, self._has_copy = policy, order, has_copy
+        self._policy, self._order, self._has_copy, self._on_disk = policy, order, has_copy, on_disk
         self.entries: dict[str, Cached] = {}
 
     @property
@@ -106,7 +114,9 @@ class HostCache:
         """A fetch is over: what it keeps takes the place of what it had reserved."""
         known = self.entries.pop(digest, None)
         if num_bytes > 0:
-            self.entries[digest] = Cached(digest, num_bytes, complete, now_s, known.model_keys if known else set())
+            self.entries[digest] = Cached(
+                digest, num_bytes, complete, now_s, known.model_keys if known else set(), came_at=now_s
+            )
         self.never_came(digest)
 
     def shrink(self, held: Held, now_s: float) -> EvictDecision:
@@ -121,6 +131,16 @@ class HostCache:
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)
         return ordering.evict(self._order, residents, min(num_bytes, could), now_s)
+
+    def leaving(self, held: Held, now_s: float) -> frozenset[str]:
+        """Who leaves next, if weights as large as the largest here come in; nobody while so much is free."""
+        largest = max((c.num_bytes for c in self.entries.values()), default=0)
+        lacking = largest - (self.capacity_bytes - self.used_bytes)
+        if lacking <= 0:
+            return frozenset()
+        ordered = [resident for _, resident in self._order.order(self._residents(held), now_s)]
+        ordered.sort(key=lambda resident: bool(resident.held))  # what is in use leaves after what is not
+        return frozenset(resident.name for resident in ordering.first_enough(ordered, lacking))
 
     def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
         """Carry out a decision for the sake of `want`."""
@@ -163,7 +183,9 @@ class HostCache:
             entry = self.entries[digest]
             name = ", ".join(sorted(entry.model_keys)) or digest[:12]
             idle_s = max(0.0, now_s - entry.last_used_at)
-            leaving.append(f"the weights of {name} ({show_bytes(entry.num_bytes)}, last used {idle_s:.0f} s ago)")
+            stays = ", a copy stays on disk" if self._on_disk(digest) else ""
+            size = show_bytes(entry.num_bytes)
+            leaving.append(f"the weights of {name} ({size}, last used {idle_s:.0f} s ago{stays})")
         whom = f"for {want.model_key}, which lacks" if want else "since the cache holds too much by"
         where = f"leave the host memory of {self.node_id} {whom} {show_bytes(decision.need_bytes)}"
         return f"{listed(leaving)} {where}: {decision.reason}"
@@ -200,6 +222,10 @@ class FetchSeconds:
         self._params = params
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._pace: dict[str, float] = {}  # source -> seconds a byte
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self._pace)
 
     def measured(self, digest: str, num_bytes: int, seconds: float, source: str) -> None:
         """One whole fetch, from nothing. What took no time at all is no measurement."""

@@ -6,19 +6,24 @@
 What it is notified of
   - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of whoever sends them.
   - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
-  - By its shell: what lay in memory at the start (RegionsFound), how a fetch task goes (FetchSized, FetchProgressed,
-    FetchEnded), regions that are lost or whose source has changed, and a person's FetchAsked, which raises
-    InvalidModelFile, and DropAsked, which raises NotFound or Conflict.
+  - Telemetry: `router.load_reported`, where the policy `caching` orders by requests.
+  - By its shell: what lay in memory and on disk at the start (RegionsFound), how a fetch task goes (FetchSized,
+    FetchProgressed, FetchEnded), regions that are lost or whose source has changed, how copies on disk end (CopyEnded,
+    CopyLost, DiskFailed), and a person's FetchAsked, which raises InvalidModelFile, and DropAsked, which raises
+    NotFound or Conflict.
   - Ticks, on which waiting fetches are tried again and lost commands are made good.
 
 What it asks (messages.py: EFFECTS)
   - StartFetch, RaiseUrgency and StopFetch of a fetch task; GrantRoom once its bytes fit.
   - UseRegion, NameRegion, MarkFailed and DropRegion of the directory of a digest.
+  - WriteCopy, StopCopy and DropCopy of its copy on disk, where the node has a disk tier.
   - It publishes `weights.fetched`, `fetch_failed`, `progressed` and `evicted`, and records each eviction.
 
 What it promises
   - One fetch per digest however many ask, at most `max_fetches` at once, the most urgent first; a fetch that an
     instance waits for goes before all others.
+  - A fetch reads the node's own copy on disk where there is one, and the source where that fails. The disk tier never
+    takes more than `disk_bytes`; without it, or while it fails, everything else is as it would be.
   - Never more than `capacity_bytes` are granted. Bytes are granted only when they fit, after evicting (policy kind
     `caching`) what no instance uses. A fetch that waits for `room_wait_s` fails with `no_space`.
   - Weights that an instance of this node uses, or was to be started with in the last `hold_s`, stay.
@@ -31,7 +36,7 @@ What it never does
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, get_args
@@ -40,18 +45,23 @@ from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.controllers.prefetcher import messages as msg
+from glowplug.controllers.prefetcher.arrivals import Arrivals
 from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, HostCache
+from glowplug.controllers.prefetcher.disk import Copy, CopyState, DiskTier, MakeOrder
 from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.params import PrefetcherParams
+from glowplug.controllers.prefetcher.tiers import Move, Moves, PlacedWeights, Tier
 from glowplug.domain.errors import Conflict, InvalidModelFile, NoSpace, NotFound, WeightsUnavailable
-from glowplug.domain.model import WeightsRef
+from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import facts
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
-from glowplug.policies.caching.mcache_importance import CacheFacts
+from glowplug.policies.caching.mcache_importance import CacheFacts, request_counter
+from glowplug.policies.caching.ordering import Ordering
 from glowplug.policies.registry import choose
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
+DISK = Tier.DISK.value  # the source of a fetch that has read the node's own copy
 EVENTS_REMEMBERED = 4096
 
 
@@ -86,6 +96,7 @@ class FetchJob:
     num_bytes_done: int = 0
     is_counted: bool = False  # the cache's order knows of the miss
     is_resumed: bool = False  # some bytes were here before: its seconds are no measure of a whole fetch
+    from_disk: bool = False  # it reads the node's own copy
     is_squeezed: bool = False  # idle weights have left for it already because memory was fuller than it seemed
 
     @property
@@ -104,14 +115,16 @@ class PrefetcherController:
     def __init__(self, node_id: str, params: PrefetcherParams, *, digest_of: Callable[[WeightsRef], str]) -> None:
         self.node_id, self.params = node_id, params
         self._digest_of = digest_of
-        self.seconds = FetchSeconds()
-        worth = CacheFacts(
-            capacity_bytes=params.capacity_bytes, penalty_s=self.seconds.expected, importance=params.importance
-        )
-        order = choose("caching", params.caching)(worth)
+        self.seconds, self.moves = FetchSeconds(), Moves()
+        self.disk = DiskTier(node_id, params, self.seconds, self._make_order(params.disk_bytes))
+        order = self._make_order(params.capacity_bytes)(self.miss_s)
         self.holds = Holds(node_id, digest_of, params.hold_s)
-        self.cache = HostCache(node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy)
+        self.cache = HostCache(
+            node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy, self.disk.has
+        )
         self.jobs: dict[str, FetchJob] = {}
+        self._arrivals = Arrivals()
+        self._counters = [one for one in map(request_counter, (order, self.disk.order)) if one is not None]
         self._fence = Fence()
         self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)  # ids of commands, which may come twice
         self._failed: dict[str, None] = {}  # instances whose weights could not be had; insertion-ordered, bounded
@@ -121,6 +134,7 @@ class PrefetcherController:
             **dict.fromkeys(get_args(facts.InstanceChange), self._on_instance),
             facts.ModelDeployed: self._on_deployed,
             facts.ModelUndeployed: self._on_undeployed,
+            facts.RouterLoadReported: self._on_load,
             FetchWeights: self._on_command,
             DropWeights: self._on_command,
             msg.FetchSized: self._on_sized,
@@ -130,8 +144,55 @@ class PrefetcherController:
             msg.RegionLost: self._on_lost,
             msg.RegionChanged: self._on_changed,
             msg.FetchAsked: self._on_fetch_asked,
+            msg.CopyEnded: self._on_copy_ended,
+            msg.CopyLost: self._on_copy_lost,
+            msg.DiskFailed: self._on_disk_failed,
             msg.DropAsked: self._on_drop_asked,
         }
+
+    def _make_order(self, capacity_bytes: int) -> MakeOrder:
+        """The policy `caching` over a tier of this size, once for each: both go by the same uses and requests."""
+        policy, importance = choose("caching", self.params.caching), self.params.importance
+
+        def make(penalty_s: Callable[[str, int], float]) -> Ordering:
+            made: Ordering = policy(
+                CacheFacts(capacity_bytes=max(1, capacity_bytes), penalty_s=penalty_s, importance=importance)
+            )
+            return made
+
+        return make
+
+    def miss_s(self, digest: str, num_bytes: int) -> float:
+        """Seconds to bring weights into host memory again from the nearest tier below it."""
+        fetch_s = self.seconds.expected(digest, num_bytes)
+        return min(fetch_s, self.disk.read_s(digest, num_bytes)) if self.disk.has(digest) else fetch_s
+
+    def placed(self) -> list[PlacedWeights]:
+        """Where the weights of every model lie, and those of no model that is known, by digest."""
+        models = self.holds.models_by_digest()
+        digests = models.keys() | self.cache.entries.keys() | self.disk.copies.keys()
+        return [self._placed(digest, models.get(digest, ())) for digest in sorted(digests)]
+
+    def _placed(self, digest: str, models: Sequence[Model]) -> PlacedWeights:
+        entry, copy = self.cache.entries.get(digest), self.disk.copies.get(digest)
+        keys = {model.key for model in models}
+        keys |= (entry.model_keys if entry else set()) | (copy.model_keys if copy else set())
+        is_here, is_on_disk = entry is not None and entry.complete, self.disk.has(digest)
+        found = (*((Tier.MEMORY,) if is_here else ()), *((Tier.DISK,) if is_on_disk else ()))
+        known = entry.num_bytes if entry is not None and is_here else copy.num_bytes if copy is not None else 0
+        num_bytes = known or max((model.fetch_bytes for model in models), default=0)
+        seconds = {Tier.REMOTE.value: self.seconds.expected(digest, num_bytes)}
+        if is_on_disk:
+            seconds[Tier.DISK.value] = self.disk.read_s(digest, num_bytes)
+        return PlacedWeights(
+            digest=digest,
+            model_keys=tuple(sorted(keys)),
+            num_bytes=num_bytes,
+            tiers=found or (Tier.REMOTE,),
+            expected_s=seconds if num_bytes else {},
+            moves=self.moves.of(digest),
+            why_not_on_disk="" if copy is not None or not is_here else self.disk.why_not(digest, num_bytes),
+        )
 
     def held(self, digest: str, now_s: float) -> str:
         """Why the region may not leave; "" when it may."""
@@ -158,8 +219,10 @@ class PrefetcherController:
 
     def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
         self.holds.expire(now_s)
+        self._arrivals.expire(now_s)
         first = [*self._drop_stale(now_s), *self._heal(now_s)]
-        return [*first, *self._shrink(now_s), *self._settle_waiting(now_s), *self._start_next(now_s)]
+        rest = [*self._shrink(now_s), *self._settle_waiting(now_s), *self._start_next(now_s)]
+        return [*first, *rest, *self.disk.shrink(self._read_now, now_s), *self._write_copy(now_s)]
 
     def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
         instance = event.data.instance
@@ -174,6 +237,14 @@ class PrefetcherController:
 
     def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
         self.holds.forget_model(event.data.model_key)
+        return []
+
+    def _on_load(self, event: Event, now_s: float) -> list[Effect]:
+        """The requests that have come since the router's report before, for an order that goes by them."""
+        for model_key, num_requests in self._arrivals.take(event.data, now_s).items() if self._counters else ():
+            digest = self.holds.digest_of_model(model_key)
+            for counter in self._counters if digest else ():
+                counter.requested(digest, num_requests, now_s)
         return []
 
     def _on_command(self, event: Event, now_s: float) -> list[Effect]:
@@ -224,12 +295,14 @@ class PrefetcherController:
             job.wants.append(want)
             if job.is_counted:
                 self.cache.used(digest, job.num_bytes, now_s, hit=True)
+                self.disk.used(digest, job.num_bytes, now_s, want.model_key)
             return [msg.RaiseUrgency(digest, want.urgency)] if raised and job.stage is not Stage.QUEUED else []
         entry = self.cache.entries.get(digest)
         if entry is not None and entry.complete:
             entry.last_used_at = now_s
             entry.model_keys.add(want.model_key)
             self.cache.used(digest, entry.num_bytes, now_s, hit=True)
+            self.disk.used(digest, entry.num_bytes, now_s, want.model_key)
             hit = {"num_bytes": entry.num_bytes, "seconds": 0.0, "source": "cache"}
             return [msg.UseRegion(digest, want), self._fact(facts.WeightsFetched, digest, want, **hit)]
         if len(self.jobs) >= self.params.max_queue:
@@ -249,6 +322,7 @@ class PrefetcherController:
             first = max(job.wants, key=lambda w: w.urgency)
             job.stage, job.started_at = Stage.SIZING, now_s
             job.first_byte, job.last_byte = first.first_byte, first.last_byte
+            job.from_disk = self.disk.has(job.digest)
             effects.append(
                 msg.StartFetch(
                     digest=job.digest,
@@ -258,6 +332,7 @@ class PrefetcherController:
                     first_byte=job.first_byte,
                     last_byte=job.last_byte,
                     cause=first.cause,
+                    from_disk=job.from_disk,
                 )
             )
 
@@ -270,8 +345,9 @@ class PrefetcherController:
         job.stage, job.num_bytes, job.asks = Stage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
         if not job.is_counted:  # before anybody is chosen for it: ARC learns from the miss first
             job.is_counted = True
-            for at in range(len(job.wants)):
+            for at, want in enumerate(job.wants):
                 self.cache.used(job.digest, sized.num_bytes, now_s, hit=at > 0)
+                self.disk.used(job.digest, sized.num_bytes, now_s, want.model_key)
         return self._make_space(job, now_s)
 
     def _settle_waiting(self, now_s: float) -> list[Effect]:
@@ -289,7 +365,7 @@ class PrefetcherController:
             waited = now_s - job.asks.asked_at >= self.params.room_wait_s
             return self._give_up(job, fit.why) if fit.never or waited else []
         job.asks, job.stage = None, Stage.MOVING
-        effects = self.cache.evict(fit.decision, job.wants[0], now_s)
+        effects = self._leaving(self.cache.evict(fit.decision, job.wants[0], now_s))
         self.cache.reserve(job.digest, fit.num_bytes, {w.model_key for w in job.wants}, now_s)
         return [*effects, msg.GrantRoom(job.digest, fit.num_bytes)]
 
@@ -309,10 +385,55 @@ class PrefetcherController:
         if decision.victims:
             job.stage, job.is_counted = Stage.QUEUED, False
             self.jobs[job.digest] = job
-        return self.cache.evict(decision, job.wants[0], now_s)
+        return self._leaving(self.cache.evict(decision, job.wants[0], now_s))
 
     def _shrink(self, now_s: float) -> list[Effect]:
-        return self.cache.evict(self.cache.shrink(lambda digest: self.held(digest, now_s), now_s), None, now_s)
+        decision = self.cache.shrink(lambda digest: self.held(digest, now_s), now_s)
+        return self._leaving(self.cache.evict(decision, None, now_s))
+
+    # disk
+
+    def _leaving(self, effects: list[Effect]) -> list[Effect]:
+        """Weights that leave host memory while they are copied to disk: the copy is given up before."""
+        found: list[Effect] = []
+        for effect in effects:
+            found += self.disk.stop(effect.digest) if isinstance(effect, msg.DropRegion) else []
+            found.append(effect)
+        return found
+
+    def _read_now(self, digest: str) -> str:
+        """Why a copy may not leave the disk; "" when it may."""
+        job = self.jobs.get(digest)
+        return "it is being read" if job is not None and job.from_disk else ""
+
+    def _write_copy(self, now_s: float) -> list[Effect]:
+        """Copies are written while none is read."""
+        if any(job.from_disk for job in self.jobs.values()):
+            return []
+        return self.disk.write_next(
+            self.cache.entries,
+            lambda: self.cache.leaving(lambda digest: self.held(digest, now_s), now_s),
+            self._read_now,
+            now_s,
+        )
+
+    def _on_copy_ended(self, end: msg.CopyEnded, now_s: float) -> list[Effect]:
+        effects = self.disk.wrote(end, now_s)
+        if self.disk.has(end.digest):
+            self._moved(end.digest, Tier.MEMORY, Tier.DISK, end.num_bytes, end.seconds, now_s)
+        return [*effects, *self._write_copy(now_s)]
+
+    def _on_copy_lost(self, lost: msg.CopyLost, now_s: float) -> list[Effect]:
+        if (job := self.jobs.get(lost.digest)) is not None:
+            job.from_disk = False
+        return self.disk.drop(lost.digest)
+
+    def _on_disk_failed(self, failed: msg.DiskFailed, now_s: float) -> list[Effect]:
+        self.disk.failed(failed.message, now_s)
+        return []
+
+    def _moved(self, digest: str, source: Tier, target: Tier, num_bytes: int, seconds: float, now_s: float) -> None:
+        self.moves.add(digest, Move(source=source, target=target, num_bytes=num_bytes, seconds=seconds, ended_at=now_s))
 
     # ends
 
@@ -331,7 +452,7 @@ class PrefetcherController:
         self.cache.settle(end.digest, end.num_bytes, end.whole, now_s)
         if end.whole:
             if not job.is_resumed:
-                self.seconds.measured(end.digest, end.num_bytes, end.seconds, end.source)
+                self._measured(msg.Measured(end.digest, end.num_bytes, end.seconds, end.source), now_s)
             effects = self._answer(job, end)
         elif end.code == NoSpace.code and (freed := self._squeeze(job, now_s)):
             effects = freed
@@ -340,6 +461,15 @@ class PrefetcherController:
         else:
             effects = self._after_part(job, end)
         return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
+
+    def _measured(self, whole: msg.Measured, now_s: float) -> None:
+        """A whole fetch, from disk or from a source."""
+        source = Tier.DISK if whole.source == DISK else Tier.REMOTE
+        if source is Tier.DISK:
+            self.disk.was_read(whole.digest, whole.num_bytes, whole.seconds)
+        else:
+            self.seconds.measured(whole.digest, whole.num_bytes, whole.seconds, whole.source)
+        self._moved(whole.digest, source, Tier.MEMORY, whole.num_bytes, whole.seconds, now_s)
 
     def _answer(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
@@ -384,13 +514,14 @@ class PrefetcherController:
                 self.cache.remove(digest)
                 return effects
             job.stage = Stage.STOPPING
-            return [msg.StopFetch(digest), *effects]
-        if digest not in self.cache.entries or self.held(digest, now_s):
+            return [msg.StopFetch(digest), *self.disk.drop(digest), *effects]
+        if self.held(digest, now_s):
             return []  # in use
-        entry = self.cache.remove(digest)
-        assert entry is not None
+        effects = self.disk.drop(digest)
+        if (entry := self.cache.remove(digest)) is None:
+            return effects
         fact = facts.WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=entry.num_bytes, reason=reason)
-        return [msg.DropRegion(digest), Publish(fact, cause), *self._settle_waiting(now_s)]
+        return [*effects, msg.DropRegion(digest), Publish(fact, cause), *self._settle_waiting(now_s)]
 
     def _on_lost(self, lost: msg.RegionLost, now_s: float) -> list[Effect]:
         self.cache.remove(lost.digest)
@@ -399,7 +530,7 @@ class PrefetcherController:
     def _on_changed(self, changed: msg.RegionChanged, now_s: float) -> list[Effect]:
         if (entry := self.cache.entries.get(changed.digest)) is not None:
             entry.stale = True
-        return self._drop_stale(now_s)
+        return [*self.disk.drop(changed.digest), *self._drop_stale(now_s)]
 
     def _drop_stale(self, now_s: float) -> list[Effect]:
         stale = [c.digest for c in self.cache.entries.values() if c.stale]
@@ -411,7 +542,7 @@ class PrefetcherController:
         return self._take(want, self._digest_of(asked.weights), now_s)
 
     def _on_drop_asked(self, asked: msg.DropAsked, now_s: float) -> list[Effect]:
-        if asked.digest not in self.cache.entries and asked.digest not in self.jobs:
+        if all(asked.digest not in known for known in (self.cache.entries, self.jobs, self.disk.copies)):
             raise NotFound(f"no weights {asked.digest} on {self.node_id}")
         if asked.digest not in self.jobs and (why := self.held(asked.digest, now_s)):
             raise Conflict(f"weights {asked.digest} are in use: {why}")
@@ -423,6 +554,11 @@ class PrefetcherController:
         for entry in sorted(entries, key=lambda c: (c.last_used_at, c.digest)):
             if entry.digest not in self.jobs:
                 self.cache.adopt(entry)
+        for copy in sorted(found.on_disk, key=lambda c: (c.last_used_at, c.digest)):
+            whole = Copy(copy.digest, copy.num_bytes, CopyState.WHOLE, copy.last_used_at, set(copy.model_keys))
+            self.disk.adopt(whole)
+        for measured in found.measured:
+            self._measured(measured, now_s)
         self._failed |= dict.fromkeys(found.failed)
         return []  # a lowered capacity is enforced by the next tick, when the instances are known
 

@@ -50,7 +50,7 @@ class Holds:
         user = self._users.get(key) or _User()
         if user.instance and user.instance.revision > instance.revision:
             return ""
-        digest = user.digest or self._models.get(instance.model_key, (None, ""))[1]
+        digest = user.digest or self.digest_of_model(instance.model_key)
         if instance.state.is_gone:
             self._forget(key)
             return digest
@@ -90,6 +90,17 @@ class Holds:
     def forget_model(self, model_key: str) -> None:
         """It is undeployed."""
         self._models.pop(model_key, None)
+
+    def digest_of_model(self, model_key: str) -> str:
+        """The weights of a model; "" where it is not known."""
+        return self._models.get(model_key, (None, ""))[1]
+
+    def models_by_digest(self) -> dict[str, list[Model]]:
+        """The models that are known, by their weights."""
+        found: dict[str, list[Model]] = {}
+        for model, digest in self._models.values():
+            found.setdefault(digest, []).append(model)
+        return found
 
     def is_gone(self, instance_id: str) -> bool:
         """Whether that instance was here and has ended."""

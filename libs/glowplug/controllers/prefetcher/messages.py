@@ -61,13 +61,25 @@ class FetchEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What one whole fetch took, from `source` ("disk": from the node's own copy)."""
+
+    digest: str
+    num_bytes: int
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class RegionsFound:
     """What lay in host memory when the process started. `partial`: (digest, allocated bytes, changed_at);
-    `failed`: instances whose fetch had failed by then."""
+    `failed`: instances whose fetch had failed by then; `on_disk`: whole copies; `measured`: what their fetches took."""
 
     complete: tuple[CachedWeights, ...]
     partial: tuple[tuple[str, int, float], ...] = ()
     failed: tuple[str, ...] = ()
+    on_disk: tuple[CachedWeights, ...] = ()
+    measured: tuple[Measured, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,35 @@ class RegionChanged:
     """The source of complete weights holds other bytes by now (only asked where no checksum pins them)."""
 
     digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyEnded:
+    """The task that writes a copy to disk is over. `code` is "" on success; `is_needless` where no copy of these
+    weights is of use (their source is the same disk), so that it is not tried again."""
+
+    digest: str
+    num_bytes: int = 0
+    code: str = ""
+    message: str = ""
+    seconds: float = 0.0
+    is_needless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLost:
+    """A copy on disk cannot be used: unreadable, damaged, or of a source that holds other bytes by now. The fetch that
+    found it goes on from the source."""
+
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFailed:
+    """The disk does not do what it is asked, whatever the copy."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +158,7 @@ class StartFetch:
     first_byte: int
     last_byte: int
     cause: Event | None
+    from_disk: bool = False  # a whole copy lies there: it is read first, and the source only where that fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +217,29 @@ class DropRegion:
     evicted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class WriteCopy:
+    """Write the weights of a whole region to disk, as a task; it answers with CopyEnded."""
+
+    digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopCopy:
+    """Give up writing; the task answers with CopyEnded(code=CANCELLED)."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropCopy:
+    """Remove a copy from disk. `evicted` when other copies need its bytes."""
+
+    digest: str
+    evicted: bool = False
+
+
 EFFECTS: tuple[type, ...] = (
     StartFetch,
     GrantRoom,
@@ -184,4 +249,7 @@ EFFECTS: tuple[type, ...] = (
     NameRegion,
     MarkFailed,
     DropRegion,
+    WriteCopy,
+    StopCopy,
+    DropCopy,
 )

@@ -9,11 +9,21 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events import commands, facts
+from glowplug.policies.caching.mcache_importance import CacheFacts, ImportanceParams, request_counter
+from glowplug.policies.registry import choose
 
 READS: Final = Reads(
     service="prefetcher",
     tables={"models": Model, "instances": Instance, LEADERS: Leader},
     facts=(*get_args(facts.InstanceChange), facts.ModelDeployed, facts.ModelUndeployed),
+    telemetry_if_asked=(facts.RouterLoadReported,),
     commands=(commands.FetchWeights, commands.DropWeights),
     effects=EFFECTS,
 )
+
+
+def reads_of(caching: str, importance: ImportanceParams) -> Reads:
+    """What it reads under this policy: the routers' loads only for one that orders by requests. Raises BadRequest for a
+    name that the policy kind `caching` does not have."""
+    worth = CacheFacts(capacity_bytes=1, penalty_s=lambda name, num_bytes: 0.0, importance=importance)
+    return READS.asked(request_counter(choose("caching", caching)(worth)) is not None)

@@ -12,10 +12,14 @@ Departures:
   half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model asked for once has the
   rate of one request per half-life, so that it is worth something; it is always let in, since it must be loaded to run.
 - The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
-  prewarmed, so the rate is that of starts: weights are worth what a start is, not what its requests are. (Telling every
-  node of every request would cost the bus more than the hits save. M1 and M2 of bench/papers ask for each request.)
-- The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here it is a node's host memory, and a
-  miss is a fetch over the network: what stays on GPUs is decided by the kinds "eviction" and "prewarming".
+  prewarmed, so requests are counted beside it (`requested`), from what routers report of their arrivals. They count
+  from when the weights were first asked for on this node, which itself is worth one request until the first comes: what
+  is brought in ahead of demand is worth something. With `counts=uses` each use counts as one request: the paper's
+  cache, which M1 and M2 of bench/papers have, and the rate of starts where a node is not to read the reports.
+- The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here there are two tiers, a node's host
+  memory and its disk: a miss of the first costs a read of the disk where they lie there, else a fetch, and a miss of
+  the second what a fetch costs more than that read. What stays on GPUs is decided by the kinds "eviction" and
+  "prewarming".
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).
@@ -27,6 +31,7 @@ Departures:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from glowplug.policies.caching.ordering import Ordering, Resident
 
@@ -38,6 +43,7 @@ class ImportanceParams:
     renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
     b0: float = 1.0
     max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
+    counts: Literal["uses", "requests"] = "uses"  # what the rate is made of
     copied_ratio: float = 1.0  # how much of its worth a model keeps in host memory while a replica of it lies on a GPU
 
 
@@ -56,6 +62,7 @@ class _Rate:
 
     weights: tuple[float, ...]
     since_s: float
+    is_floor: bool = False  # asked for, and no request counted yet
 
 
 class Importance:
@@ -73,10 +80,28 @@ class Importance:
         self._scores: dict[str, float] = {}
         self._scored_at = -math.inf
 
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the rate is that of requests, which `requested` has to be notified of."""
+        return self._params.counts == "requests"
+
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
+        if not self.counts_requests:
+            self._count(name, 1, now_s)
+        elif name not in self._rates:
+            self._count(name, 1, now_s, is_floor=True)
+
+    def requested(self, name: str, num_requests: int, now_s: float) -> None:
+        """So many requests have come for models with these weights. Those of weights that were never asked for here are
+        not counted: with many nodes and models most are of no use to a node."""
+        if name in self._rates:
+            self._count(name, num_requests, now_s)
+
+    def _count(self, name: str, num: int, now_s: float, *, is_floor: bool = False) -> None:
         rate = self._rates.pop(name, None)
-        decayed = self._decayed(rate, now_s) if rate is not None else (0.0,) * len(self._half_lives_s)
-        self._rates[name] = _Rate(tuple(weight + 1.0 for weight in decayed), now_s)  # ordered by last use
+        is_new = rate is None or rate.is_floor  # a request takes the place of the floor
+        decayed = (0.0,) * len(self._half_lives_s) if rate is None or is_new else self._decayed(rate, now_s)
+        self._rates[name] = _Rate(tuple(weight + num for weight in decayed), now_s, is_floor)  # ordered by last use
         while len(self._rates) > self._params.max_names:
             del self._rates[next(iter(self._rates))]
 
@@ -124,6 +149,11 @@ def ranks(sorted_utilities: Sequence[float], b0: float = 1.0) -> list[float]:
             below = at
         out.append(math.log(below + b0))
     return out
+
+
+def request_counter(order: Ordering) -> Importance | None:
+    """`order`, where it is to be notified of requests."""
+    return order if isinstance(order, Importance) and order.counts_requests else None
 
 
 def mcache(cache: CacheFacts) -> Ordering:

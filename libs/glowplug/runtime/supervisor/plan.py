@@ -38,6 +38,7 @@ GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
 
 LOOPBACK = "127.0.0.1"
 HOST_CACHE_BYTES = 1 << 30  # per node, for weights in host memory
+DISK_CACHE_BYTES = 4 << 30  # per node, for copies of weights below the state directory: docs/howto/weights.md says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def service_environment(plan: Plan, secrets: Secrets, *, models_dir: Path, shm_d
         "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),
     }
     env.setdefault("GLOWPLUG_HOST_CACHE_BYTES", str(HOST_CACHE_BYTES))
+    env.setdefault("GLOWPLUG_DISK_CACHE_BYTES", str(DISK_CACHE_BYTES))
     env.setdefault("GLOWPLUG_WARM_ENGINES", settings.engine)
     if settings.engine == "emulated":
         env.setdefault("GLOWPLUG_GPU_KIND", "emulated")

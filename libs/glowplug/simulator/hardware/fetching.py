@@ -5,9 +5,11 @@ from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.controllers.prefetcher import messages as pw
+from glowplug.controllers.prefetcher.controller import DISK
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
+from glowplug.simulator.hardware.disk import Disk
 from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.hardware.server import Server
 from glowplug.simulator.links import Transfer
@@ -20,8 +22,8 @@ class Fetching:
     """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest.
     Fetches of `corrupt` digests fail. `changed()` is called when host memory holds something else than before."""
 
-    def __init__(self, node: Server, changed: Callable[[], None]) -> None:
-        self.node, self.run, self._changed = node, node.run, changed
+    def __init__(self, node: Server, disk: Disk, changed: Callable[[], None]) -> None:
+        self.node, self.run, self._disk, self._changed = node, node.run, disk, changed
         self.regions: dict[str, CachedWeights] = {}
         self.corrupt: set[str] = set()
         self._failed: dict[str, pw.MarkFailed] = {}  # by instance_id, of instances that do not wait yet
@@ -126,7 +128,7 @@ class Fetching:
         transfer = self.run.links.start(
             f"fetch {fetch.digest}",
             num_bytes,
-            (self.node.network,),
+            (self._disk.link if fetch.from_disk else self.node.network,),
             lambda: self._fetched(fetch, num_bytes, began),
             priority=0 if fetch.urgency > 0 else 1,
         )
@@ -136,8 +138,11 @@ class Fetching:
         digest = fetch.digest
         del self._fetches[digest]
         seconds = self.run.kernel.now_s - began
-        self.run.results.bytes_fetched += num_moved
-        self.run.results.fetch_seconds += seconds
+        if fetch.from_disk:
+            self._disk.num_bytes_read += num_moved
+        else:
+            self.run.results.bytes_fetched += num_moved
+            self.run.results.fetch_seconds += seconds
         if digest in self.corrupt:
             ended = pw.FetchEnded(digest=digest, num_bytes=0, code="weights_corrupt", message="sha256 differs")
             self.node.tell_prefetcher(ended)
@@ -150,7 +155,8 @@ class Fetching:
             self._parts.pop(digest, None)
         else:
             self._parts[digest] = parts
-        ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source="sim")
+        source = DISK if fetch.from_disk else "sim"
+        ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source=source)
         self.node.tell_prefetcher(ended)
         asked = fetch.cause.data if fetch.cause is not None else None
         self._arrived(digest, asked.instance_id if isinstance(asked, FetchWeights) else "")

@@ -12,6 +12,7 @@ from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.expect import STREAMS
+from glowplug.simulator.hardware.disk import Disk
 from glowplug.simulator.hardware.dormancy import Dormancy
 from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.pipeline import Pipelines
@@ -37,7 +38,8 @@ class SimNode(Server):
             hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
             hardware.Link(link_id=f"{self.node_id}/pcie", bytes_per_s=self.server.pcie_bytes_per_s),
         )
-        self.fetching = Fetching(self, self.look_around)
+        self.disk = Disk(self)
+        self.fetching = Fetching(self, self.disk, self.look_around)
         self.starting = Starting(self, self.fetching)
         self.dormancy = Dormancy(self, self.fetching, self.starting)
         self.pipelines = Pipelines(self, self.fetching)
@@ -45,6 +47,7 @@ class SimNode(Server):
             **dict.fromkeys(UNHEEDED, lambda effect: None),
             aw.Remember: self._remember,
             **self.fetching.handlers,
+            **self.disk.handlers,
             **self.starting.handlers,
             **self.dormancy.handlers,
             **self.pipelines.handlers,
@@ -81,8 +84,13 @@ class SimNode(Server):
         if self.server.weights_in_host:
             for one in self.run.setup.models:
                 self.fetching.keep(digest_of(one.model.weights), one.model.weights.num_bytes)
-        self.tell_prefetcher(pw.RegionsFound(tuple(self.fetching.regions.values())))
+        self._find_weights()
         self.look_around()
+
+    def _find_weights(self) -> None:
+        """What the prefetcher finds when it comes up."""
+        regions, copies = tuple(self.fetching.regions.values()), tuple(self.disk.copies.values())
+        self.tell_prefetcher(pw.RegionsFound(regions, on_disk=copies))
 
     def restarted(self, name: str) -> None:
         """One of the two has begun anew. Engines live on; fetches have ended with the process that ran them."""
@@ -91,7 +99,8 @@ class SimNode(Server):
             self.tell_agent(aw.Recalled(frozenset(self.engines)))
         else:
             self.fetching.stop_all()
-            self.tell_prefetcher(pw.RegionsFound(tuple(self.fetching.regions.values())))
+            self.disk.stop_all()
+            self._find_weights()
         self.look_around()
 
     def look_around(self) -> None:
@@ -116,5 +125,8 @@ class SimNode(Server):
 def prefetcher_params(setup: Setup, server: ServerSetup) -> PrefetcherParams:
     """The bounds of the prefetcher of one node."""
     return PrefetcherParams(
-        capacity_bytes=server.host_cache_bytes, caching=setup.policies.caching, heal_s=setup.params.heal_s
+        capacity_bytes=server.host_cache_bytes,
+        caching=setup.policies.caching,
+        heal_s=setup.params.heal_s,
+        disk_bytes=server.disk_cache_bytes,
     )

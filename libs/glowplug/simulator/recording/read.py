@@ -188,7 +188,7 @@ def _take(recording: Recording, row: Mapping[str, Any]) -> None:
         if kind == "instance.ready":
             recording.num_starts += 1
             recording.kv_tokens[data["instance"]["model_key"]] = data["instance"].get("kv_tokens") or 0
-    elif kind == "weights.fetched" and data.get("source") != "cache":
+    elif kind == "weights.fetched" and data.get("source") not in ("cache", "disk"):
         recording.bytes_fetched += data["num_bytes"]
         recording.rates.append(data["num_bytes"] / max(data["seconds"], 1e-3))
     elif kind == "decision.made":

@@ -202,6 +202,12 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
             WARN,
             "too much",
         ),
+        (
+            having(nodes={"node-1": NodeFacts(cache_capacity_bytes=1 << 30, disk_trouble="the disk at /d is full")}),
+            "node-1 disk",
+            WARN,
+            "/d is full",
+        ),
         (having(file_errors={"a.yaml": "kv_bites"}), "model files", FAIL, "a.yaml is not in force: kv_bites"),
         (having(missing_files={"/a.yaml": "is gone"}), "model files", WARN, "is gone"),
         (having(models=()), "models", WARN, "none is deployed"),

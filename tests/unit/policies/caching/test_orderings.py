@@ -125,6 +125,25 @@ def test_utility_is_penalty_per_byte_and_rate():
     assert order(memory, ["slow", "fast"]) == ["fast", "slow"]
 
 
+def test_the_rate_is_that_of_requests_where_they_are_counted():
+    """Section 4.3.2: the invocation history. Uses count until the first request: what is new is worth one."""
+    params = ImportanceParams(half_life_s=100.0, spread=1.0, counts="requests")
+    memory = Importance(lambda name, size: 1.0, params)
+    per_request = math.log(2) / 100
+    for _ in range(5):
+        memory.used("started", 10, 0.0, hit=True)
+    assert memory.rate_per_s("started", 0.0) == pytest.approx(per_request)
+    memory.requested("started", 3, 0.0)
+    assert memory.rate_per_s("started", 0.0) == pytest.approx(3 * per_request), "the floor is no request"
+    memory.used("started", 10, 100.0, hit=False)
+    assert memory.rate_per_s("started", 100.0) == pytest.approx(1.5 * per_request)
+    memory.requested("hot", 4, 100.0)
+    assert memory.rate_per_s("hot", 100.0) == 0.0, "it was never here"
+    memory.used("hot", 10, 100.0, hit=False)
+    memory.requested("hot", 4, 100.0)
+    assert order(memory, ["hot", "started"]) == ["started", "hot"]
+
+
 def test_weights_with_a_copy_on_a_gpu_are_worth_less_where_that_is_asked_for():
     """Ours (ADR 0015): a miss of them costs only once the replica has gone; the paper's worth knows no GPUs."""
     for ratio, first in ((0.1, "copied"), (1.0, "alone")):

@@ -1,0 +1,284 @@
+"""The bytes of one node's disk that weights may take, behind its host memory: which copies are written, which leave.
+
+A copy is written ahead, in the background, while its weights still lie in host memory: when they leave it, nothing has
+to be waited for. It is written where that saves something: where reading it takes clearly less than fetching the
+weights again, both as measured. The policy `caching` orders copies as it orders host memory; for mCache (Eq. 1) the
+penalty of a miss is what a fetch takes longer than a read.
+
+Both tiers together hold as much as they can: where the disk is full, copies of weights that stay in host memory give
+way to those that have left it or leave it next.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from glowplug.controllers.effects import Effect, Record
+from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, Held
+from glowplug.controllers.prefetcher.messages import CANCELLED, CopyEnded, DropCopy, StopCopy, WriteCopy
+from glowplug.controllers.prefetcher.params import PrefetcherParams
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.phrasing import listed
+from glowplug.domain.units import show_bytes
+from glowplug.policies.caching import ordering
+from glowplug.policies.caching.mcache_importance import Importance
+from glowplug.policies.caching.ordering import Ordering, Resident
+from glowplug.policies.decisions import EvictDecision
+
+MakeOrder = Callable[[Callable[[str, int], float]], Ordering]  # of what a miss costs: (digest, bytes) -> seconds
+REFUSED_REMEMBERED = 4096
+
+
+class CopyState(StrEnum):
+    WRITING = "writing"  # its bytes are promised to it
+    WHOLE = "whole"  # it may be read
+    STOPPING = "stopping"  # it is being given up
+
+
+@dataclass(slots=True)
+class Copy:
+    """Weights on disk."""
+
+    digest: str
+    num_bytes: int
+    state: CopyState
+    last_used_at: float
+    model_keys: set[str] = field(default_factory=set)
+
+
+class DiskTier:
+    """Never promises more than `capacity_bytes`; 0 is no tier at all. One copy is written at a time.
+
+    `trouble` says why nothing is written at present: the disk is full, or fails. It is tried again after a while."""
+
+    def __init__(self, node_id: str, params: PrefetcherParams, fetches: FetchSeconds, make_order: MakeOrder) -> None:
+        self.node_id, self.capacity_bytes, self._params = node_id, params.disk_bytes, params
+        self.copies: dict[str, Copy] = {}
+        self.trouble = params.disk_trouble
+        self._fetches = fetches
+        self._reads, self._writes = FetchSeconds(params.disk_seconds), FetchSeconds(params.disk_seconds)
+        self._order = make_order(self.saved_s)
+        self._refused: dict[str, str] = {}  # digest -> why the shell writes no copy of it
+        self._again_at = 0.0
+
+    @property
+    def order(self) -> Ordering:
+        """Which copies leave first."""
+        return self._order
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(copy.num_bytes for copy in self.copies.values())
+
+    def has(self, digest: str) -> bool:
+        """Whether a fetch may read it here."""
+        copy = self.copies.get(digest)
+        return copy is not None and copy.state is CopyState.WHOLE
+
+    def read_s(self, digest: str, num_bytes: int) -> float:
+        """Seconds to read weights from disk: as measured, else as long as writing takes."""
+        seconds = self._reads if self._reads.is_measured else self._writes
+        return seconds.expected(digest, num_bytes)
+
+    def saved_s(self, digest: str, num_bytes: int) -> float:
+        """What a fetch takes longer than a read."""
+        return max(0.0, self._fetches.expected(digest, num_bytes) - self.read_s(digest, num_bytes))
+
+    def why_not(self, digest: str, num_bytes: int) -> str:
+        """Why no copy of these weights is worth writing; "" when one is."""
+        if self.capacity_bytes < num_bytes:
+            return f"{show_bytes(num_bytes)} of weights, and the disk tier has {show_bytes(self.capacity_bytes)}"
+        if digest in self._refused:
+            return self._refused[digest]
+        fetch_s = self._fetches.expected(digest, num_bytes)
+        if self.saved_s(digest, num_bytes) < self._params.disk_gain * fetch_s:
+            read_s = self.read_s(digest, num_bytes)
+            return f"a fetch takes {fetch_s:.2f} s, and to read it from disk {read_s:.2f} s"
+        return ""
+
+    # what happens to copies
+
+    def adopt(self, copy: Copy) -> None:
+        """What an earlier process wrote."""
+        self.copies[copy.digest] = copy
+        self._order.used(copy.digest, copy.num_bytes, copy.last_used_at, hit=False)
+
+    def used(self, digest: str, num_bytes: int, now_s: float, model_key: str) -> None:
+        """A fetch was asked for, wherever it is answered from."""
+        copy = self.copies.get(digest)
+        if copy is not None:
+            copy.last_used_at = now_s
+            copy.model_keys |= {model_key}
+        if copy is not None or isinstance(self._order, Importance):
+            self._order.used(digest, num_bytes, now_s, hit=copy is not None)
+
+    def was_read(self, digest: str, num_bytes: int, seconds: float) -> None:
+        self._reads.measured(digest, num_bytes, seconds, "disk")
+
+    def wrote(self, end: CopyEnded, now_s: float) -> list[Effect]:
+        """A copy is written, or is not: the tier then rests, unless these weights alone are the reason."""
+        copy = self.copies.get(end.digest)
+        if copy is None:
+            return []
+        if not end.code and copy.state is CopyState.WRITING:
+            copy.state, self.trouble = CopyState.WHOLE, ""
+            self._writes.measured(end.digest, end.num_bytes, end.seconds, "disk")
+            return []
+        self._forget(end.digest, evicted=False)
+        if not end.code:
+            return [DropCopy(end.digest)]  # it was written before it could be given up
+        if end.is_needless:
+            self._refused[end.digest] = end.message
+            while len(self._refused) > REFUSED_REMEMBERED:
+                del self._refused[next(iter(self._refused))]
+        elif end.code != CANCELLED:
+            self.failed(end.message, now_s)
+        return []
+
+    def failed(self, message: str, now_s: float) -> None:
+        """The disk is full, or does not do what it is asked."""
+        self.trouble, self._again_at = message, now_s + self._params.disk_retry_s
+
+    def drop(self, digest: str) -> list[Effect]:
+        """Weights have changed, are damaged, or are not wanted. One that is written is given up first."""
+        copy = self.copies.get(digest)
+        self._refused.pop(digest, None)
+        if copy is None or copy.state is CopyState.STOPPING:
+            return []
+        if copy.state is CopyState.WRITING:
+            return self.stop(digest)
+        self._forget(digest, evicted=False)
+        return [DropCopy(digest)]
+
+    def stop(self, digest: str) -> list[Effect]:
+        """The weights leave host memory while their copy is written: it is given up."""
+        copy = self.copies.get(digest)
+        if copy is None or copy.state is not CopyState.WRITING:
+            return []
+        copy.state = CopyState.STOPPING
+        return [StopCopy(digest)]
+
+    def _forget(self, digest: str, *, evicted: bool) -> None:
+        del self.copies[digest]
+        self._order.left(digest, evicted=evicted)
+
+    # what is written
+
+    def write_next(
+        self, present: Mapping[str, Cached], leaving: Callable[[], Set[str]], held: Held, now_s: float
+    ) -> list[Effect]:
+        """Write the most important weights of those in host memory (`present`) that lack a copy. Where disk is full,
+        copies of what stays in host memory leave first: of those the next start needs none. They are written only into
+        free space; `leaving` names the others, which leave host memory next."""
+        if not self.capacity_bytes or now_s < self._again_at or self.is_writing:
+            return []
+        wanted = {digest: c for digest, c in present.items() if self._is_wanted(c, now_s)}
+        if not wanted:
+            return []
+        stays = {digest for digest, c in present.items() if c.complete} - leaving()
+        for entry, less_important in self._by_importance(wanted, stays, now_s):
+            decision = self._space_for(entry, less_important, stays, held, now_s)
+            if decision is not None:
+                return self._write(entry, decision, now_s)
+        return []
+
+    def _by_importance(
+        self, wanted: Mapping[str, Cached], stays: Set[str], now_s: float
+    ) -> Iterator[tuple[Cached, Set[str]]]:
+        """The most important first, with the copies that are less important than each: none for what `stays`."""
+        if isinstance(self._order, Importance):
+            everybody = [*map(_resident, wanted.values()), *map(_resident, self.copies.values())]
+            ordered = [r.name for _, r in self._order.order(everybody, now_s)]
+        else:  # the others know no worth of what is not in their cache: the latest use goes before the earlier
+            used_at = {digest: c.last_used_at for digest, c in wanted.items()}
+            used_at |= {digest: c.last_used_at for digest, c in self.copies.items()}
+            ordered = sorted(used_at, key=lambda digest: (used_at[digest], digest))
+        ordered.sort(key=lambda digest: digest not in stays)
+        for at in reversed(range(len(ordered))):
+            if (entry := wanted.get(ordered[at])) is not None:
+                yield entry, frozenset() if entry.digest in stays else frozenset(ordered[:at])
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a copy is on its way, or on its way out."""
+        return any(copy.state is not CopyState.WHOLE for copy in self.copies.values())
+
+    def _is_wanted(self, entry: Cached, now_s: float) -> bool:
+        if not entry.complete or entry.stale or entry.digest in self.copies:
+            return False
+        return now_s - entry.came_at >= self._params.copy_after_s and not self.why_not(entry.digest, entry.num_bytes)
+
+    def _space_for(
+        self, entry: Cached, may_go: Set[str], stays: Set[str], held: Held, now_s: float
+    ) -> EvictDecision | None:
+        """Who leaves for a copy, of those that may; None where that is not enough."""
+        lacking = entry.num_bytes - (self.capacity_bytes - self.used_bytes)
+        if lacking <= 0:
+            return EvictDecision(reason="enough is free")
+        kept = [
+            replace(r, held=r.held or ("" if r.name in may_go else WORTH_MORE), priority=int(r.name not in stays))
+            for r in self._residents(held)
+        ]
+        decision = ordering.evict(self._order, kept, lacking, now_s)
+        return decision if decision.victims else None
+
+    def _write(self, entry: Cached, decision: EvictDecision, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if decision.victims:
+            effects.append(Record(self._record(decision, entry, now_s)))
+        for digest in decision.victims:
+            self._forget(digest, evicted=True)
+            effects.append(DropCopy(digest, evicted=True))
+        copy = Copy(entry.digest, entry.num_bytes, CopyState.WRITING, entry.last_used_at, set(entry.model_keys))
+        self.copies[entry.digest] = copy
+        self._order.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
+        return [*effects, WriteCopy(entry.digest, entry.num_bytes)]
+
+    def shrink(self, held: Held, now_s: float) -> list[Effect]:
+        """Copies that leave because the capacity is smaller than it was."""
+        excess = self.used_bytes - self.capacity_bytes
+        residents = self._residents(held)
+        could = sum(r.num_bytes for r in residents if not r.held)
+        decision = ordering.evict(self._order, residents, min(excess, could), now_s)
+        for digest in decision.victims:
+            self._forget(digest, evicted=True)
+        return [DropCopy(digest, evicted=True) for digest in decision.victims]
+
+    def _residents(self, held: Held) -> list[Resident]:
+        return [
+            replace(_resident(c), held=held(c.digest) if c.state is CopyState.WHOLE else "it is being written")
+            for c in self.copies.values()
+        ]
+
+    def _record(self, decision: EvictDecision, entry: Cached, now_s: float) -> DecisionRecord:
+        leaving = [
+            f"the copy of {', '.join(sorted(self.copies[d].model_keys)) or d[:12]}"
+            f" ({show_bytes(self.copies[d].num_bytes)})"
+            for d in decision.victims
+        ]
+        name = ", ".join(sorted(entry.model_keys)) or entry.digest[:12]
+        lacking = show_bytes(decision.need_bytes)
+        return DecisionRecord(
+            decision_id=f"d-disk-{self.node_id}-{entry.digest[:12]}-{round(now_s * 1000)}",
+            kind="evict",
+            policy=self._params.caching,
+            service="prefetcher",
+            reason=f"{listed(leaving)} leave the disk of {self.node_id} for {name}, which lacks {lacking}: "
+            f"{decision.reason}",
+            made_at=now_s,
+            node_id=self.node_id,
+            chosen=", ".join(decision.victims),
+            inputs={
+                "capacity_bytes": self.capacity_bytes,
+                "lacking_bytes": decision.need_bytes,
+                "freed_bytes": decision.freed_bytes,
+            },
+            rivals=decision.rivals,
+        )
+
+
+WORTH_MORE = "it is worth more than the copy to be written"
+
+
+def _resident(entry: Cached | Copy) -> Resident:
+    return Resident(name=entry.digest, num_bytes=entry.num_bytes, last_used_at=entry.last_used_at)

@@ -1,0 +1,173 @@
+"""Controller, fetch tasks and disk of one prefetcher in this process, without a bus."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.prefetcher import messages as msg
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.params import PrefetcherParams
+from glowplug.domain.model import WeightsRef
+from glowplug.events.facts import WeightsFetched
+from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.disk import DiskCopies
+from glowplug.weights.region import Region, region_digest
+from services.prefetcher.fetcher import Fetcher
+from services.prefetcher.metrics import PrefetcherMetrics
+from tests.small_disk import small_disk
+from tests.unit.controllers.prefetcher.test_prefetcher import fetch
+from tests.weight_servers import WeightServer
+
+DATA = random.Random(6).randbytes(900_001)
+
+
+@dataclass
+class Node:
+    """`step` gives the controller a stimulus, and carries out what it asks for. Time is counted in steps."""
+
+    root: Path
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    now_s: float = 0.0
+    sources: list[str] = field(default_factory=list)  # of the weights.fetched that were published
+    queue: "asyncio.Queue[Any]" = field(default_factory=asyncio.Queue)
+
+    def start(self, **params: Any) -> None:
+        copies = DiskCopies(self.root / "disk", "node-1")
+        assert copies.found() == ()
+        given = {"capacity_bytes": 1_000_000, "disk_bytes": 4_000_000, "copy_after_s": 0.0} | params
+        self.controller = PrefetcherController("node-1", PrefetcherParams(**given), digest_of=region_digest)
+        metrics, tracing = PrefetcherMetrics("node-1", self.registry), Tracing("prefetcher", "p")
+        self.fetcher = Fetcher(self.root / "shm", "node-1", self.queue.put, metrics, tracing, copies=copies)
+        self.copies, self.executors = copies, self.fetcher.executors()
+
+    async def step(self, stimulus: Any) -> None:
+        self.now_s += 1.0
+        for effect in self.controller.handle(stimulus, self.now_s):
+            if type(effect) in self.executors:
+                await self.executors[type(effect)](effect, None)
+            elif isinstance(effect, Publish) and isinstance(effect.payload, WeightsFetched):
+                self.sources.append(effect.payload.source)
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not done():
+                await self.step(await self.queue.get())
+
+    async def bring(self, ref: WeightsRef) -> None:
+        num = len(self.sources)
+        await self.step(fetch(ref))
+        await self.until(lambda: len(self.sources) > num)
+
+    async def copy(self) -> None:
+        """Time for a copy to be written, or to fail."""
+        await self.step(Tick())
+        await self.until(lambda: not self.controller.disk.is_writing)
+
+    def region(self, ref: WeightsRef) -> Region:
+        return self.fetcher.region(region_digest(ref))
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, {"node": "node-1", **labels}) or 0.0
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(tmp_path)
+    made.start()
+    yield made
+    await made.fetcher.close()
+
+
+async def test_two_sets_of_weights_take_turns_in_host_memory_and_come_back_from_disk(node: Node) -> None:
+    with WeightServer(DATA, step_s=0.002) as server:
+        refs = [WeightsRef(uri=f"{server.url}?{n}") for n in range(2)]
+        for ref in [*refs, *refs]:
+            await node.bring(ref)
+            await node.copy()
+        assert node.sources == ["http", "http", "disk", "disk"]
+        assert node.region(refs[1]).blob.read_bytes() == DATA
+    assert node.controller.cache.used_bytes == len(DATA)
+    assert node.count("glowplug_fetched_bytes_total", source="disk") == 2 * len(DATA)
+    assert node.count("glowplug_disk_written_bytes_total") == 2 * len(DATA)
+
+
+@pytest.mark.parametrize("how", ["damaged", "source has changed", "vanished"])
+async def test_a_copy_of_no_use_is_dropped_and_the_source_is_read(node: Node, how: str) -> None:
+    with WeightServer(DATA, step_s=0.002) as server:
+        ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
+        await node.bring(ref)
+        await node.copy()
+        await node.bring(other)
+        directory = node.copies.region(region_digest(ref)).directory
+        if how == "damaged":
+            with (directory / "blob").open("r+b") as blob:
+                blob.write(b"damaged")
+        elif how == "vanished":
+            (directory / "blob").unlink()
+        else:
+            server.data, server.etag = DATA[::-1], '"v2"'
+        await node.bring(ref)
+        assert node.sources == ["http", "http", "http"]
+        assert node.region(ref).blob.read_bytes() == server.data
+    assert not directory.exists()
+
+
+async def test_a_source_that_does_not_answer_leaves_the_copy_in_use(node: Node) -> None:
+    with WeightServer(DATA, step_s=0.002) as server:
+        ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
+        await node.bring(ref)
+        await node.copy()
+        await node.bring(other)
+    await node.bring(ref)
+    assert node.sources == ["http", "http", "disk"]
+
+
+async def test_a_full_disk_costs_nothing_but_the_copy(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as full, WeightServer(DATA, step_s=0.002) as server:
+        node = Node(tmp_path)
+        node.start(disk_retry_s=5.0)
+        full.fill()
+        ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
+        await node.bring(ref)
+        await node.copy()
+        assert "is full: No space left on device" in node.controller.disk.trouble
+        assert node.controller.disk.copies == {} and not list((tmp_path / "disk/node-1").iterdir())
+        assert node.count("glowplug_disk_failures_total", code="no_space") == 1
+        await node.bring(other)
+        full.free()
+        node.now_s += 5.0
+        await node.copy()
+        assert node.controller.disk.trouble == "" and node.controller.disk.has(region_digest(other))
+        assert node.sources == ["http", "http"]
+        await node.fetcher.close()
+
+
+async def test_weights_on_the_same_file_system_are_not_copied(node: Node) -> None:
+    file = node.root / "w.gguf"
+    file.write_bytes(DATA)
+    ref = WeightsRef(uri=str(file))
+    await node.bring(ref)
+    node.controller.seconds.measured(region_digest(ref), len(DATA), 60.0, "file")
+    await node.copy()
+    (row,) = node.controller.placed()
+    assert row.why_not_on_disk == f"{file} lies on the same file system"
+    assert node.count("glowplug_disk_failures_total", code="disk_failed") == 0
+
+
+async def test_a_copy_stops_for_weights_that_need_the_memory(node: Node) -> None:
+    """The thread has let go of the region before it is removed."""
+    with WeightServer(DATA, step_s=0.002) as server:
+        ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
+        await node.bring(ref)
+        await node.step(Tick())
+        await node.bring(other)
+        assert not node.region(ref).directory.exists()
+        await node.until(lambda: region_digest(ref) not in node.controller.disk.copies or not node.queue.qsize())
+    assert msg.CANCELLED not in node.controller.disk.trouble and node.sources == ["http", "http"]
