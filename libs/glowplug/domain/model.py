@@ -31,6 +31,23 @@ class OnCold(StrEnum):
     REFUSE = "refuse"
 
 
+class Rung(StrEnum):
+    """How near to serving a copy of a model stands, the nearest last."""
+
+    HOST = "host"  # its weights lie in host memory of a node
+    ASLEEP = "asleep"  # its engine was started, and sleeps outside the GPU
+    PREWARMED = "prewarmed"  # its weights lie on a GPU
+    READY = "ready"
+
+
+class KeptAt(StrEnum):
+    """Where an operator keeps one copy of a model at least, below READY."""
+
+    NOWHERE = ""
+    HOST = "host"
+    ASLEEP = "asleep"
+
+
 class Temperature(StrEnum):
     """Start temperature as users know it: hot (running), warm (prewarmed or asleep), cold."""
 
@@ -105,6 +122,8 @@ class Model:
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False  # never evicted, never scaled below one
     preload: bool = False  # loaded when deployed
+    asleep: bool = False  # started once when deployed, and asleep from then on while nothing is asked of it
+    kept_at: KeptAt = KeptAt.NOWHERE  # an operator keeps one copy of it there at least: host or asleep; `pinned` is ready
     priority: int = 0  # higher is evicted later and placed earlier
     aliases: tuple[str, ...] = ()
     system_prompt: str = ""  # default system message, rendered by the engine's chat template
@@ -132,6 +151,15 @@ class Model:
     @property
     def memory_bytes(self) -> int:
         return self.weights_bytes + self.kv_bytes
+
+    @property
+    def pinned_at(self) -> Rung | None:
+        """The rung below which its last copy does not fall: by its declaration or by an operator."""
+        if self.pinned:
+            return Rung.READY
+        if self.asleep or self.kept_at is KeptAt.ASLEEP:
+            return Rung.ASLEEP
+        return Rung.HOST if self.kept_at is KeptAt.HOST else None
 
     @property
     def fetch_bytes(self) -> int:

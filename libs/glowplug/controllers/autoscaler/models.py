@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
@@ -28,6 +29,8 @@ class Start:
     reason: str
     cause: Event | None
     num_required: int = 1
+    waits: bool = False  # for free memory, and nobody waits for it
+    node_id: str = ""  # on that node alone; "" anywhere
 
 
 class OrderKind(StrEnum):
@@ -66,6 +69,8 @@ class ModelRecord:
     forecasts: tuple[Forecast, ...] = ()  # of the latest forecast.made
     waiting: Event | None = None  # the request that waits, for the trace
     asked: str = ""  # why an instance is wanted without a request
+    asked_node: str = ""  # ... and on which node; "" on any
+    kept: KeptCopy = field(default_factory=KeptCopy)  # its copy below READY
     num_failures: int = 0  # consecutive failed starts
     not_before: float = 0.0  # when the next start may be tried
     rest_until: float = 0.0  # it has nothing to balance until then
@@ -75,7 +80,8 @@ class ModelRecord:
 
     @property
     def num_pending(self) -> int:
-        return sum(start.num_required for start in self.starts.values())
+        """Instances to come that somebody waits for."""
+        return sum(start.num_required for start in self.starts.values() if not start.waits)
 
     @property
     def is_empty(self) -> bool:
@@ -219,7 +225,8 @@ class ModelRecords:
         late = [
             (record.model.num_gpus, key)
             for key, record in self._starting.items()
-            if record.model and any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values())
+            if record.model
+            and any(now_s - start.wanted_at >= PLACED_S and not start.waits for start in record.starts.values())
         ]
         return heapq.nlargest(2, late)
 
@@ -269,7 +276,8 @@ class ModelRecords:
             if other.key != model.key and (clash := names.intersection(other.names)):
                 raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
         if known is not None:
-            model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned)
+            kept_at = model.kept_at or known.kept_at
+            model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned, kept_at=kept_at)
             if replace(model, revision=known.revision) == known:
                 return False
         last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
