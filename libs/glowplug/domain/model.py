@@ -123,7 +123,9 @@ class Model:
     pinned: bool = False  # never evicted, never scaled below one
     preload: bool = False  # loaded when deployed
     asleep: bool = False  # started once when deployed, and asleep from then on while nothing is asked of it
-    kept_at: KeptAt = KeptAt.NOWHERE  # an operator keeps one copy of it there at least: host or asleep; `pinned` is ready
+    kept_at: KeptAt = (
+        KeptAt.NOWHERE
+    )  # an operator keeps one copy of it there at least: host or asleep; `pinned` is ready
     priority: int = 0  # higher is evicted later and placed earlier
     aliases: tuple[str, ...] = ()
     system_prompt: str = ""  # default system message, rendered by the engine's chat template

@@ -28,7 +28,7 @@ class PlaceInstance:
 
 
 def as_if_asked(model: Model, now_s: float, *, waits: bool, node_id: str) -> PlaceInstance:
-    """The command for an instance that nobody has asked for: what would become of it is looked up, and it is not sent."""
+    """The command for an instance that nobody has asked for: what would become of it is looked up. It is not sent."""
     return PlaceInstance(instance_id="", model=model, reason="", wanted_at=now_s, waits=waits, node_id=node_id)
 
 

@@ -69,7 +69,6 @@ from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView
 
-
 KEPT: Final = "kept"  # the rule of a decision for a copy below READY
 _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
 
@@ -137,6 +136,10 @@ class AutoscalerController:
         """Demand, instances, models and forecasts."""
         self.instances, self.loads = earlier.instances, earlier.loads
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
+
+    def is_put_away(self, model_key: str) -> bool:
+        """Whether an instance of it starts or drains only to stand below READY."""
+        return bool(self._models.of(model_key).kept.put_away)
 
     # facts and time
 

@@ -1,4 +1,4 @@
-"""Copies below READY: a model that is deployed asleep or pinned there keeps one, and any model may be brought there once.
+"""Copies below READY: a model deployed asleep or pinned there keeps one, and any model may be brought there once.
 
 SwapServeLLM section 3.2: an engine is started once when its model is configured, leaves its GPU in a snapshot, and is
 swapped in from then on when a request comes (section 3.3). Here such a start waits for free GPU memory and nobody who

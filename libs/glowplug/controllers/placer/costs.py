@@ -40,7 +40,8 @@ class Leaving:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """`gpu_bytes`: that GPUs have to hold while it is carried out; `kept_gpu_bytes`: that stay taken afterwards;
-    `freed_gpu_bytes`, `fetch_bytes` (into host memory) and `freed_host_bytes` likewise. Seconds run from the command."""
+    `freed_gpu_bytes`, `fetch_bytes` (into host memory) and `freed_host_bytes` likewise. Seconds run from the command.
+    """
 
     model: str
     verb: str
@@ -240,7 +241,12 @@ class Costs:
 
 def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: bool) -> str:
     """Where the seconds come from, as a sentence."""
-    of = {"cold": "cold starts", "cached": "starts from host memory", "wake": "wakes", "growth": "starts from a replica"}
+    of = {
+        "cold": "cold starts",
+        "cached": "starts from host memory",
+        "wake": "wakes",
+        "growth": "starts from a replica",
+    }
     what = of.get(kind.value, "starts")
     said = {
         "model": f"measured on this fleet: the last {num} {what} of this model",
@@ -249,4 +255,3 @@ def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: 
         "prior": f"default of {model.engine}: none has been measured",
     }[scope]
     return f"{said} (emulated: its time is modelled)" if is_emulated else said
-

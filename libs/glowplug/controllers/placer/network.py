@@ -48,7 +48,9 @@ class Network:
         self.first_token_s: dict[str, float] = {}  # model_key -> from READY to the first token of who waited for it
         self._first_tokens: dict[str, dict[str, float]] = {}  # model_key -> of its last instances
         self._leaving_since: dict[str, float] = {}  # instances that drain
-        self._left: dict[tuple[str, str], tuple[float, ...]] = {}  # model_key and what it became -> seconds, newest last
+        self._left: dict[
+            tuple[str, str], tuple[float, ...]
+        ] = {}  # model_key and what it became -> seconds, newest last
         self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:

@@ -219,7 +219,8 @@ class Placing:
         return decision
 
     def _view(self, placement: Placement, now: Pass) -> PlacementView:
-        """Without the nodes whose agents did not answer it, unless they are all there are; or the one it is asked for."""
+        """Without the nodes whose agents did not answer it, unless they are all there are; or only the node that it is
+        asked for."""
         if only := placement.command.node_id:
             return replace(now.view, nodes=[n for n in now.view.nodes if n.node_id == only])
         answering = [n for n in now.view.nodes if n.node_id not in placement.silent] if placement.silent else []
