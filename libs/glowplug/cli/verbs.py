@@ -173,7 +173,7 @@ def _carry_out(fleet: FleetClient, asked: Asked, owner: tuple[str, str, Mapping[
     if asked.output is Format.JSON:
         _show(asked.output, {"model": row, "cost": cost, "actual_s": actual_s}, "")
     elif actual_s is not None:
-        predicted = f" ({cost['seconds']:.2f} s predicted)" if "seconds" in cost else ""
+        predicted = f" ({cost['seconds']:.2f} s predicted)" if cost.get("is_possible_now") else ""
         say(f"  done in {actual_s:.2f} s{predicted}")
 
 
@@ -208,6 +208,8 @@ def described(cost: Row) -> str:
     """A cost as one line: what it takes, why that is expected, and who would have to leave."""
     if not cost["is_possible_now"]:
         return f"it has to wait: {cost['reason']}"
+    if not (cost["seconds"] or cost["leaving"] or cost["freed_host_bytes"]):
+        return f"nothing has to be done: {cost['reason']}"
     parts = [f"about {cost['seconds']:.2f} s"]
     if cost["kind"]:
         parts[0] += f" ({_KINDS.get(cost['kind'], cost['kind'])} on {cost['node_id']})"

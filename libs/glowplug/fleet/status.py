@@ -68,6 +68,12 @@ def rung_of(instance: Instance) -> Rung | None:
     return Rung.PREWARMED if instance.replica or instance.state is InstanceState.PREWARMED else Rung.READY
 
 
+def lacks_one_asleep(model: Model, instances: Iterable[Instance]) -> bool:
+    """Whether a model that is to keep a copy asleep has none of these asleep: what leaves next is to be one."""
+    is_kept = model.pinned_at is Rung.ASLEEP and not model.suspended
+    return is_kept and all(row.state is not InstanceState.SWAPPED_OUT for row in instances)
+
+
 def temperature(instances: Iterable[Instance]) -> Temperature:
     """Of the model that these are the instances of. Hot: one is ready. Warm: one sleeps or is prewarmed. Cold:
     everything else, a start under way included."""

@@ -42,7 +42,7 @@ from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.consolidation import Consolidations
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
 from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_unable
-from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start
+from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start, place
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
@@ -52,7 +52,7 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import (
     ForecastMade,
@@ -64,7 +64,7 @@ from glowplug.events.facts import (
     RouterLoadReported,
 )
 from glowplug.fleet.demand import Demand
-from glowplug.fleet.status import rung_of
+from glowplug.fleet.status import lacks_one_asleep, rung_of
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView
@@ -464,7 +464,7 @@ class AutoscalerController:
         kept.put_away[instance_id] = rung
         rule = operator.POLICY if kept.asked else KEPT
         decided = self._without_policy(record, why, "start", now_s, rule, instance_id)
-        return [*effects, decided, _place(instance_id, start, model)]
+        return [*effects, decided, place(instance_id, start, model)]
 
     def _wait_no_more(self, record: ModelRecord, model: Model, load: ModelLoad, now_s: float) -> list[Effect]:
         """Starts that wait for free memory: asked for as any other once a request waits, else cancelled."""
@@ -481,7 +481,7 @@ class AutoscalerController:
             start.reason = record.asked or "a request waits for what was started to sleep"
             self._models.start(record, instance_id, start)
             effects.append(self._without_policy(record, start.reason, "start", now_s, KEPT, instance_id))
-            effects.append(_place(instance_id, start, model))
+            effects.append(place(instance_id, start, model))
         return effects
 
     def _add(
@@ -504,7 +504,7 @@ class AutoscalerController:
             self._models.start(record, instance_id, start)
             effects += [
                 self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),
-                _place(instance_id, start, model),
+                place(instance_id, start, model),
             ]
         return effects
 
@@ -513,7 +513,7 @@ class AutoscalerController:
         for instance_id, start in record.starts.items():
             if now_s - start.sent_at >= self._params.repeat_s:
                 start.sent_at = now_s
-                effects.append(_place(instance_id, start, model))
+                effects.append(place(instance_id, start, model))
         return effects
 
     def _cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
@@ -533,15 +533,18 @@ class AutoscalerController:
     def _drain(self, record: ModelRecord, model: Model, decision: ScaleDecision, now_s: float) -> list[Effect]:
         if not decision.drain or not (self.loads.is_fresh(now_s) or model.suspended):
             return []  # where no router speaks nothing may be called idle
-        becomes: Becomes = "swapped_out" if model.pinned_at is Rung.ASLEEP else self._params.stop_becomes
-        becomes = "stopped" if model.suspended else becomes
+        becomes: Becomes = "stopped" if model.suspended else self._params.stop_becomes
+        rows = self.instances.living(record.key).values()
+        lacks_sleeper = becomes != "swapped_out" and lacks_one_asleep(model, rows)
         effects: list[Effect] = []
         for instance_id in decision.drain:
             order = record.orders.get(instance_id)
             if order and order.kind is OrderKind.RESUME and now_s - order.sent_at < self._params.repeat_s:
                 continue  # it was resumed a moment ago
             is_first = not record.is_leaving(instance_id)
-            stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, becomes)
+            to: Becomes = "swapped_out" if lacks_sleeper else becomes
+            lacks_sleeper = False  # one is enough: what else leaves does as ever
+            stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, to)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
             effects += stop
@@ -581,16 +584,3 @@ class AutoscalerController:
         if now_s - record.unknown_since < self._params.orphan_s:
             return []
         return self._stop_all(record, "its model is not deployed", "stop", now_s, policy="deployed_only")
-
-
-def _place(instance_id: str, start: Start, model: Model) -> Publish:
-    command = PlaceInstance(
-        instance_id=instance_id,
-        model=model,
-        reason=start.reason,
-        wanted_at=start.wanted_at,
-        num_required=start.num_required,
-        waits=start.waits,
-        node_id=start.node_id,
-    )
-    return Publish(command, start.cause)

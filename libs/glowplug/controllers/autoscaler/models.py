@@ -13,6 +13,7 @@ from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
 
@@ -299,3 +300,17 @@ class ModelRecords:
         if left.starts:
             self._starting[left.key] = left
         return left
+
+
+def place(instance_id: str, start: Start, model: Model) -> Publish:
+    """What asks the placer for an instance."""
+    command = PlaceInstance(
+        instance_id=instance_id,
+        model=model,
+        reason=start.reason,
+        wanted_at=start.wanted_at,
+        num_required=start.num_required,
+        waits=start.waits,
+        node_id=start.node_id,
+    )
+    return Publish(command, start.cause)

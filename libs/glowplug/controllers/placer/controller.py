@@ -8,9 +8,9 @@ What it is notified of
 
 What it asks for
     Of agents: `agent.start` of an instance, of a replica or of each stage of a pipeline, `agent.join`, `agent.stop`. Of
-    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator, and `prefetcher.drop`. Of the store:
-    rows of cordons, of start times, and of instances whose node has left. Each decision is recorded with its reason
-    before the commands that follow from it.
+    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator, and `prefetcher.drop`. Of the
+    store: rows of cordons, of start times, and of instances whose node has left. Each decision is recorded with its
+    reason before the commands that follow from it.
 
 What it promises
     1. Bytes are promised once: what is granted by a GPU's ledger and what is claimed never exceed the GPU, but where
@@ -28,8 +28,8 @@ What it never does
     It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
     beat says of its GPUs. It undeploys no model, and scales none.
 
-Parts: `placing` (who waits, and where it goes), `victims` (who leaves), `prewarming`, `stages`, `nodes`, `network` (links
-and start times), `host_memory` (weights there), `costs` (what a verb would take), over one `fleet`.
+Parts: `placing` (who waits, and where it goes), `victims` (who leaves), `prewarming`, `stages`, `nodes`, `network`
+(links and start times), `host_memory` (weights there), `costs` (what a verb would take), over one `fleet`.
 """
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.placing import Placing, Preview
-from glowplug.domain.errors import BadRequest
+from glowplug.domain.errors import BadRequest, NotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.phrasing import counted
@@ -23,6 +23,7 @@ Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 _NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}
+MOST_HELD: Final = 3  # of those who stay, that a reason names
 LEAVE_S: Final = 0.5  # a drain of an engine that runs nothing, of which none has been seen: routers have 0.3 s to learn
 
 
@@ -93,10 +94,13 @@ class Costs:
     def _up(self, blank: Cost, model: Model, to: Rung, now_s: float, node_id: str) -> Cost:
         if to is Rung.HOST:
             return self._to_host(blank, model, now_s, node_id)
+        if node_id and self.fleet.nodes.by_id.get(node_id) is None:
+            raise NotFound(f"no node {node_id!r}", param="node")
         rows = [r for r in self._living(model) if node_id in ("", r.node_id)]
         for row in rows:
             rung = rung_of(row)
-            is_there = is_ready(row) or row.state.is_dormant
+            is_lasting = not (blank.verb == "pin" and row.state is InstanceState.PREWARMED)  # a replica may be dropped
+            is_there = is_ready(row) or (row.state.is_dormant and is_lasting)
             if is_there and rung is not None and _NEAR[rung] >= _NEAR[to]:
                 return replace(blank, node_id=row.node_id, reason=f"{row.instance_id} is {rung.value} on {row.node_id}")
         coming = [row for row in rows if is_coming(row)]
@@ -111,11 +115,12 @@ class Costs:
     def _start(self, blank: Cost, model: Model, to: Rung, seen: Preview) -> Cost:
         decision, expected = seen.decision, seen.expected
         if expected is None:
-            why = decision.reason or "no GPU has the free memory"
+            rows = self.fleet.instances.by_id
+            stay = [f"{rows[name].model_key} stays: {why}" for name, why in seen.held.items() if name in rows]
+            why = "; ".join([decision.reason or "no GPU has the free memory", *stay[:MOST_HELD]])
             return replace(blank, source="", is_possible_now=False, reason=why, gpu_bytes=model.memory_bytes)
-        node = self.fleet.nodes.by_id[decision.node_id]
+        node, rows = self.fleet.nodes.by_id[decision.node_id], self.fleet.instances.by_id
         scope, num = self.fleet.network.times.measured_by(model, expected.kind, gpu_kind_of(node))
-        rows = self.fleet.instances.by_id
         leaving = [self._leaving(rows[name]) for name in seen.victims if name in rows]
         leaving += [self._leaving(rows[name], "stopped") for name in decision.drops if name in rows]
         phases: dict[str, float] = {}
@@ -177,7 +182,7 @@ class Costs:
         leaving = tuple(self._leaving(row, becomes) for row in rows)
         serving = [row for row in rows if not row.state.is_dormant]
         if not rows:
-            return replace(blank, reason=f"nothing of {model.name} is there")
+            return replace(blank, reason=f"no instance of {model.name} is there for it to take")
         took = self.fleet.network.leave_s(model, becomes)
         seconds, num = (0.0, 0) if not serving else took or (LEAVE_S, 0)
         measured = f"the last {counted(num, 'time')} that this model left, a running request included"
@@ -209,7 +214,8 @@ class Costs:
                 for cached in node.cached
                 if cached.digest == digest or model.key in cached.model_keys
             )
-            cost = replace(cost, freed_host_bytes=freed)
+            source = cost.source if cost.leaving or not freed else "at once where no instance reads them"
+            cost = replace(cost, freed_host_bytes=freed, source=source)
         if model.pinned_at in (Rung.READY, Rung.ASLEEP):
             notes.append(f"it is kept {model.pinned_at.value}, and comes back")
         return replace(cost, reason="; ".join(notes))
@@ -241,17 +247,12 @@ class Costs:
 
 def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: bool) -> str:
     """Where the seconds come from, as a sentence."""
-    of = {
-        "cold": "cold starts",
-        "cached": "starts from host memory",
-        "wake": "wakes",
-        "growth": "starts from a replica",
-    }
-    what = of.get(kind.value, "starts")
+    starts = counted(num, "wake" if kind is StartKind.WAKE else "start")
+    what = {"cold": " that were cold", "cached": " from host memory", "growth": " from a replica"}.get(kind.value, "")
     said = {
-        "model": f"measured on this fleet: the last {num} {what} of this model",
-        "size": f"scaled from {num} {what} of models of its size on this fleet",
-        "engine": f"scaled from {num} {what} of other models of {model.engine} on this fleet",
+        "model": f"measured on this fleet: the last {starts}{what} of this model",
+        "size": f"scaled from {starts}{what} of models of its size on this fleet",
+        "engine": f"scaled from {starts}{what} of other models of {model.engine} on this fleet",
         "prior": f"default of {model.engine}: none has been measured",
     }[scope]
     return f"{said} (emulated: its time is modelled)" if is_emulated else said

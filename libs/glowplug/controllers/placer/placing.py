@@ -8,7 +8,7 @@ for several that want the same this is answered once in a pass.
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
@@ -25,10 +25,11 @@ from glowplug.controllers.placer.placement import (
 from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Becomes, Instance, InstanceState
-from glowplug.domain.model import Model, Rung
+from glowplug.domain.model import Model
 from glowplug.events.commands import as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
+from glowplug.fleet.status import lacks_one_asleep
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
@@ -68,6 +69,7 @@ class Preview:
     decision: PlaceDecision
     expected: Expected | None
     victims: tuple[str, ...] = ()
+    held: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why it stays, of those who serve there
 
 
 class Placing:
@@ -281,8 +283,9 @@ class Placing:
     def becomes(self, victim: Instance) -> Becomes:
         """What an instance is after it has left for another: asleep where its model is to have a copy that is."""
         owner = self.fleet.models.get(victim.model_key)
-        is_kept = owner is not None and owner.pinned_at is Rung.ASLEEP
-        return "swapped_out" if is_kept else self.fleet.params.evict_becomes
+        rows = self.fleet.instances.living(victim.model_key).values()
+        is_lacking = owner is not None and lacks_one_asleep(owner, rows)
+        return "swapped_out" if is_lacking else self.fleet.params.evict_becomes
 
     def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
         """Where an instance would go if it were asked for now, and who would leave for it. Changes nothing."""
@@ -293,6 +296,9 @@ class Placing:
         if decision.stages and (decision.source or waits or not _sleeps_at(model, now.view)):
             return Preview(decision, expect(decision, request, now.view))
         chosen = None if waits else self._make_space(placement, now, decision, 0)
+        if chosen is None and not decision.stages:
+            wanted = now.victims.wanted(model, wanting=0)
+            return Preview(decision, None, held=now.victims.held(wanted, self._gpus_asked(placement)))
         if chosen is None:
             return Preview(decision, expect(decision, request, now.view))
         stage, eviction = chosen
