@@ -404,7 +404,7 @@ class AutoscalerController:
         effects += self._ask_again(record, model, now_s)
         has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
         has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
-        record.rest_until = now_s + self._params.rest_s if has_nothing else 0.0
+        record.rest_until = record.kept.rest_until(now_s, self._params.rest_s) if has_nothing else 0.0
         record.stands_until = 0.0
         is_settled = not (has_nothing or effects or record.starts or record.orders)
         is_settled = is_settled and not record.kept.put_away

@@ -41,6 +41,10 @@ class KeptCopy:
         """An operator asks: what was lost before makes nothing wait."""
         self.num_lost, self.not_before = 0, 0.0
 
+    def rest_until(self, now_s: float, rest_s: float) -> float:
+        """When a model that has nothing to do is looked at again."""
+        return min(now_s + rest_s, self.not_before) if self.not_before > now_s else now_s + rest_s
+
     def wanted(self, model: Model) -> Rung | None:
         """Where a copy is to be, of a model that nothing is asked of."""
         if model.suspended:
