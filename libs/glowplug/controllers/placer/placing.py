@@ -24,6 +24,7 @@ from glowplug.controllers.placer.placement import (
 )
 from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.events.commands import as_if_asked
@@ -35,6 +36,7 @@ from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.expect import Expected, expect
+from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 
 Place = Callable[..., PlaceDecision]
@@ -224,9 +226,9 @@ class Placing:
         """Without the nodes whose agents did not answer it, unless they are all there are; or only the node that it is
         asked for."""
         if only := placement.command.node_id:
-            return replace(now.view, nodes=[n for n in now.view.nodes if n.node_id == only])
+            return _narrowed(now.view, [n for n in now.view.nodes if n.node_id == only])
         answering = [n for n in now.view.nodes if n.node_id not in placement.silent] if placement.silent else []
-        return replace(now.view, nodes=answering) if answering else now.view
+        return _narrowed(now.view, answering) if answering else now.view
 
     def _wanting(self, placement: Placement, now: Pass) -> int:
         """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
@@ -428,6 +430,13 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
         waited_s=max(0.0, now_s - command.wanted_at),
         num_required=command.num_required,
     )
+
+
+def _narrowed(view: PlacementView, nodes: list[Node]) -> PlacementView:
+    """The fleet as if it had those nodes alone: with what is promised and what lies dormant there."""
+    fleet, dormant = view.fleet, {node.node_id: view.fleet.dormant.get(node.node_id, ()) for node in nodes}
+    there = {node_id: rows for node_id, rows in dormant.items() if rows}
+    return replace(view, nodes=NodeIndex(nodes, fleet.reserved, there, fleet.scores))
 
 
 def _chosen(decision: PlaceDecision) -> str:
