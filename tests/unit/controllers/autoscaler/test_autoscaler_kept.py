@@ -200,7 +200,9 @@ def test_an_operator_unloads_what_stands_on_one_rung():
         there: list[Instance] = [an_instance(name, state=state, ready_at=1.0) for name, state in states.items()]
         for row in there:
             controller.handle(instance_event(row), 1.0)
-        return {stop.instance_id for stop in published(controller.handle(operator.Unload("m", rung), 2.0), StopInstance)}
+        return {
+            stop.instance_id for stop in published(controller.handle(operator.Unload("m", rung), 2.0), StopInstance)
+        }
 
     assert stopped(None) == {"i-ready", "i-asleep", "i-copy"}
     assert stopped(Rung.READY) == {"i-ready"}

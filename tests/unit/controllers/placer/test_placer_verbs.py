@@ -1,5 +1,6 @@
 """What operators ask beside placements: starts that wait, weights in host memory, and what a verb would cost."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -90,7 +91,7 @@ def test_what_is_placed_anew_takes_no_bytes_that_are_promised():
     )
     row = an_instance("i-a", "a", S.STARTING, gpu_id=f"{taken}/0", mib=200)
     controller.handle(instance_event(row), 1.1)
-    for at in (1.5, 2.5):
+    for at in (1.5, 2.5, 2.7):
         beat(controller, at, *(a_node(name, revision=round(at * 10)) for name in (taken, silent)))
         effects = controller.handle(Tick(), at)
     assert taken != silent and payloads(effects, StartInstance) == [], f"{taken} has 100 MiB left of 300"
@@ -166,7 +167,7 @@ def test_what_is_pinned_in_host_memory_is_fetched_where_it_lies_nowhere_and_late
             tries.append(now_s)
             fact = WeightsFetchFailed(node_id="node-1", model_key="m", digest="d", code="x", message="no")
             controller.handle(an_event(fact), now_s)
-    gaps = [b - a for a, b in zip(tries, tries[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
     assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] > 3 * gaps[0]
 
 
