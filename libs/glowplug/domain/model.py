@@ -134,6 +134,7 @@ class Model:
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver as they are
     source: str = ""  # file path or "api"
     revision: int = 0
+    declared_at: int = 0  # the revision with which its declaration last changed, operators' marks aside; 0: this one
     num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
 
     def __post_init__(self) -> None:
@@ -153,6 +154,11 @@ class Model:
     @property
     def memory_bytes(self) -> int:
         return self.weights_bytes + self.kv_bytes
+
+    def is_declared_as(self, revision: int) -> bool:
+        """Whether an instance that was started with that revision of the row (0: not known) is still of this
+        declaration: a pin or a drain between the two changes nothing of it."""
+        return not revision or (self.declared_at or self.revision) <= revision <= self.revision
 
     @property
     def pinned_at(self) -> Rung | None:

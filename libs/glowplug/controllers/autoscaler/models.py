@@ -279,7 +279,7 @@ class ModelRecords:
         if known is not None:
             kept_at = model.kept_at or known.kept_at
             model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned, kept_at=kept_at)
-            if replace(model, revision=known.revision) == known:
+            if replace(model, revision=known.revision, declared_at=known.declared_at) == known:
                 return False
         last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
         self._late = record.undeployed_revision = None
@@ -287,10 +287,11 @@ class ModelRecords:
         return True
 
     def change(self, record: ModelRecord, now_s: float, **fields: Any) -> list[Effect]:
-        """Set fields of a row; what tells the others."""
-        assert record.model is not None
-        revision = max(int(now_s * 1000), record.model.revision + 1)
-        record.model = replace(record.model, revision=revision, **fields)
+        """Set an operator's marks in a row; what tells the others. Its declaration is what it was."""
+        known = record.model
+        assert known is not None
+        revision, declared_at = max(int(now_s * 1000), known.revision + 1), known.declared_at or known.revision
+        record.model = replace(known, revision=revision, declared_at=declared_at, **fields)
         return [Save("models", record.key, record.model), Publish(ModelDeployed(model=record.model))]
 
     def undeploy(self, record: ModelRecord) -> ModelRecord:

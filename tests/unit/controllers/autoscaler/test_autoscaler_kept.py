@@ -156,6 +156,7 @@ def test_a_pin_is_in_the_row_of_the_model_and_outlives_its_next_deployment():
     assert row.kept_at is KeptAt.ASLEEP
     (row,) = rows(controller.handle(operator.Pin("m", True), 3.0))
     assert (row.kept_at, row.pinned) == (KeptAt.NOWHERE, True), "one rung at a time"
+    assert row.is_declared_as(2000) and not row.is_declared_as(1000), "copies from before the pin are of it still"
     after = AutoscalerController(reactive, "reactive", 8)
     after.restore("models", {"m": row}, 4.0)
     (row,) = rows(after.handle(operator.Pin("m", False), 5.0))
