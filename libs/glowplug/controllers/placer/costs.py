@@ -185,7 +185,8 @@ class Costs:
             return replace(blank, reason=f"no instance of {model.name} is there for it to take")
         took = self.fleet.network.leave_s(model, becomes)
         seconds, num = (0.0, 0) if not serving else took or (LEAVE_S, 0)
-        measured = f"the last {counted(num, 'time')} that this model left, a running request included"
+        times = counted(num, "time").removeprefix("1 ")
+        measured = f"measured: the last {times} that this model left so, with what it ran then"
         default = "default: an engine that runs nothing, and whose like has not been seen to leave"
         why = f"{model.engine} cannot sleep on {', '.join(unable)}, and would be stopped" if unable else ""
         return replace(
@@ -250,7 +251,7 @@ def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: 
     starts = counted(num, "wake" if kind is StartKind.WAKE else "start")
     what = {"cold": " that were cold", "cached": " from host memory", "growth": " from a replica"}.get(kind.value, "")
     said = {
-        "model": f"measured on this fleet: the last {starts}{what} of this model",
+        "model": f"measured on this fleet: the last {starts.removeprefix('1 ')}{what} of this model",
         "size": f"scaled from {starts}{what} of models of its size on this fleet",
         "engine": f"scaled from {starts}{what} of other models of {model.engine} on this fleet",
         "prior": f"default of {model.engine}: none has been measured",
