@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
     def command(*argv: str, code: int = 0) -> str:
         done = CliRunner().invoke(app, [argv[0], "--state-dir", str(tmp_path), *argv[1:]])
         assert done.exit_code == code, done.output
-        return done.output
+        return f"{done.output}{done.exception or ''}"
 
     return command
 
@@ -112,7 +112,8 @@ def test_a_cost_that_is_not_known_keeps_no_verb_from_its_owner(monkeypatch, run)
 
 def test_waiting_ends_with_the_reason_where_nothing_comes(monkeypatch, run):
     Fleet(monkeypatch, row("cold", last_failure="no GPU could hold it"))
-    run("load", "tiny", "--wait", "--timeout", "0", code=1)
+    ended = run("load", "tiny", "--wait", "--timeout", "0", code=1)
+    assert "tiny is cold after 0 s, and not done: no GPU could hold it" in ended
 
 
 def test_what_cannot_be_now_says_why_and_what_is_there_that_nothing_has_to_be_done():
