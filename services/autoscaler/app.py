@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI
+from pydantic import BaseModel, ConfigDict, Field
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.autoscaler.keeping import why_unable
 from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.model import Model
+from glowplug.domain.model import Model, Rung
 from glowplug.fleet.status import ModelState, model_state
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import ModelFile, json_schema
@@ -20,15 +22,50 @@ from glowplug.weights.files import NoAnswer
 from services.autoscaler.model_watch import ModelWatch
 from services.autoscaler.settings import AutoscalerSettings
 
-VERBS: dict[str, Callable[[str], Any]] = {
-    "load": operator.Load,
-    "wake": operator.Load,
-    "unload": operator.Unload,
-    "sleep": operator.Sleep,
-    "drain": operator.Suspend,
-    "pin": lambda key: operator.Pin(key, True),
-    "unpin": lambda key: operator.Pin(key, False),
+
+class VerbBody(BaseModel):
+    """Where a verb leads to, what it leaves, or where it keeps, and on which node. Without a body: ready, everything,
+    anywhere."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    to: Rung | None = Field(None, description="of load: ready, prewarmed or asleep; host is the placer's (fetch)")
+    node: str = Field("", max_length=256, description="of load: that node alone")
+    from_: Rung | None = Field(None, alias="from", description="of unload: what stands there alone; host: the placer's")
+    at: Rung | None = Field(None, description="of pin: ready, asleep or host")
+
+
+VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {  # with the fields of the body it takes
+    "load": (frozenset({"to", "node"}), lambda key, body: operator.Load(key, _below(body.to, "to"), body.node)),
+    "wake": (frozenset(), lambda key, body: operator.Load(key)),
+    "unload": (frozenset({"from"}), lambda key, body: operator.Unload(key, _left(body.from_))),
+    "sleep": (frozenset(), lambda key, body: operator.Sleep(key)),
+    "drain": (frozenset(), lambda key, body: operator.Suspend(key)),
+    "pin": (frozenset({"at"}), lambda key, body: operator.Pin(key, True, _kept(body.at))),
+    "unpin": (frozenset(), lambda key, body: operator.Pin(key, False)),
 }
+
+
+def _below(rung: Rung | None, param: str) -> Rung:
+    """Where an instance is brought. Raises BadRequest for host memory, which is the placer's."""
+    if rung is Rung.HOST:
+        raise BadRequest(
+            "weights in host memory are the placer's: POST /v1/models/{name}/fetch or /drop there", param=param
+        )
+    return rung or Rung.READY
+
+
+def _left(rung: Rung | None) -> Rung | None:
+    return None if rung is None else _below(rung, "from")
+
+
+def _kept(rung: Rung | None) -> Rung:
+    """Where a copy is kept. Raises BadRequest for a replica: those are the placer's to drop."""
+    if rung is Rung.PREWARMED:
+        raise BadRequest(
+            "a copy is kept at ready, asleep or host: replicas come and go with what is expected", param="at"
+        )
+    return rung or Rung.READY
 
 
 def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatch) -> FastAPI:
@@ -64,7 +101,18 @@ def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model)
         "num_in_flight": load.num_in_flight,
         "last_failure": last_failure.reason if last_failure and not is_running else "",
         "config_error": watch.errors.get(model.source, ""),
+        "pinned_at": model.pinned_at or "",
+        "is_being_put_away": controller.is_put_away(model.key),
+        "warning": _warning(controller, model),
     }
+
+
+def _warning(controller: AutoscalerController, model: Model) -> str:
+    """Why a model that is to have a copy asleep has none, "" where it has or may get one."""
+    if model.pinned_at is not Rung.ASLEEP:
+        return ""
+    why = why_unable(model, Rung.ASLEEP, controller.nodes)
+    return f"no copy is kept asleep: {why}" if why else ""
 
 
 def _find(controller: AutoscalerController, name: str) -> Model:
@@ -145,15 +193,19 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
         return {"key": model.key, "deleted": True}
 
     @router.post("/v1/models/{name:path}/{verb}", status_code=202)
-    async def act(name: str, verb: str) -> dict[str, Any]:
-        """load or wake, unload, sleep (unload, its engine kept asleep where it can), drain (unload and stay so until
-        load), pin, unpin."""
+    async def act(name: str, verb: str, body: VerbBody | None = None) -> dict[str, Any]:
+        """load (`to` a rung, on a `node`) or wake, unload (`from` a rung), sleep (unload, its engine kept asleep where
+        it can), drain (unload and stay so until load), pin (`at` a rung), unpin. What it will take: the placer's
+        /v1/models/{name}/cost."""
         controller = service.controller(AutoscalerController)
-        make = VERBS.get(verb)
-        if make is None:
+        if verb not in VERBS:
             raise BadRequest(f"no verb {verb!r}: one of {', '.join(VERBS)}", param="verb")
+        takes, make = VERBS[verb]
+        given = (body or VerbBody()).model_dump(by_alias=True, exclude_unset=True)
+        if unknown := sorted(given.keys() - takes):
+            raise BadRequest(f"{verb} takes no {unknown[0]!r}", param=unknown[0])
         model = _find(controller, name)
-        await tell(make(model.key))
+        await tell(make(model.key, body or VerbBody()))
         return described(controller, model.key)
 
     return router

@@ -5,12 +5,16 @@ from typing import Any
 
 import msgspec
 from fastapi import Depends, FastAPI, Query
+from pydantic import BaseModel, ConfigDict, Field
 
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.placer.costs import Verb
+from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.errors import NoCapacity, NotFound
+from glowplug.domain.errors import ModelNotFound, NoCapacity, NotFound
 from glowplug.domain.lease import Leader
+from glowplug.domain.model import Model, Rung
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
@@ -30,6 +34,7 @@ def make(service: ControlService, settings: PlacerSettings, policies: dict[str, 
     _fleet(app, service)
     _decisions(app, service)
     _nodes_changed(app, service, settings)
+    _models(app, service, settings)
     _leaders(app, service)
     return app
 
@@ -94,6 +99,51 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
             for p in service.controller(PlacerController).placements.values()
         ]
         return {"object": "list", "data": rows}
+
+
+class HostBody(BaseModel):
+    """On which node; "": the placer chooses one to fetch to, and drops on all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    node: str = Field("", max_length=256)
+
+
+def _models(app: FastAPI, service: ControlService, settings: PlacerSettings) -> None:
+    only_admin = [Depends(admin(settings.admin_token))]
+
+    def find(name: str) -> Model:
+        """By key, name or alias."""
+        for model in service.controller(PlacerController).models.values():
+            if name == model.key or name in model.names:
+                return model
+        raise ModelNotFound(f"no model {name!r} is deployed", param="model")
+
+    async def ask(request: FetchToHost | DropFromHost) -> dict[str, Any]:
+        assert service.shell is not None
+        await service.shell.ask(request)
+        controller, now_s = service.controller(PlacerController), time.time()
+        holders = controller.host_memory.holders(controller.models[request.model_key], now_s)
+        return {"model": controller.models[request.model_key].name, "nodes": [node.node_id for node in holders]}
+
+    @app.get("/v1/models/{name:path}/cost", tags=["models"])
+    async def cost(name: str, verb: Verb, rung: Rung | None = None, node: str = "") -> dict[str, Any]:
+        """What a verb of the autoscaler's REST (or fetch and drop here) would take now: seconds with their source,
+        bytes, and who would have to leave. `rung`: where load leads to, what unload leaves, where pin keeps."""
+        controller = service.controller(PlacerController)
+        found = controller.costs.of(find(name).key, verb, time.time(), rung=rung, node_id=node)
+        shown: dict[str, Any] = msgspec.to_builtins(found)
+        return shown
+
+    @app.post("/v1/models/{name:path}/fetch", tags=["models"], dependencies=only_admin, status_code=202)
+    async def fetch(name: str, body: HostBody | None = None) -> dict[str, Any]:
+        """Bring its weights into host memory of a node. Answers with the nodes that have them already."""
+        return await ask(FetchToHost(find(name).key, body.node if body else ""))
+
+    @app.post("/v1/models/{name:path}/drop", tags=["models"], dependencies=only_admin, status_code=202)
+    async def drop(name: str, body: HostBody | None = None) -> dict[str, Any]:
+        """Take its weights out of host memory, once no instance reads them; 409 while they are pinned there."""
+        return await ask(DropFromHost(find(name).key, body.node if body else ""))
 
 
 def _decisions(app: FastAPI, service: ControlService) -> None:

@@ -109,6 +109,16 @@ def test_a_sleeper_that_is_killed_says_so_and_costs_a_start(fleet: Fleet, system
     assert now.get("source", "") == ""
 
 
+def test_what_is_pinned_asleep_leaves_for_its_sleep_under_any_system(fleet: Fleet) -> None:
+    url = fleet.url("autoscaler") + "/v1/models/brief/pin"
+    assert httpx.post(url, headers=fleet.admin, json={"at": "asleep"}).status_code == 202
+    assert fleet.chat("brief").status_code == fleet.chat("lasting").status_code == 200
+    (asleep,) = wait_until("it sleeps", lambda: [i for i in fleet.instances("brief") if i["state"] == "swapped_out"])
+    assert fleet.chat("brief").status_code == 200
+    (woken,) = [i for i in fleet.instances("brief") if i["state"] == "ready"]
+    assert (woken["source"], woken["start_kind"]) == (asleep["instance_id"], "wake")
+
+
 def test_no_service_stumbled(fleet: Fleet) -> None:
     """A decision that raises is tried again for ever: it shows in the log alone."""
     for name in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):

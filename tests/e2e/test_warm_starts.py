@@ -1,9 +1,12 @@
-"""Warm starts on a live fleet of the emulated engine: what drained grows again, and what gave way wakes."""
+"""Warm starts on a live fleet of the emulated engine: what drained grows again, what gave way wakes, and what is
+deployed asleep or pinned stays so under pressure.
+"""
 
 import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -48,6 +51,11 @@ def in_state(fleet: Fleet, model: str, state: str) -> dict[str, Any]:
     return found
 
 
+def ask(fleet: Fleet, model: str, verb: str, **body: str) -> None:
+    url = f"{fleet.url('autoscaler')}/v1/models/{model}/{verb}"
+    assert httpx.post(url, headers=fleet.admin, json=body).status_code == 202
+
+
 def test_what_idled_stays_as_a_replica_and_the_next_request_finds_it(fleet: Fleet) -> None:
     assert fleet.chat("brief").status_code == 200
     replica = in_state(fleet, "brief", "prewarmed")
@@ -82,3 +90,55 @@ def test_a_sleeper_that_hangs_costs_its_wake_and_no_answer(fleet: Fleet) -> None
     assert failed["state"] == "failed" and "did not wake within 1.5 s" in failed["reason"], failed
     assert "did not wake within 1.5 s" in fleet.cli("ps", "--all", "--model", "rival").stdout
     wait_until("it is gone", lambda: not psutil.pid_exists(pid))
+
+
+SLEEPER = """
+name: sleeper
+engine: emulated
+weights_bytes: 1GiB
+kv_bytes: 1GiB
+asleep: true
+keep_alive_s: 600
+engine_args: {profile: "llama-2-7b/h800", time_scale: 8}
+"""
+
+
+def test_a_model_deployed_asleep_wakes_for_its_first_request_and_is_made_again(fleet: Fleet, tmp_path: Path) -> None:
+    """SwapServeLLM section 3.2, beside engines that serve: it takes the GPU only while nothing else needs it."""
+    for model in ("lasting", "rival"):
+        ask(fleet, model, "sleep")
+    file = tmp_path / "sleeper.yaml"
+    file.write_text(SLEEPER)
+    assert fleet.cli("deploy", str(file)).returncode == 0
+    asleep = in_state(fleet, "sleeper", "swapped_out")
+    assert fleet.model("sleeper")["pinned_at"] == "asleep"
+    assert fleet.chat("sleeper").status_code == 200
+    woken = rows(fleet, "sleeper")[0]
+    assert (woken["source"], woken["start_kind"]) == (asleep["instance_id"], "wake")
+    done = json.loads(fleet.cli("sleep", "sleeper", "--wait", "-o", "json").stdout)
+    assert done["cost"]["freed_gpu_bytes"] == 2 << 30 and done["actual_s"] < 5
+    again = in_state(fleet, "sleeper", "swapped_out")
+    (engine,) = [p for p in psutil.process_iter(["cmdline"]) if _runs(p, woken["instance_id"], asleep["instance_id"])]
+    os.kill(engine.pid, signal.SIGKILL)
+    wait_until("it is lost", lambda: again["instance_id"] not in {i["instance_id"] for i in fleet.instances("sleeper")})
+    assert in_state(fleet, "sleeper", "swapped_out")["instance_id"] != again["instance_id"]
+
+
+def _runs(process: psutil.Process, *instance_ids: str) -> bool:
+    """Whether it is the engine of one of these."""
+    return any(name in part for part in process.info["cmdline"] or () for name in instance_ids)
+
+
+def test_a_pin_holds_while_others_ask_for_the_memory(fleet: Fleet) -> None:
+    done = json.loads(fleet.cli("pin", "sleeper", "--wait", "-o", "json").stdout)
+    assert done["cost"]["kind"] == "wake" and done["cost"]["num_measured"] >= 1 and done["actual_s"] is not None
+    (pinned,) = [row for row in fleet.instances("sleeper") if row["state"] == "ready"]
+    refused = json.loads(fleet.cli("load", "rival", "--dry-run", "-o", "json").stdout)
+    assert not refused["is_possible_now"] and "sleeper stays: it is pinned" in refused["reason"]
+    ask(fleet, "rival", "load")
+    url = fleet.url("placer") + "/v1/placements"
+    wait_until("it waits", lambda: any(row["waited_s"] > 1.0 for row in httpx.get(url).json()["data"]))
+    assert pinned["instance_id"] in {row["instance_id"] for row in fleet.instances("sleeper")}
+    ask(fleet, "sleeper", "pin", at="asleep")
+    assert fleet.chat("rival").status_code == 200, "asleep is where it may be sent"
+    in_state(fleet, "sleeper", "swapped_out")

@@ -119,6 +119,48 @@ async def test_verbs_become_commands(fleet):
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "verb")
 
 
+async def test_verbs_take_a_rung_and_refuse_what_makes_no_sense(fleet):
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        await client.post("/v1/models", json=MODEL)
+        row = (await client.post("/v1/models/tiny/load", json={"to": "asleep"})).json()
+        assert row["is_being_put_away"] is True
+        assert [e.data.waits for e in fleet.broker.of_type(PlaceInstance.TYPE)] == [True]
+        pinned = (await client.post("/v1/models/tiny/pin", json={"at": "host"})).json()
+        assert (pinned["pinned_at"], pinned["kept_at"], pinned["pinned"]) == ("host", "host", False)
+        for verb, body, param in (
+            ("load", {"to": "host"}, "to"),
+            ("unload", {"from": "host"}, "from"),
+            ("pin", {"at": "prewarmed"}, "at"),
+            ("sleep", {"to": "ready"}, "to"),
+            ("load", {"to": "gone"}, "body.to"),
+        ):
+            wrong = await client.post(f"/v1/models/tiny/{verb}", json=body)
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_placer_says_what_a_verb_would_cost(fleet):
+    await fleet.store.put("nodes", "node-1", to_json(a_node()))
+    async with fleet.client("autoscaler", headers=TOKEN) as autoscaler, fleet.client("placer") as placer:
+        await autoscaler.post("/v1/models", json=MODEL)
+        await fleet.shells[1]._resync()
+        cost = (await placer.get("/v1/models/tiny/cost", params={"verb": "load"})).json()
+        assert (cost["model"], cost["rung"], cost["node_id"], cost["scope"]) == (
+            "Org/Tiny.1",
+            "ready",
+            "node-1",
+            "prior",
+        )
+        assert cost["seconds"] > 2 and cost["gpu_bytes"] == (10 + 64) << 20 and "default of emulated" in cost["source"]
+        for params, code in (({"verb": "explode"}, "bad_request"), ({"verb": "load", "node": "n"}, "not_found")):
+            assert (await placer.get("/v1/models/tiny/cost", params=params)).json()["error"]["code"] == code
+        missing = await placer.get("/v1/models/nobody/cost", params={"verb": "load"})
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await placer.post("/v1/models/tiny/fetch")).status_code == 401
+        refused = await placer.post("/v1/models/tiny/fetch", headers=TOKEN)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "to")
+        assert (await placer.post("/v1/models/tiny/drop", headers=TOKEN)).json() == {"model": "Org/Tiny.1", "nodes": []}
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/v1/models"), ("PUT", "/v1/models/x"), ("DELETE", "/v1/models/x"), ("POST", "/v1/models/x/load")],

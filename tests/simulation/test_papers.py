@@ -131,6 +131,19 @@ def test_engines_that_do_not_fit_together_take_turns_asleep(seed):
     assert results.starts["swapped"] > 0 and results.starts["host"] <= 4, f"seed {seed}: {results.starts}"
 
 
+def test_models_deployed_asleep_start_once_before_anybody_asks():
+    """SwapServeLLM section 3.2: each engine is started once and sleeps; the first request of each is a swap-in too."""
+    setup, _ = fleets.swapserve()
+    asleep = tuple(replace(one, model=replace(one.model, asleep=True)) for one in setup.models)
+    arrivals = [fleets.Arrival(150.0 + 20 * n, f"m{n % 3}", 200, 20) for n in range(6)]
+    starts, highest_s = {}, {}
+    for name, models in (("cold", setup.models), ("asleep", asleep)):
+        _, results, total = run(replace(setup, models=models), arrivals, 400.0, name)
+        starts[name], highest_s[name] = results.starts, total.ttft.highest
+    assert starts == {"cold": {"host": 3, "swapped": 3}, "asleep": {"host": 3, "swapped": 6}}
+    assert highest_s["asleep"] < 0.2 * highest_s["cold"]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_preserve_scales_with_the_forecast_and_looks_ahead(seed):
     _, results, total = run(*fleets.preserve(seed), 300.0, f"preserve seed {seed}")

@@ -41,7 +41,7 @@ MANIFEST, MODELS, CORDON_LINES, FILES = "manifest.json", "models.jsonl", "cordon
 MAX_BYTES = 256 << 20  # packed or unpacked: a fleet of 10,000 models has 20 MiB
 _FILE_NAME = re.compile(r"(?!\.)[^/\\]{1,200}\.ya?ml")  # of a model file: one name, not hidden, printable
 # What an operator changes beside the declaration: `glowplug pin`, `drain`.
-_BY_VERB = ("pinned",)
+_BY_VERB = ("pinned",)  # and `kept_at`, which no declaration has
 ANSWER_S = 5.0
 IN_FORCE_S = 30.0  # until the autoscaler has read the files: it looks every second
 POLL_S = 0.2
@@ -236,7 +236,7 @@ class Plan:
 
     files: Mapping[str, str]  # name -> text, to be written
     deploy: tuple[Mapping[str, Any], ...]  # bodies of PUT /v1/models/{name}
-    verbs: tuple[tuple[str, str], ...]  # (verb, model name): pin, unpin, drain, load
+    verbs: tuple[tuple[str, str], ...]  # (verb, model name): pin, "pin --at asleep", unpin, drain, load
     cordons: tuple[str, ...]
     unchanged: tuple[str, ...]  # names of models that are as in the backup
     conflicts: tuple[str, ...]
@@ -297,8 +297,8 @@ def _verbs(model: Model, row: Mapping[str, Any] | None) -> list[tuple[str, str]]
     """What an operator had asked for and the declaration does not say."""
     now = row or {"pinned": False, "suspended": False}
     found = []
-    if model.pinned != bool(now["pinned"]):
-        found.append(("pin" if model.pinned else "unpin", model.name))
+    if (model.pinned, model.kept_at.value) != (bool(now["pinned"]), now.get("kept_at", "")):
+        found.append((f"pin --at {model.kept_at}" if model.kept_at else "pin" if model.pinned else "unpin", model.name))
     if model.suspended and not now["suspended"]:
         found.append(("drain", model.name))
     return found
@@ -404,7 +404,8 @@ def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[st
         fleet.call("PUT", "autoscaler", f"/v1/models/{segment(body['name'])}", json=dict(body))
     _wait(fleet, frozenset(kept.models))
     for verb, name in todo.verbs:
-        fleet.call("POST", "autoscaler", f"/v1/models/{segment(name)}/{verb}")
+        verb, _, at = verb.partition(" --at ")
+        fleet.call("POST", "autoscaler", f"/v1/models/{segment(name)}/{verb}", **({"json": {"at": at}} if at else {}))
     for node_id in todo.cordons:
         if node_id in nodes:
             fleet.call("POST", "placer", f"/v1/nodes/{segment(node_id)}/drain")

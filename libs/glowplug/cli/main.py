@@ -6,7 +6,7 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, operate, pull, simulate, talk, tap, up, views, what_if, why
+from glowplug.cli import backup, demo, logs, operate, pull, simulate, talk, tap, up, verbs, views, what_if, why
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.supervisor.settings import FleetError
@@ -25,13 +25,13 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         operate.deploy,
         operate.undeploy,
         pull.pull,
-        operate.load,
-        operate.unload,
-        operate.wake,
-        operate.sleep,
-        operate.pin,
-        operate.unpin,
-        operate.drain,
+        verbs.load,
+        verbs.unload,
+        verbs.wake,
+        verbs.sleep,
+        verbs.pin,
+        verbs.unpin,
+        verbs.drain,
     ),
     "Looking": (views.models, views.ps, views.nodes, views.top, logs.logs, tap.tap, why.why, doctor),
     "What if (simulated)": (simulate.simulate, what_if.plan, what_if.replay, tap.record),

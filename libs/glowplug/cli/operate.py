@@ -1,9 +1,9 @@
-"""Commands that change what runs: deploy, undeploy, load, unload, wake, sleep, pin, unpin and drain models, cordon
-nodes, and what a service started by hand needs to join."""
+"""Commands that change what is there: deploy and undeploy models, cordon nodes; and what a service that is started by
+hand needs to join. What moves a model between its rungs is in verbs.py.
+"""
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +35,9 @@ def deploy(
     fleet = connect(state_dir)
     bodies = [body for file in files for body in _bodies(file)]
     shown = [fleet.call("PUT", "autoscaler", f"/v1/models/{segment(body['name'])}", json=body) for body in bodies]
+    for row in shown:
+        if row.get("warning"):
+            say(f"{row['name']}: {row['warning']}", err=True)
     emit(output, shown, ("model", "engine", "state"), [(row["name"], row["engine"], row["state"]) for row in shown])
 
 
@@ -61,26 +64,6 @@ def undeploy(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR
     """Remove a model; its instances finish what they have and stop."""
     connect(state_dir).call("DELETE", "autoscaler", f"/v1/models/{segment(model)}")
     say(f"{model} undeployed")
-
-
-def _verb(name: str, done: str, text: str) -> Callable[..., None]:
-    """The command that posts one verb of a model. `text` is its help."""
-
-    def command(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-        row = connect(state_dir).call("POST", "autoscaler", f"/v1/models/{segment(model)}/{name}")
-        say(f"{row['name']}: {done} (now {row['state']})")
-
-    command.__name__, command.__doc__ = name, text
-    return command
-
-
-load = _verb("load", "load asked for", "Start an instance now, and lift a drain.")
-unload = _verb("unload", "unload asked for", "Drain its instances now; the next request starts one again.")
-wake = _verb("wake", "wake asked for", "Wake an instance that sleeps, or start one where none does.")
-sleep = _verb("sleep", "sleep asked for", "Let its engines sleep once they are done; one that cannot sleep stops.")
-drain = _verb("drain", "drain asked for", "Drain its instances and start none until `glowplug load`.")
-pin = _verb("pin", "pinned", "Keep one instance for good: never evicted, never asleep.")
-unpin = _verb("unpin", "unpinned", "Let it sleep and be evicted again.")
 
 
 def cordon(node: NodeArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:

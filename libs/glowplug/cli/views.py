@@ -32,8 +32,10 @@ def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
 
 def model_row(row: Row) -> Cells:
     """One model as `glowplug models` shows it."""
-    note = row["config_error"] or row["last_failure"]
+    note = row["config_error"] or row.get("warning", "") or row["last_failure"]
     marks = [word for word in ("pinned", "suspended") if row[word]]
+    if row.get("pinned_at", "") in ("asleep", "host"):
+        marks.append(f"kept {row['pinned_at']}")
     return (
         row["name"],
         row["engine"],

@@ -31,6 +31,23 @@ class OnCold(StrEnum):
     REFUSE = "refuse"
 
 
+class Rung(StrEnum):
+    """How near to serving a copy of a model stands, the nearest last."""
+
+    HOST = "host"  # its weights lie in host memory of a node
+    ASLEEP = "asleep"  # its engine was started, and sleeps outside the GPU
+    PREWARMED = "prewarmed"  # its weights lie on a GPU
+    READY = "ready"
+
+
+class KeptAt(StrEnum):
+    """Where an operator keeps one copy of a model at least, below READY."""
+
+    NOWHERE = ""
+    HOST = "host"
+    ASLEEP = "asleep"
+
+
 class Temperature(StrEnum):
     """Start temperature as users know it: hot (running), warm (prewarmed or asleep), cold."""
 
@@ -106,6 +123,10 @@ class Model:
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False  # never evicted, never scaled below one
     preload: bool = False  # loaded when deployed
+    asleep: bool = False  # started once when deployed, and asleep from then on while nothing is asked of it
+    kept_at: KeptAt = (
+        KeptAt.NOWHERE
+    )  # an operator keeps one copy of it there at least: host or asleep; `pinned` is ready
     priority: int = 0  # higher is evicted later and placed earlier
     aliases: tuple[str, ...] = ()
     system_prompt: str = ""  # default system message, rendered by the engine's chat template
@@ -114,6 +135,7 @@ class Model:
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver as they are
     source: str = ""  # file path or "api"
     revision: int = 0
+    declared_at: int = 0  # the revision with which its declaration last changed, operators' marks aside; 0: this one
     num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
 
     def __post_init__(self) -> None:
@@ -133,6 +155,20 @@ class Model:
     @property
     def memory_bytes(self) -> int:
         return self.weights_bytes + self.kv_bytes
+
+    def is_declared_as(self, revision: int) -> bool:
+        """Whether an instance that was started with that revision of the row (0: not known) is still of this
+        declaration: a pin or a drain between the two changes nothing of it."""
+        return not revision or (self.declared_at or self.revision) <= revision <= self.revision
+
+    @property
+    def pinned_at(self) -> Rung | None:
+        """The rung below which its last copy does not fall: by its declaration or by an operator."""
+        if self.pinned:
+            return Rung.READY
+        if self.asleep or self.kept_at is KeptAt.ASLEEP:
+            return Rung.ASLEEP
+        return Rung.HOST if self.kept_at is KeptAt.HOST else None
 
     @property
     def fetch_bytes(self) -> int:

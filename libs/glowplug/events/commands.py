@@ -23,6 +23,13 @@ class PlaceInstance:
     deadline_at: float = 0.0
     target: str = "any"
     num_required: int = 1  # instances the model is to have in the end: what a pipeline is laid out for
+    waits: bool = False  # for free memory: no instance that serves leaves for it, and whoever serves goes first
+    node_id: str = ""  # on that node alone; "" anywhere
+
+
+def as_if_asked(model: Model, now_s: float, *, waits: bool, node_id: str) -> PlaceInstance:
+    """The command for an instance that nobody has asked for: what would become of it is looked up. It is not sent."""
+    return PlaceInstance(instance_id="", model=model, reason="", wanted_at=now_s, waits=waits, node_id=node_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

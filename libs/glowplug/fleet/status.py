@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model, Temperature
+from glowplug.domain.model import Model, Rung, Temperature
 from glowplug.policies.start_times import StartKind, StartTimes, fresh_kind
 
 
@@ -57,6 +57,21 @@ def is_target(instance: Instance) -> bool:
 def is_coming(instance: Instance) -> bool:
     """Whether it is on its way and will serve."""
     return instance.state.is_coming and instance.serves
+
+
+def rung_of(instance: Instance) -> Rung | None:
+    """How near to serving it is, a copy on its way counting as there; None when it is gone."""
+    if instance.state.is_gone:
+        return None
+    if instance.state is InstanceState.SWAPPED_OUT:
+        return Rung.ASLEEP
+    return Rung.PREWARMED if instance.replica or instance.state is InstanceState.PREWARMED else Rung.READY
+
+
+def lacks_one_asleep(model: Model, instances: Iterable[Instance]) -> bool:
+    """Whether a model that is to keep a copy asleep has none of these asleep: what leaves next is to be one."""
+    is_kept = model.pinned_at is Rung.ASLEEP and not model.suspended
+    return is_kept and all(row.state is not InstanceState.SWAPPED_OUT for row in instances)
 
 
 def temperature(instances: Iterable[Instance]) -> Temperature:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from statistics import median
+from typing import Literal
 
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
@@ -38,6 +39,8 @@ class StartKind(StrEnum):
     GROWTH = "growth"  # a replica holds its weights (PREWARMED)
     JOIN = "join"  # a replica of it is on its way: what is left of that one's start, then a growth
 
+
+Scope = Literal["model", "size", "engine", "prior"]  # whose starts a figure comes from
 
 _SIBLING = {StartKind.COLD: StartKind.CACHED, StartKind.CACHED: StartKind.COLD}  # the same but for the fetch
 _KINDS = {kind.value: kind for kind in StartKind}
@@ -320,6 +323,21 @@ class StartTimes:
     def has_seen(self, model: Model) -> bool:
         """Whether a start of that model has been measured, on the engine's newest kind of GPU."""
         return self.latest(model, StartKind) is not None
+
+    def measured_by(self, model: Model, kind: StartKind, gpu_kind: str, stage: str = "load_s") -> tuple[Scope, int]:
+        """Whose starts a prediction of that stage comes from, and of how many it is the median."""
+        kinds = [kind, *([_SIBLING[kind]] if kind in _SIBLING and stage != "fetch_s" else [])]
+        groups: list[tuple[Scope, int | None]] = [("size", size_class(model)), ("engine", None)]
+        for one in kinds:
+            row = self._row(model, one, gpu_kind)
+            if row is not None and (num := sum(getattr(s.took, stage) >= 0 for s in row.samples)):
+                return "model", num
+        for scope, size in groups:
+            for one in kinds:
+                samples = self._groups.get((model.engine, gpu_kind, one, size), ())
+                if num := sum(getattr(s.took, stage) >= 0 for s in samples):
+                    return scope, num
+        return "prior", 0
 
     def _row(self, model: Model, kind: StartKind, gpu_kind: str) -> StartRow | None:
         return self.rows.get(_key(model.key, model.engine, gpu_kind, kind))

@@ -88,6 +88,9 @@ class ModelFile(_Strict):
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False
     preload: bool = False
+    asleep: bool = Field(
+        False, description="started once when deployed, and asleep from then on while nothing is asked of it"
+    )
     priority: int = Field(0, ge=-1000, le=1000)
     aliases: list[str] = Field(default_factory=list, max_length=32)
     system_prompt: str = Field("", max_length=100_000)

@@ -46,11 +46,18 @@ from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handler, dispatch
 from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Rung
 from glowplug.events import Event
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
 MOVES_KEPT = 500  # of those that are not checked
+
+
+def _leaves_first(holding: Holding) -> tuple[bool, float, str]:
+    """Sorts sleepers by who leaves first."""
+    is_kept = holding.model.pinned_at is Rung.ASLEEP
+    return is_kept, holding.instance.changed_at, holding.instance.instance_id
 
 
 class AgentController:
@@ -147,10 +154,11 @@ class AgentController:
         return self._effects(transaction)
 
     def _make_way(self, transaction: Transaction) -> None:
-        """Sleepers leave a GPU that has been granted to others, the one that has slept longest first."""
+        """Sleepers leave a GPU that has been granted to others, the one that has slept longest first; those whose model
+        was to keep one asleep when they started, last."""
         for gpu_id in [gpu.gpu_id for gpu in self.ledger.gpus if gpu.lacking_bytes]:
             asleep = [h for h in self.holdings.values() if h.state is State.SWAPPED_OUT and gpu_id in h.shares]
-            for holding in sorted(asleep, key=lambda h: (h.instance.changed_at, h.instance.instance_id)):
+            for holding in sorted(asleep, key=_leaves_first):
                 if not next(gpu.lacking_bytes for gpu in self.ledger.gpus if gpu.gpu_id == gpu_id):
                     break
                 transaction.step(holding.instance.instance_id, msg.GivesWay("what starts needs the rest it keeps"))

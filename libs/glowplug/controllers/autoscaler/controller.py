@@ -5,9 +5,10 @@
 
 What it is told
   - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader).
-  - Telemetry: `router.load_reported`. Tables: `models` (its own) and `instances`.
+  - Telemetry: `router.load_reported`. Tables: `models` (its own), `instances` and `nodes` (what engines can do there).
   - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. They raise ModelNotFound
-    for a model that is not deployed, Deploy raises Conflict for a name that is taken.
+    for a model that is not deployed, Deploy raises Conflict for a name that is taken; where a copy is to sleep and no
+    node's engine can, EngineMisconfigured.
   - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`, and one for which the policy's
     answer stands (`stands_until`) not before something about it changes.
 
@@ -20,6 +21,8 @@ What it asks
 What it promises
   - The policy's number is brought about, within the bounds of the model: it asks for what is missing (taking back what
     drains first), cancels starts that are wanted no more, and drains what is spare.
+  - A model that is deployed or pinned asleep has an instance that serves or an engine that sleeps, as soon as there is
+    free memory for it: keeping.py.
   - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that.
   - No instance gets a stop and a resume within `repeat_s`, and what an operator has unloaded is not taken back.
   - An instance of a model that is not deployed is stopped once it has been unknown for `orphan_s`.
@@ -33,21 +36,23 @@ What it never does
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.consolidation import Consolidations
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
-from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start
+from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_unable
+from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start, place
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.domain.errors import ModelNotFound
+from glowplug.domain.errors import ModelNotFound, NotFound
+from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
-from glowplug.domain.model import Model
+from glowplug.domain.model import KeptAt, Model, Rung
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import (
     ForecastMade,
@@ -59,9 +64,13 @@ from glowplug.events.facts import (
     RouterLoadReported,
 )
 from glowplug.fleet.demand import Demand
+from glowplug.fleet.status import lacks_one_asleep, rung_of
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView
+
+KEPT: Final = "kept"  # the rule of a decision for a copy below READY
+_STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
 
 
 class AutoscalerController:
@@ -81,6 +90,7 @@ class AutoscalerController:
         self._ticked_at = 0.0  # the last tick
         self._models = ModelRecords()
         self.instances, self.loads = InstanceTable(), Demand()
+        self.nodes: dict[str, Node] = {}  # by id, as the table had them last
         self.handlers: Handlers = {
             Tick: self._on_tick,
             RouterLoadReported: self._on_load,
@@ -107,14 +117,17 @@ class AutoscalerController:
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`,
-        where a failure may show before its fact comes."""
+        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed), `nodes`, and
+        `instances`, where a failure may show before its fact comes."""
         self._wake_all(now_s)
         if table == "models":
             return self._models.restore(rows, now_s)
+        if table == "nodes":
+            self.nodes = rows
+            return []
         wanted = {i for i, row in self.instances.by_id.items() if not (row.state.is_gone or row.state.is_dormant)}
         for instance in self.instances.restore(rows, now_s):
-            record = self._note(instance)
+            record = self._note(instance, now_s)
             if instance.state is InstanceState.FAILED and instance.instance_id in wanted:
                 self._start_failed(record, instance, now_s)
         return []
@@ -123,6 +136,10 @@ class AutoscalerController:
         """Demand, instances, models and forecasts."""
         self.instances, self.loads = earlier.instances, earlier.loads
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
+
+    def is_put_away(self, model_key: str) -> bool:
+        """Whether an instance of it starts or drains only to stand below READY."""
+        return bool(self._models.of(model_key).kept.put_away)
 
     # facts and time
 
@@ -185,21 +202,25 @@ class AutoscalerController:
         before = self.instances.by_id.get(instance.instance_id)
         if not self.instances.apply(instance, now_s):
             return []
-        record = self._note(instance)
+        record = self._note(instance, now_s)
         was_dormant = before is not None and before.state.is_dormant
         if isinstance(event.data, InstanceFailed) and not was_dormant:  # nobody waits for a sleeper that dies
             self._start_failed(record, instance, now_s)
         return self._balance(record, now_s)
 
     def _start_failed(self, record: ModelRecord, instance: Instance, now_s: float) -> None:
-        """The next start waits. Nobody waits for a replica, and a stage's end is its pipeline's too."""
-        if not (instance.replica or instance.part_of):
+        """The next start waits. Nobody waits for a replica or a copy that is to sleep, and a stage's end is its
+        pipeline's too."""
+        if not (instance.replica or instance.part_of or record.kept.last_lost == instance.instance_id):
             record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
 
-    def _note(self, instance: Instance) -> ModelRecord:
+    def _note(self, instance: Instance, now_s: float) -> ModelRecord:
         """What the new state of an instance answers."""
         record = self._models.of(instance.model_key)
         self._models.started(record, instance.instance_id)
+        others = self.instances.living(record.key).values()
+        is_replaced = bool(record.starts) or any(row.serves and row is not instance for row in others)
+        record.kept.saw(instance, is_replaced, now_s, self._params.backoff_s, self._params.max_backoff_s)
         if instance.state is InstanceState.READY and instance.serves:
             record.may_try_again()
             record.asked, record.waiting = "", None
@@ -220,6 +241,8 @@ class AutoscalerController:
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
         key = request.model.key
         is_new = self._models.find(key) is None
+        if request.model.asleep:
+            check_able(request.model, Rung.ASLEEP, self.nodes, "asleep")
         if not self._models.deploy(request.model, create=request.create, now_s=now_s):
             return []
         record, model = self._deployed(key)
@@ -228,6 +251,7 @@ class AutoscalerController:
             record.asked = "its deployment asks for one at once"
             self.loads.touch(key, now_s)
         record.may_try_again()
+        record.kept.may_try_again()
         return [Save("models", key, model), Publish(ModelDeployed(model=model)), *self._balance(record, now_s)]
 
     def _undeploy(self, request: operator.Undeploy, now_s: float) -> list[Effect]:
@@ -238,8 +262,15 @@ class AutoscalerController:
 
     def _load(self, request: operator.Load, now_s: float) -> list[Effect]:
         record, model = self._deployed(request.model_key)
-        record.asked = "an operator has loaded it"
+        if request.node_id and self.nodes and request.node_id not in self.nodes:
+            raise NotFound(f"no node {request.node_id!r}", param="node")
+        check_able(model, request.to, self.nodes, "to", request.node_id)
+        if request.to is Rung.READY:
+            record.asked, record.asked_node = "an operator has loaded it", request.node_id
+        else:
+            record.kept.asked, record.kept.node_id = request.to, request.node_id
         record.may_try_again()
+        record.kept.may_try_again()
         for order in record.orders.values():
             if order.kind is OrderKind.UNLOAD:
                 order.kind = OrderKind.STOP
@@ -248,6 +279,11 @@ class AutoscalerController:
         return [*lifted, *self._balance(record, now_s)]
 
     def _unload(self, request: operator.Unload, now_s: float) -> list[Effect]:
+        record, _ = self._deployed(request.model_key)
+        if request.rung is not None:
+            why = f"an operator has unloaded what is {request.rung.value}"
+            return self._stop_all(record, why, "unload", now_s, only=request.rung)
+        record.kept.asked = None
         return self._leave(request.model_key, "an operator has unloaded it", "unload", now_s)
 
     def _sleep(self, request: operator.Sleep, now_s: float) -> list[Effect]:
@@ -276,13 +312,20 @@ class AutoscalerController:
 
     def _pin(self, request: operator.Pin, now_s: float) -> list[Effect]:
         record, model = self._deployed(request.model_key)
-        if request.pinned:
+        kept_at = KeptAt.NOWHERE
+        if not request.pinned:
+            chosen, why = "unpin", f"an operator has unpinned {model.name}, and its last instance may leave"
+        elif request.at is Rung.READY:
             chosen, why = "pin", f"an operator has pinned {model.name}, and one instance stays"
         else:
-            chosen, why = "unpin", f"an operator has unpinned {model.name}, and its last instance may leave"
+            check_able(model, request.at, self.nodes, "at")
+            chosen, why = "pin", f"an operator has pinned {model.name}, and one copy stays {_STAYS[request.at]}"
+            kept_at = KeptAt(request.at.value)
+        is_pinned = request.pinned and request.at is Rung.READY
+        record.kept.may_try_again()
         return [
             self._without_policy(record, why, chosen, now_s),
-            *self._models.change(record, now_s, pinned=request.pinned),
+            *self._models.change(record, now_s, pinned=is_pinned, kept_at=kept_at),
             *self._balance(record, now_s),
         ]
 
@@ -298,15 +341,18 @@ class AutoscalerController:
         now_s: float,
         policy: str = operator.POLICY,
         becomes: Becomes = "stopped",
+        only: Rung | None = None,
     ) -> list[Effect]:
         """Cancel what is coming and drain what is there; one decision each, written when it is first carried out. What
-        is to sleep and lies dormant already stays."""
+        is to sleep and lies dormant already stays. `only`: what stands on that rung."""
         effects: list[Effect] = []
-        for instance_id in list(record.starts):
+        for instance_id in list(record.starts) if only in (None, Rung.READY) else ():
             effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
             effects += self._cancel(record, instance_id, reason)
         for instance in self.instances.living(record.key).values():
             if becomes != "stopped" and instance.state.is_dormant:
+                continue
+            if only is not None and rung_of(instance) is not only:
                 continue
             if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
@@ -340,13 +386,13 @@ class AutoscalerController:
             record.asked = ""
         reported = self.loads.of(record.key)
         load = record.demand(reported, self.instances.of(record.key))
+        has_starts = bool(record.starts)
+        effects = self._keep(record, model, load, rows, now_s)
         view = self._view(record, model, load, rows, now_s)
         decision, record.policy_state = self._scale(view, record.policy_state)
         if record.asked and not reported.num_waiting:
             decision = replace(decision, reason=record.asked)
-        has_starts = bool(record.starts)
         missing = decision.num_wanted - view.num_coming_or_there
-        effects: list[Effect] = []
         if missing > 0:
             resumed = [i for i in decision.resume if record.is_leaving(i, OrderKind.STOP) and not model.suspended]
             resumed = resumed[:missing]
@@ -360,9 +406,10 @@ class AutoscalerController:
         effects += self._ask_again(record, model, now_s)
         has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
         has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
-        record.rest_until = now_s + self._params.rest_s if has_nothing else 0.0
+        record.rest_until = record.kept.rest_until(now_s, self._params.rest_s) if has_nothing else 0.0
         record.stands_until = 0.0
         is_settled = not (has_nothing or effects or record.starts or record.orders)
+        is_settled = is_settled and not record.kept.put_away
         if is_tick and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
             lead_s = self._params.lead_s
             record.stands_until = min(decision.stands_until, record.forecast_changes_at(now_s + lead_s) - lead_s)
@@ -384,6 +431,61 @@ class AutoscalerController:
             unchanged_until=self._ticked_at if record.stands_until else 0.0,
         )
 
+    def _keep(
+        self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
+    ) -> list[Effect]:
+        """Its copy below READY: put away what was started for that, and start one where none is there or coming. Once
+        somebody waits for the model, what was started is an instance as any other."""
+        kept = record.kept
+        rung = kept.wanted(model)
+        if rung is None and not kept.put_away:
+            return []
+        if rung is None or load.num_waiting or load.num_in_flight:
+            kept.put_away.clear()
+            return self._wait_no_more(record, model, load, now_s)
+        effects: list[Effect] = []
+        for instance_id, to in list(kept.put_away.items()):
+            row = rows.get(instance_id)
+            if row is None and instance_id not in record.starts:
+                del kept.put_away[instance_id]
+            elif row is not None and row.state is InstanceState.READY and self.loads.is_fresh(now_s):
+                why = f"{model.name} has been started, nothing is asked of it, and it is to be {to.value}"
+                if not record.is_leaving(instance_id):
+                    effects.append(self._without_policy(record, why, "sleep", now_s, KEPT, instance_id))
+                effects += self._stop(record, row, why, now_s, BECOMES[to])
+        if kept.is_there(rung, rows, record.is_leaving):
+            kept.asked = None
+            return effects
+        is_able = not why_unable(model, rung, self.nodes, kept.node_id)
+        if record.starts or kept.is_coming(rows) or not is_able or now_s < max(record.not_before, kept.not_before):
+            return effects
+        why = f"an operator wants it {rung.value}" if kept.asked else f"it is kept {rung.value}, and no copy is"
+        instance_id, node_id = self._ids.next(model.key), kept.node_id if kept.asked else ""
+        start = Start(now_s, now_s, why, None, waits=True, node_id=node_id)
+        self._models.start(record, instance_id, start)
+        kept.put_away[instance_id] = rung
+        rule = operator.POLICY if kept.asked else KEPT
+        decided = self._without_policy(record, why, "start", now_s, rule, instance_id)
+        return [*effects, decided, place(instance_id, start, model)]
+
+    def _wait_no_more(self, record: ModelRecord, model: Model, load: ModelLoad, now_s: float) -> list[Effect]:
+        """Starts that wait for free memory: asked for as any other once a request waits, else cancelled."""
+        effects: list[Effect] = []
+        for instance_id, start in list(record.starts.items()):
+            if not start.waits:
+                continue
+            if not load.num_waiting:
+                why = f"{model.name} serves, or is no longer kept asleep"
+                effects.append(self._without_policy(record, why, "cancel", now_s, KEPT, instance_id))
+                effects += self._cancel(record, instance_id, why)
+                continue
+            start.waits, start.sent_at, start.cause = False, now_s, record.waiting
+            start.reason = record.asked or "a request waits for what was started to sleep"
+            self._models.start(record, instance_id, start)
+            effects.append(self._without_policy(record, start.reason, "start", now_s, KEPT, instance_id))
+            effects.append(place(instance_id, start, model))
+        return effects
+
     def _add(
         self, record: ModelRecord, model: Model, decision: ScaleDecision, num: int, load: ModelLoad, now_s: float
     ) -> list[Effect]:
@@ -394,16 +496,17 @@ class AutoscalerController:
         if cause and load.num_waiting and now_s - cause.data.waiting_since < self._params.gather_s:
             return []
         wanted_at = cause.data.waiting_since if cause and load.num_waiting else now_s
-        policy = operator.POLICY if record.asked and decision.reason == record.asked else self._policy
+        is_asked = bool(record.asked) and decision.reason == record.asked
+        policy, node_id = (operator.POLICY, record.asked_node) if is_asked else (self._policy, "")
         effects: list[Effect] = []
         while num > 0:
             instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
             num -= num_required
-            start = Start(wanted_at, now_s, decision.reason, cause, num_required)
+            start = Start(wanted_at, now_s, decision.reason, cause, num_required, node_id=node_id)
             self._models.start(record, instance_id, start)
             effects += [
                 self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),
-                _place(instance_id, start, model),
+                place(instance_id, start, model),
             ]
         return effects
 
@@ -412,14 +515,14 @@ class AutoscalerController:
         for instance_id, start in record.starts.items():
             if now_s - start.sent_at >= self._params.repeat_s:
                 start.sent_at = now_s
-                effects.append(_place(instance_id, start, model))
+                effects.append(place(instance_id, start, model))
         return effects
 
     def _cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
         """Cancel starts as long as no more than `missing` (negative) are taken away."""
         effects: list[Effect] = []
         for instance_id, start in list(record.starts.items()):
-            if missing + start.num_required <= 0:
+            if not start.waits and missing + start.num_required <= 0:
                 missing += start.num_required
                 effects.append(self._decisions.record(decision, instance_id, "cancel", now_s))
                 effects += self._cancel(record, instance_id, "it is no longer wanted")
@@ -433,13 +536,17 @@ class AutoscalerController:
         if not decision.drain or not (self.loads.is_fresh(now_s) or model.suspended):
             return []  # where no router speaks nothing may be called idle
         becomes: Becomes = "stopped" if model.suspended else self._params.stop_becomes
+        rows = self.instances.living(record.key).values()
+        lacks_sleeper = becomes != "swapped_out" and lacks_one_asleep(model, rows)
         effects: list[Effect] = []
         for instance_id in decision.drain:
             order = record.orders.get(instance_id)
             if order and order.kind is OrderKind.RESUME and now_s - order.sent_at < self._params.repeat_s:
                 continue  # it was resumed a moment ago
             is_first = not record.is_leaving(instance_id)
-            stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, becomes)
+            to: Becomes = "swapped_out" if lacks_sleeper else becomes
+            lacks_sleeper = False  # one is enough: what else leaves does as ever
+            stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, to)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
             effects += stop
@@ -479,14 +586,3 @@ class AutoscalerController:
         if now_s - record.unknown_since < self._params.orphan_s:
             return []
         return self._stop_all(record, "its model is not deployed", "stop", now_s, policy="deployed_only")
-
-
-def _place(instance_id: str, start: Start, model: Model) -> Publish:
-    command = PlaceInstance(
-        instance_id=instance_id,
-        model=model,
-        reason=start.reason,
-        wanted_at=start.wanted_at,
-        num_required=start.num_required,
-    )
-    return Publish(command, start.cause)

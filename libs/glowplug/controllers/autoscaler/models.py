@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
 
@@ -28,6 +30,8 @@ class Start:
     reason: str
     cause: Event | None
     num_required: int = 1
+    waits: bool = False  # for free memory, and nobody waits for it
+    node_id: str = ""  # on that node alone; "" anywhere
 
 
 class OrderKind(StrEnum):
@@ -66,6 +70,8 @@ class ModelRecord:
     forecasts: tuple[Forecast, ...] = ()  # of the latest forecast.made
     waiting: Event | None = None  # the request that waits, for the trace
     asked: str = ""  # why an instance is wanted without a request
+    asked_node: str = ""  # ... and on which node; "" on any
+    kept: KeptCopy = field(default_factory=KeptCopy)  # its copy below READY
     num_failures: int = 0  # consecutive failed starts
     not_before: float = 0.0  # when the next start may be tried
     rest_until: float = 0.0  # it has nothing to balance until then
@@ -75,7 +81,8 @@ class ModelRecord:
 
     @property
     def num_pending(self) -> int:
-        return sum(start.num_required for start in self.starts.values())
+        """Instances to come that somebody waits for."""
+        return sum(start.num_required for start in self.starts.values() if not start.waits)
 
     @property
     def is_empty(self) -> bool:
@@ -219,7 +226,8 @@ class ModelRecords:
         late = [
             (record.model.num_gpus, key)
             for key, record in self._starting.items()
-            if record.model and any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values())
+            if record.model
+            and any(now_s - start.wanted_at >= PLACED_S and not start.waits for start in record.starts.values())
         ]
         return heapq.nlargest(2, late)
 
@@ -269,8 +277,9 @@ class ModelRecords:
             if other.key != model.key and (clash := names.intersection(other.names)):
                 raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
         if known is not None:
-            model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned)
-            if replace(model, revision=known.revision) == known:
+            kept_at = model.kept_at or known.kept_at
+            model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned, kept_at=kept_at)
+            if replace(model, revision=known.revision, declared_at=known.declared_at) == known:
                 return False
         last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
         self._late = record.undeployed_revision = None
@@ -278,10 +287,11 @@ class ModelRecords:
         return True
 
     def change(self, record: ModelRecord, now_s: float, **fields: Any) -> list[Effect]:
-        """Set fields of a row; what tells the others."""
-        assert record.model is not None
-        revision = max(int(now_s * 1000), record.model.revision + 1)
-        record.model = replace(record.model, revision=revision, **fields)
+        """Set an operator's marks in a row; what tells the others. Its declaration is what it was."""
+        known = record.model
+        assert known is not None
+        revision, declared_at = max(int(now_s * 1000), known.revision + 1), known.declared_at or known.revision
+        record.model = replace(known, revision=revision, declared_at=declared_at, **fields)
         return [Save("models", record.key, record.model), Publish(ModelDeployed(model=record.model))]
 
     def undeploy(self, record: ModelRecord) -> ModelRecord:
@@ -291,3 +301,17 @@ class ModelRecords:
         if left.starts:
             self._starting[left.key] = left
         return left
+
+
+def place(instance_id: str, start: Start, model: Model) -> Publish:
+    """What asks the placer for an instance."""
+    command = PlaceInstance(
+        instance_id=instance_id,
+        model=model,
+        reason=start.reason,
+        wanted_at=start.wanted_at,
+        num_required=start.num_required,
+        waits=start.waits,
+        node_id=start.node_id,
+    )
+    return Publish(command, start.cause)

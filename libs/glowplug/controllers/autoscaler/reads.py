@@ -3,13 +3,14 @@
 from typing import Final, get_args
 
 from glowplug.controllers.reads import Reads
+from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import facts
 
 READS: Final = Reads(
     service="autoscaler",
-    tables={"models": Model, "instances": Instance},
+    tables={"models": Model, "instances": Instance, "nodes": Node},
     facts=(
         *get_args(facts.InstanceChange),
         facts.RequestWaiting,

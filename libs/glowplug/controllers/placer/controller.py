@@ -3,12 +3,14 @@
 What it is notified of
     Commands `placer.place` (repeated every 2 s by whoever wants the instance) and `placer.cancel`; facts about
     instances, nodes, models, fetched weights and forecasts; the routers' load; ends of requests, where a policy learns
-    from them; `Cordon`, from an operator; a `Tick` now and then. Any of them may come late, twice or never.
+    from them; `Cordon`, `FetchToHost` and `DropFromHost`, from an operator; a `Tick` now and then. Any of them may come
+    late, twice or never.
 
 What it asks for
     Of agents: `agent.start` of an instance, of a replica or of each stage of a pipeline, `agent.join`, `agent.stop`. Of
-    prefetchers: `prefetcher.fetch` beside each start. Of the store: rows of cordons, of start times, and of instances
-    whose node has left. Each decision is recorded with its reason before the commands that follow from it.
+    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator, and `prefetcher.drop`. Of the
+    store: rows of cordons, of start times, and of instances whose node has left. Each decision is recorded with its
+    reason before the commands that follow from it.
 
 What it promises
     1. Bytes are promised once: what is granted by a GPU's ledger and what is claimed never exceed the GPU, but where
@@ -19,14 +21,15 @@ What it promises
        placement that nobody repeats is dropped after `forget_s`.
     4. A busy instance leaves only by the rule of turns; a pinned one never; a replica at once.
     5. A pipeline serves when all of its stages are ready, and goes when one of them does.
-    6. Commands of a service that has been fenced off are refused (StaleEpoch).
+    6. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
+    7. Commands of a service that has been fenced off are refused (StaleEpoch).
 
 What it never does
     It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
     beat says of its GPUs. It undeploys no model, and scales none.
 
-Parts: `placing` (who waits, and where it goes), `victims` (who leaves), `prewarming`, `stages`, `nodes`,
-`network` (links and start times), over one `fleet`.
+Parts: `placing` (who waits, and where it goes), `victims` (who leaves), `prewarming`, `stages`, `nodes`, `network`
+(links and start times), `host_memory` (weights there), `costs` (what a verb would take), over one `fleet`.
 """
 
 from collections.abc import Mapping
@@ -34,8 +37,10 @@ from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
+from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.messages import CORDONS, Cordon
+from glowplug.controllers.placer.host_memory import HostMemory
+from glowplug.controllers.placer.messages import CORDONS, Cordon, DropFromHost, FetchToHost
 from glowplug.controllers.placer.nodes import Nodes
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import Placement, stop
@@ -77,10 +82,14 @@ class PlacerController:
         self.reads_ends = wants_seconds(place) or reads_profile(prewarm)  # whether it learns from how requests end
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
         self._prewarming, self._nodes = Prewarming(self.fleet, prewarm), Nodes(self.fleet)
+        self.host_memory = HostMemory(self.fleet)
+        self.costs = Costs(self.fleet, self._placing, self.host_memory)
         self._ticked_at: float | None = None
         self.handlers: Handlers = {
             Tick: self._tick,
             Cordon: self._cordon,
+            FetchToHost: self.host_memory.fetch,
+            DropFromHost: self.host_memory.drop,
             PlaceInstance: self._place,
             CancelPlacement: self._cancel,
             **dict.fromkeys(get_args(facts.InstanceChange), self._instance),
@@ -92,7 +101,7 @@ class PlacerController:
             facts.RequestFinished: self._request_ended,
             facts.ForecastMade: self._forecast,
             facts.WeightsFetched: self._fetched,
-            facts.WeightsFetchFailed: self._fetched,
+            facts.WeightsFetchFailed: self._fetch_failed,
         }
 
     @property
@@ -178,6 +187,7 @@ class PlacerController:
             *self._placing.repeat(now_s),
             *self._stages.work(now_s),
             *self._prewarming.work(now_s),
+            *self.host_memory.work(now_s),
         ]
 
     def _notice_jump(self, now_s: float) -> None:
@@ -207,6 +217,9 @@ class PlacerController:
             if not self.placements[instance_id].sent:
                 self._placing.drop(instance_id)
         placement = self.placements.get(command.instance_id)
+        if placement is not None and placement.command.waits and not command.waits and not placement.sent:
+            self._placing.drop(command.instance_id)  # somebody waits for it now: it comes in as any other
+            placement = None
         if placement is not None:
             placement.asked_at = now_s
         elif command.instance_id in self.instances.by_id:
@@ -291,3 +304,7 @@ class PlacerController:
         ids = [i.instance_id for i in self.fleet.on_node(node_id) if i.model_key == model_key]
         self.fleet.network.fetched(node_id, ids, now_s)
         return []
+
+    def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:
+        self.host_memory.failed(event.data.model_key, event.data.node_id, now_s)
+        return self._fetched(event, now_s)

@@ -47,6 +47,10 @@ class Network:
         self.quickest_s: dict[str, float] = {}  # model_key -> the shortest prefill of a warm request
         self.first_token_s: dict[str, float] = {}  # model_key -> from READY to the first token of who waited for it
         self._first_tokens: dict[str, dict[str, float]] = {}  # model_key -> of its last instances
+        self._leaving_since: dict[str, float] = {}  # instances that drain
+        self._left: dict[
+            tuple[str, str], tuple[float, ...]
+        ] = {}  # model_key and what it became -> seconds, newest last
         self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
@@ -104,12 +108,31 @@ class Network:
         for known in measured:
             for key in [k for k in known if k not in models]:
                 del known[key]
+        self._left = {key: seen for key, seen in self._left.items() if key[0] in models}
 
     def saw(self, row: Instance, model: Model | None, now_s: float) -> StartRow | None:
         """A row changed: its fetch may be over, and a start that is over is learned from. Returns what was learned."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
             self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
+        self._watch_leaving(row)
         return self.times.learn(row, model) if model is not None else None
+
+    def _watch_leaving(self, row: Instance) -> None:
+        """How long a drain takes, and the engine's falling asleep or its end after it."""
+        if row.state is InstanceState.DRAINING:
+            self._leaving_since.setdefault(row.instance_id, row.changed_at)
+            return
+        since = self._leaving_since.pop(row.instance_id, None)
+        if since is None or row.state in (InstanceState.READY, InstanceState.FAILED) or row.changed_at < since:
+            return
+        key = (row.model_key, row.state.value)
+        self._left[key] = (*self._left.get(key, ()), row.changed_at - since)[-KEPT:]
+
+    def leave_s(self, model: Model, becomes: str) -> tuple[float, int] | None:
+        """Seconds from a drain's begin until an instance of that model had become that, the median of the last, and of
+        how many. None where none has been seen since this process began."""
+        seen = self._left.get((model.key, becomes))
+        return (median(seen), len(seen)) if seen else None
 
     def served(self, fact: RequestFinished, by: Instance) -> None:
         """t_p and t_d of a warm request (section 4.1: stages are learned from history); of one that waited for its

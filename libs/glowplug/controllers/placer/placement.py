@@ -12,6 +12,7 @@ from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecis
 from glowplug.policies.placement.expect import Expected
 
 NEVER = float("-inf")
+LAST = 1 << 32  # urgency of what waits for free memory, after any priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class Placement:
     @property
     def urgency(self) -> tuple[int, float, str]:
         """Sorts the most urgent first."""
-        return (-self.command.model.priority, self.received_at, self.instance_id)
+        first = LAST if self.command.waits else 0
+        return (first - self.command.model.priority, self.received_at, self.instance_id)
 
     @property
     def sent(self) -> Sent | None:

@@ -8,7 +8,7 @@ for several that want the same this is answered once in a pass.
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
@@ -24,14 +24,19 @@ from glowplug.controllers.placer.placement import (
 )
 from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.decision import DecisionRecord, Rival
-from glowplug.domain.instance import InstanceState
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.events.commands import as_if_asked
+from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
+from glowplug.fleet.status import lacks_one_asleep
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.dormant import with_drops
-from glowplug.policies.placement.expect import expect
+from glowplug.policies.placement.expect import Expected, expect
+from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 
 Place = Callable[..., PlaceDecision]
@@ -57,6 +62,16 @@ class Pass:
             shares=shares,
         )
         self.no_victims: set[Wanted] = set()  # those for which nobody may leave
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a placement would come to now. `expected` None where it would have to wait."""
+
+    decision: PlaceDecision
+    expected: Expected | None
+    victims: tuple[str, ...] = ()
+    held: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why it stays, of those who serve there
 
 
 class Placing:
@@ -170,6 +185,8 @@ class Placing:
         if not decision.possible:
             patient = waited < params.impossible_s or not settled
             return [] if patient else self._refuse(placement, decision, now_s)
+        if placement.command.waits:
+            return self._start(placement, decision, now) if decision.stages else []
         if self._is_making_space(placement, now):
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
@@ -206,9 +223,12 @@ class Placing:
         return decision
 
     def _view(self, placement: Placement, now: Pass) -> PlacementView:
-        """Without the nodes whose agents did not answer it, unless they are all there are."""
+        """Without the nodes whose agents did not answer it, unless they are all there are; or only the node that it is
+        asked for."""
+        if only := placement.command.node_id:
+            return _narrowed(now.view, [n for n in now.view.nodes if n.node_id == only])
         answering = [n for n in now.view.nodes if n.node_id not in placement.silent] if placement.silent else []
-        return replace(now.view, nodes=answering) if answering else now.view
+        return _narrowed(now.view, answering) if answering else now.view
 
     def _wanting(self, placement: Placement, now: Pass) -> int:
         """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
@@ -222,20 +242,26 @@ class Placing:
     ) -> tuple[StageDecision, EvictDecision] | None:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
-        home = _sleeps_at(model, now.view)
+        home, only = _sleeps_at(model, now.view), self._gpus_asked(placement)
+        home = home & only if only else home
         if home and (found := now.victims.make(now.victims.wanted(model, wanting=wanting), self._evict, home)):
             return found
         if decision.stages:
             return None
         is_there = bool(self.fleet.instances.living(model.key))
         wanted = now.victims.wanted(model, wanting=wanting, whole=decision.whole_gpus, is_there=is_there)
-        if wanted in now.no_victims and not placement.stages:
+        if wanted in now.no_victims and not placement.stages and not only:
             return None
         with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
-            found = now.victims.make(wanted, self._evict)
-        if found is None:
+            found = now.victims.make(wanted, self._evict, only)
+        if found is None and not only:
             now.no_victims.add(wanted)
         return found
+
+    def _gpus_asked(self, placement: Placement) -> frozenset[str]:
+        """Those of the one node that it is asked for; none where any will do."""
+        node = self.fleet.nodes.by_id.get(placement.command.node_id)
+        return frozenset(gpu.gpu_id for gpu in node.gpus) if node else frozenset()
 
     def _evict_for(
         self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass
@@ -251,10 +277,37 @@ class Placing:
         decided = self._record(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
         why = f"it gives its memory to {placement.command.model.name}"
         stops = [
-            stop(rows[victim].node_id, victim, why, params.evict_grace_s, params.evict_becomes)
+            stop(rows[victim].node_id, victim, why, params.evict_grace_s, self.becomes(rows[victim]))
             for victim in eviction.victims
         ]
         return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
+
+    def becomes(self, victim: Instance) -> Becomes:
+        """What an instance is after it has left for another: asleep where its model is to have a copy that is."""
+        owner = self.fleet.models.get(victim.model_key)
+        rows = self.fleet.instances.living(victim.model_key).values()
+        is_lacking = owner is not None and lacks_one_asleep(owner, rows)
+        return "swapped_out" if is_lacking else self.fleet.params.evict_becomes
+
+    def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
+        """Where an instance would go if it were asked for now, and who would leave for it. Changes nothing."""
+        command = as_if_asked(model, now_s, waits=waits, node_id=node_id)
+        event = Event(event_id="", type=command.TYPE, occurred_at=now_s, issuer="", data=command)
+        placement, now = Placement(event, now_s, now_s), Pass(self.fleet, now_s, self._shares)
+        decision, request = self._decide(placement, now), _request(placement, now_s)
+        if decision.stages and (decision.source or waits or not _sleeps_at(model, now.view)):
+            return Preview(decision, expect(decision, request, now.view))
+        chosen = None if waits else self._make_space(placement, now, decision, 0)
+        if chosen is None and not decision.stages:
+            wanted = now.victims.wanted(model, wanting=0)
+            return Preview(decision, None, held=now.victims.held(wanted, self._gpus_asked(placement)))
+        if chosen is None:
+            return Preview(decision, expect(decision, request, now.view))
+        stage, eviction = chosen
+        asleep = (row for row in now.view.fleet.copies(model) if row.state is InstanceState.SWAPPED_OUT)
+        source = next((row.instance_id for row in asleep if {w.gpu_id for w in row.workers} <= {*stage.gpu_ids}), "")
+        then = PlaceDecision(stages=(stage,), source=source, reason=eviction.reason)
+        return Preview(then, expect(then, request, now.view), eviction.victims)
 
     def _start(self, placement: Placement, decision: PlaceDecision, now: Pass) -> list[Effect]:
         now_s = now.now_s
@@ -377,6 +430,13 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
         waited_s=max(0.0, now_s - command.wanted_at),
         num_required=command.num_required,
     )
+
+
+def _narrowed(view: PlacementView, nodes: list[Node]) -> PlacementView:
+    """The fleet as if it had those nodes alone: with what is promised and what lies dormant there."""
+    fleet, dormant = view.fleet, {node.node_id: view.fleet.dormant.get(node.node_id, ()) for node in nodes}
+    there = {node_id: rows for node_id, rows in dormant.items() if rows}
+    return replace(view, nodes=NodeIndex(nodes, fleet.reserved, there, fleet.scores))
 
 
 def _chosen(decision: PlaceDecision) -> str:

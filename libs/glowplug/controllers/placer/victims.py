@@ -224,6 +224,16 @@ class Victims:
         decision = evict(residents, need)
         return replace(decision, need_bytes=need) if decision.victims else None
 
+    def held(self, wanted: Wanted, only: Collection[str] = ()) -> dict[str, str]:
+        """Who serves on GPUs that could hold it (of `only`, when given), and why each may not leave for it now."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            for gpu in node.gpus if wanted.engine in node.engines and not node.draining else ():
+                if gpu.total_bytes >= wanted.bytes_per_gpu and (not only or gpu.gpu_id in only):
+                    residents, _ = self._residents_on(gpu.gpu_id, wanted)
+                    found |= {resident.name: resident.held for resident in residents if resident.held}
+        return found
+
     def _tally(self, gpu_id: str) -> tuple[int, int, int]:
         """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
         known = self._tallies.get(gpu_id)

@@ -26,7 +26,8 @@ What it promises
     takes more than `disk_bytes`; without it, or while it fails, everything else is as it would be.
   - Never more than `capacity_bytes` are granted. Bytes are granted only when they fit, after evicting (policy kind
     `caching`) what no instance uses. A fetch that waits for `room_wait_s` fails with `no_space`.
-  - Weights that an instance of this node uses, or was to be started with in the last `hold_s`, stay.
+  - Weights that an instance of this node uses, or was to be started with in the last `hold_s`, stay; and those of a
+    model that an operator has pinned in host memory.
   - Everybody who asked is answered: by a fact per model, and by a failure mark for each instance that waits.
   - An instance that starts and whose weights nobody brings gets a fetch after `heal_s`.
 

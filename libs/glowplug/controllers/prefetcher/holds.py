@@ -1,4 +1,5 @@
-"""Which weights the instances of one node use: those stay in host memory, whoever else wants the bytes.
+"""Which weights the instances of one node use, or an operator has pinned: those stay in host memory, whoever else wants
+the bytes.
 
 It is learned twice: from fetch commands (before the instance is seen) and from the instances themselves (after a
 restart).
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.model import KeptAt, Model, WeightsRef
 
 GONE_REMEMBERED = 10_000
 
@@ -129,6 +130,9 @@ class Holds:
     def reason(self, digest: str, model_keys: Set[str], now_s: float) -> str:
         """Who needs `digest`; "" for nobody. `model_keys` asked for it before: a living instance of one of them
         counts when what it was started with is not known any more."""
+        for model, needed in self._models.values():
+            if needed == digest and model.kept_at is KeptAt.HOST:
+                return f"{model.name} is pinned in host memory"
         for key, user in sorted(self._users.items()):
             if user.digest == digest and user.holds(now_s, self._hold_s):
                 return f"{key} uses it"

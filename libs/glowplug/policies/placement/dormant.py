@@ -45,7 +45,7 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
             row
             for row in view.fleet.copies(model)
             if row.engine == model.engine
-            and row.model_revision in (0, model.revision)
+            and model.is_declared_as(row.model_revision)
             and len(row.workers) == model.num_gpus
         ),
         key=lambda row: row.instance_id,

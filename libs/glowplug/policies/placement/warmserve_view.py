@@ -111,7 +111,7 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
 def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[PrewarmNode]:
     """Where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked (as
     `draining`)."""
-    key, revision, engine, num_gpus = model.key, model.revision, model.engine, model.num_gpus
+    key, engine, num_gpus = model.key, model.engine, model.num_gpus
 
     def serving(known: NodeMemory) -> tuple[Node, frozenset[str]]:
         return known.node, serving_gpus(known.node, known.rows, fleet.reserved)
@@ -123,7 +123,7 @@ def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[Prewar
         if len(node.gpus) - len(closed) < num_gpus:
             continue
         here = fleet.dormant.get(node.node_id, ())
-        mine = tuple(row for row in here if row.model_key != key or row.model_revision in (0, revision))
+        mine = tuple(row for row in here if row.model_key != key or model.is_declared_as(row.model_revision))
         yield PrewarmNode(
             node_id=node.node_id,
             gpu_ids=tuple(gpu.gpu_id for gpu in node.gpus),

@@ -53,5 +53,5 @@ def outdated(view: PrewarmView) -> tuple[str, ...]:
         row.instance_id
         for rows in view.fleet.dormant.values()
         for row in rows
-        if (model := view.models.get(row.model_key)) is None or row.model_revision not in (0, model.revision)
+        if (model := view.models.get(row.model_key)) is None or not model.is_declared_as(row.model_revision)
     )

@@ -31,6 +31,7 @@ LIVE: Final[Tree] = {
 _KEPT = (
     "engine", "weights_bytes", "kv_bytes", "context_tokens", "max_concurrency", "max_queue", "max_wait_s",
     "keep_alive_s", "min_instances", "max_instances", "on_cold", "pinned", "preload", "priority", "slo", "num_gpus",
+    "asleep",
 )  # fmt: skip
 
 

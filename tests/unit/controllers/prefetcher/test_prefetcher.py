@@ -1,5 +1,6 @@
 """The prefetcher: one fetch per digest, host memory by policy, what is in use stays."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from glowplug.controllers.prefetcher.params import PrefetcherParams, SecondsPara
 from glowplug.domain.errors import BadRequest, Conflict, InvalidModelFile, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.model import WeightsRef
+from glowplug.domain.model import KeptAt, WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceStarting, InstanceStopped, ModelDeployed
@@ -282,6 +283,21 @@ def test_a_drop_spares_what_is_in_use() -> None:
         prefetcher.handle(msg.DropAsked(digest, "r"), 2.0)
     with pytest.raises(NotFound):
         prefetcher.handle(msg.DropAsked("0" * 64, "r"), 2.0)
+
+
+def test_weights_that_an_operator_has_pinned_stay_when_others_need_the_memory() -> None:
+    """Of three that do not fit together the pinned one stays, though it was used longest ago."""
+    prefetcher = controller()
+    pinned = a_model("pinned", weights=A, kept_at=KeptAt.HOST)
+    prefetcher.handle(an_event(ModelDeployed(model=pinned)), 0.5)
+    bring(prefetcher, A, 40, 1.0)
+    bring(prefetcher, B, 40, 2.0)
+    evicted = only(bring(prefetcher, C, 40, 3.0), msg.DropRegion)
+    assert evicted.digest == region_digest(B)
+    assert prefetcher.held(region_digest(A), 3.0) == "pinned is pinned in host memory"
+    assert prefetcher.handle(drop(A), 4.0) == []
+    prefetcher.handle(an_event(ModelDeployed(model=replace(pinned, kept_at=KeptAt.NOWHERE, revision=2))), 5.0)
+    assert prefetcher.held(region_digest(A), 5.0) == ""
 
 
 def test_a_hold_for_an_instance_nobody_sees_ends() -> None:

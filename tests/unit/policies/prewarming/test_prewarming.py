@@ -94,6 +94,9 @@ def test_the_ablation_overlaps_as_it_comes():
 def test_replicas_of_a_model_that_changed_are_dropped():
     view = seen(node(), models=[a_model("a", revision=2)], forecasts={}, copies=[copy("r-0", model_revision=1)])
     assert warmserve.plan(view).drops == nothing(view).drops == keep_last(view).drops == ("r-0",)
+    pinned = a_model("a", revision=2, declared_at=1)
+    view = seen(node(), models=[pinned], forecasts={}, copies=[copy("r-0", model_revision=1)])
+    assert nothing(view).drops == (), "an operator has pinned it: its declaration is what it was"
 
 
 def test_keep_last_makes_nothing_and_values_what_was_used_last():

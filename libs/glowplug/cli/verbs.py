@@ -1,0 +1,306 @@
+"""Commands that move a model between its rungs: load, unload, wake, sleep, drain, pin and unpin.
+
+Each first asks the placer what it will cost (seconds, their source, bytes, who would have to leave), says so, and then
+asks the owner: the autoscaler for instances, the placer for weights in host memory. `--dry-run` ends after the cost;
+`--wait` ends when it is done, with the seconds that it took beside those predicted.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from glowplug.cli.client import FleetClient, Row, connect, segment
+from glowplug.cli.operate import ModelArgument
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, say
+from glowplug.domain.model import Rung
+from glowplug.domain.phrasing import doing, listed
+from glowplug.domain.units import show_bytes
+
+POLL_S: Final = 0.05
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and do nothing.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Until it is done; then the seconds it took.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds that --wait waits at most.")]
+NodeOption = Annotated[str, typer.Option("--node", help="On that node alone.")]
+
+Reached = Callable[[FleetClient, Row], bool]  # whether the row of a model shows that the verb is done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One command as it was typed. `done`: what is said once the owner has taken it; `rung` "": none was named."""
+
+    model: str
+    verb: str
+    done: str
+    rung: str = ""
+    node: str = ""
+    dry_run: bool = False
+    wait: bool = False
+    timeout_s: float = 300.0
+    output: Format = Format.TABLE
+
+
+def load(
+    model: ModelArgument,
+    to: Annotated[Rung, typer.Option("--to", help="How near to serving it is brought.")] = Rung.READY,
+    node: NodeOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 300.0,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Start an instance now, and lift a drain; or bring it nearer: asleep, prewarmed, its weights into host memory."""
+    asked = Asked(
+        model=model, verb="load", done="load asked for", rung=to.value, node=node, dry_run=dry_run, wait=wait,
+        timeout_s=timeout, output=output,
+    )  # fmt: skip
+    if to is Rung.HOST:
+        _carry_out(connect(state_dir), asked, ("placer", "fetch", {"node": node}), _in_host_memory(node))
+    else:
+        body = {name: text for name, text in (("to", to.value), ("node", node)) if text not in ("", Rung.READY.value)}
+        _carry_out(connect(state_dir), asked, ("autoscaler", "load", body), _stands(to, node))
+
+
+def unload(
+    model: ModelArgument,
+    rung: Annotated[
+        Rung | None,
+        typer.Option("--from", help="What stands there alone; host: its instances, and then its weights there too."),
+    ] = None,
+    node: Annotated[str, typer.Option("--node", help="Of --from host: the host memory of that node alone.")] = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 300.0,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Drain its instances now; the next request starts one again."""
+    if node and rung is not Rung.HOST:
+        raise CliError("--node goes with --from host: instances are unloaded on every node")
+    asked = Asked(
+        model=model, verb="unload", done="unload asked for", rung=rung.value if rung else "", node=node,
+        dry_run=dry_run, wait=wait, timeout_s=timeout, output=output,
+    )  # fmt: skip
+    fleet = connect(state_dir)
+    if rung is Rung.HOST:
+        if not dry_run and not node:
+            fleet.call("POST", "autoscaler", _path(model, "unload"))
+        _carry_out(fleet, asked, ("placer", "drop", {"node": node}), lambda f, row: not _in_host_memory(node)(f, row))
+    else:
+        body = {"from": rung.value} if rung else {}
+        _carry_out(fleet, asked, ("autoscaler", "unload", body), lambda _, row: not _at(row, rung))
+
+
+def pin(
+    model: ModelArgument,
+    at: Annotated[Rung, typer.Option("--at", help="ready, asleep or host.")] = Rung.READY,
+    remove: Annotated[bool, typer.Option("--unpin", help="Let it sleep and be evicted again, as `unpin`.")] = False,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 300.0,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Keep one copy for good: an instance never evicted and never asleep, or at least asleep, or in host memory."""
+    if remove:
+        unpin(model, dry_run, state_dir, output)
+        return
+    asked = Asked(
+        model=model, verb="pin", done="pinned" if at is Rung.READY else f"pinned at {at.value}", rung=at.value,
+        dry_run=dry_run, wait=wait, timeout_s=timeout, output=output,
+    )  # fmt: skip
+    reached = _in_host_memory("") if at is Rung.HOST else _stands(at, "")
+    body = {} if at is Rung.READY else {"at": at.value}
+    _carry_out(connect(state_dir), asked, ("autoscaler", "pin", body), reached)
+
+
+def unpin(
+    model: ModelArgument,
+    dry_run: DryRunOption = False,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Let it sleep and be evicted again."""
+    asked = Asked(model=model, verb="unpin", done="unpinned", dry_run=dry_run, output=output)
+    _carry_out(connect(state_dir), asked, ("autoscaler", "unpin", {}), lambda _, row: True)
+
+
+def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., None]:
+    """The command of a verb without a rung. `text` is its help."""
+
+    def command(
+        model: ModelArgument,
+        dry_run: DryRunOption = False,
+        wait: WaitOption = False,
+        timeout: TimeoutOption = 300.0,
+        state_dir: StateDirOption = DEFAULT_STATE_DIR,
+        output: OutputOption = Format.TABLE,
+    ) -> None:
+        asked = Asked(
+            model=model, verb=name, done=done, dry_run=dry_run, wait=wait, timeout_s=timeout, output=output
+        )  # fmt: skip
+        _carry_out(connect(state_dir), asked, ("autoscaler", name, {}), reached)
+
+    command.__name__, command.__doc__ = name, text
+    return command
+
+
+def _carry_out(fleet: FleetClient, asked: Asked, owner: tuple[str, str, Mapping[str, str]], reached: Reached) -> None:
+    """Say the cost, ask the owner, and wait for it where that was asked."""
+    service, verb, body = owner
+    cost = _cost(fleet, asked)
+    if asked.dry_run:
+        if "error" in cost:
+            raise CliError(str(cost["error"]))
+        _show(asked.output, cost, described(cost))
+        return
+    before = time.monotonic()
+    fields = {name: text for name, text in body.items() if text}
+    fleet.call("POST", service, _path(asked.model, verb), **({"json": fields} if fields else {}))
+    row = fleet.get("autoscaler", f"/v1/models/{segment(asked.model)}")
+    if asked.output is Format.TABLE:
+        say(f"{row['name']}: {asked.done} (now {row['state']})")
+        say(f"  {described(cost)}" if "error" not in cost else f"  its cost is not known: {cost['error']}")
+        if row.get("warning"):
+            say(f"  {row['warning']}", err=True)
+    actual_s = _waited(fleet, asked, before, reached) if asked.wait else None
+    if asked.output is Format.JSON:
+        _show(asked.output, {"model": row, "cost": cost, "actual_s": actual_s}, "")
+    elif actual_s is not None:
+        predicted = f" ({cost['seconds']:.2f} s predicted)" if cost.get("is_possible_now") else ""
+        say(f"  done in {actual_s:.2f} s{predicted}")
+
+
+def _show(output: Format, value: Row, text: str) -> None:
+    say(json.dumps(value, indent=2) if output is Format.JSON else text)
+
+
+def _cost(fleet: FleetClient, asked: Asked) -> Row:
+    """What the placer says; {"error": why} where it cannot, so that the verb is carried out all the same."""
+    path = f"/v1/models/{segment(asked.model)}/cost"
+    try:
+        found: Row = fleet.get("placer", path, verb=asked.verb, rung=asked.rung, node=asked.node)
+    except CliError as error:
+        return {"error": str(error)}
+    return found
+
+
+def _waited(fleet: FleetClient, asked: Asked, before: float, reached: Reached) -> float:
+    """Seconds until it was done. Raises CliError when that takes too long."""
+    while True:
+        row = fleet.get("autoscaler", f"/v1/models/{segment(asked.model)}")
+        took = time.monotonic() - before
+        if reached(fleet, row):
+            return round(took, 3)
+        if took >= asked.timeout_s:
+            why = f": {row['last_failure']}" if row["last_failure"] else ""
+            raise CliError(f"{row['name']} is {row['state']} after {asked.timeout_s:g} s, and not done{why}")
+        time.sleep(POLL_S)
+
+
+def described(cost: Row) -> str:
+    """A cost as one line: what it takes, why that is expected, and who would have to leave."""
+    if not cost["is_possible_now"]:
+        return f"it has to wait: {cost['reason']}"
+    if not (cost["seconds"] or cost["leaving"] or cost["freed_host_bytes"]):
+        return f"nothing has to be done: {cost['reason']}"
+    parts = [f"about {cost['seconds']:.2f} s"]
+    if cost["kind"]:
+        parts[0] += f" ({_KINDS.get(cost['kind'], cost['kind'])} on {cost['node_id']})"
+    for name, text in _BYTES.items():
+        if cost[name]:
+            parts.append(text.format(show_bytes(cost[name])))
+    if names := [
+        f"{one['model_key']} ({show_bytes(one['num_bytes'])}, then {one['becomes']})" for one in cost["leaving"]
+    ]:
+        parts.append(f"{listed(names)} {'leaves' if len(names) == 1 else 'leave'}")
+    if cost["num_in_flight"]:
+        parts.append(f"{doing(cost['num_in_flight'], 'request', 'runs')} there and is waited for")
+    if cost["source"]:
+        parts.append(cost["source"])
+    return "; ".join([*parts, *([cost["reason"]] if cost["reason"] else [])])
+
+
+_KINDS: Final = {
+    "cold": "a cold start", "cached": "a start from host memory", "wake": "a wake", "growth": "a replica becomes ready",
+    "join": "a replica on its way becomes ready",
+}  # fmt: skip
+_BYTES: Final = {
+    "fetch_bytes": "{} come into host memory",
+    "gpu_bytes": "{} of GPU memory",
+    "freed_gpu_bytes": "{} of GPU memory come free",
+    "freed_host_bytes": "{} of host memory come free",
+}
+_STATES: Final = {
+    Rung.READY: ("ready",),
+    Rung.PREWARMED: ("prewarmed",),
+    Rung.ASLEEP: ("swapped_out",),
+}
+_NEARER: Final = {
+    Rung.READY: ("ready",),
+    Rung.PREWARMED: ("prewarmed", "ready"),
+    Rung.ASLEEP: ("swapped_out", "prewarmed", "ready"),
+}
+
+
+def _at(row: Row, rung: Rung | None) -> list[Any]:
+    """The instances of a model that stand there; of None: all."""
+    serving = ("starting", "loading", "ready", "draining")
+    states = (
+        (*serving, "prewarmed", "swapped_out") if rung is None else serving if rung is Rung.READY else _STATES[rung]
+    )
+    return [one for one in row["instances"] if one["state"] in states]
+
+
+def _stands(rung: Rung, node: str) -> Reached:
+    """Whether an instance stands at that rung for good: none that is still to be put away."""
+
+    def reached(_: FleetClient, row: Row) -> bool:
+        here = {one["state"] for one in row["instances"] if node in ("", one["node_id"])}
+        if rung is not Rung.READY and not here & {*_STATES[rung]}:
+            return bool(here & {*_NEARER[rung]}) and not row.get("is_being_put_away", False)
+        return bool(here & {*_NEARER[rung]})
+
+    return reached
+
+
+def _in_host_memory(node: str) -> Reached:
+    """Whether its weights lie in the host memory of that node, "" of any."""
+
+    def reached(fleet: FleetClient, row: Row) -> bool:
+        return any(
+            row["key"] in cached["model_keys"]
+            for one in fleet.nodes()
+            if node in ("", one["node_id"])
+            for cached in one["cached"]
+        )
+
+    return reached
+
+
+def _path(model: str, verb: str) -> str:
+    return f"/v1/models/{segment(model)}/{verb}"
+
+
+def _is_asleep(_: FleetClient, row: Row) -> bool:
+    return not _at(row, Rung.READY)
+
+
+wake = _plain(
+    "wake", "wake asked for", "Wake an instance that sleeps, or start one where none does.", _stands(Rung.READY, "")
+)
+sleep = _plain(
+    "sleep", "sleep asked for", "Let its engines sleep once they are done; one that cannot sleep stops.", _is_asleep
+)
+drain = _plain(
+    "drain",
+    "drain asked for",
+    "Drain its instances and start none until `glowplug load`.",
+    lambda _, row: not _at(row, None),
+)

@@ -1,0 +1,107 @@
+"""Copies below READY: a model deployed asleep or pinned there keeps one, and any model may be brought there once.
+
+SwapServeLLM section 3.2: an engine is started once when its model is configured, leaves its GPU in a snapshot, and is
+swapped in from then on when a request comes (section 3.3). Here such a start waits for free GPU memory and nobody who
+serves leaves for it; once READY it is put away at once, unless a request has come meanwhile.
+
+Departures: the paper starts its engines before it serves, ours start while others do. What is lost (its agent was
+killed, its engine was stopped because it kept too much memory) is made again, later each time until one has lasted.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from glowplug.domain.errors import EngineMisconfigured
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Becomes, Instance, InstanceState
+from glowplug.domain.model import Model, Rung
+
+BECOMES: Final[Mapping[Rung, Becomes]] = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
+_ABILITIES: Final = {Rung.ASLEEP: ("swap", "sleep"), Rung.PREWARMED: ("prewarm", "be prewarmed")}
+_AT_LEAST: Final = {  # dormant states that are as near as a rung
+    Rung.ASLEEP: (InstanceState.SWAPPED_OUT, InstanceState.PREWARMED),
+    Rung.PREWARMED: (InstanceState.PREWARMED,),
+}
+
+
+@dataclass(slots=True)
+class KeptCopy:
+    """What is remembered of one model's copy below READY. Times are epoch seconds."""
+
+    asked: Rung | None = None  # an operator wants one there, once
+    node_id: str = ""  # ... on that node; "" on any
+    put_away: dict[str, Rung] = field(default_factory=dict)  # instance_id -> what it was started to become
+    asleep_since: dict[str, float] = field(default_factory=dict)  # instance_id -> since when it sleeps
+    num_lost: int = 0  # in a row, none of which lasted
+    last_lost: str = ""  # the instance
+    not_before: float = 0.0  # no other one is started sooner
+
+    def may_try_again(self) -> None:
+        """An operator asks: what was lost before makes nothing wait."""
+        self.num_lost, self.not_before = 0, 0.0
+
+    def rest_until(self, now_s: float, rest_s: float) -> float:
+        """When a model that has nothing to do is looked at again."""
+        return min(now_s + rest_s, self.not_before) if self.not_before > now_s else now_s + rest_s
+
+    def wanted(self, model: Model) -> Rung | None:
+        """Where a copy is to be, of a model that nothing is asked of."""
+        if model.suspended:
+            return None
+        return self.asked or (Rung.ASLEEP if model.pinned_at is Rung.ASLEEP else None)
+
+    def is_there(self, rung: Rung, rows: Mapping[str, Instance], is_leaving: Callable[[str], bool]) -> bool:
+        """Whether a copy is as near as that. A replica may be dropped at any time: it is none that is kept."""
+        enough = _AT_LEAST[rung] if self.asked else (InstanceState.SWAPPED_OUT,)
+        for row in rows.values():
+            if row.state in enough:
+                return True
+            if row.serves and row.instance_id not in self.put_away and not is_leaving(row.instance_id):
+                return True
+        return False
+
+    def is_coming(self, rows: Mapping[str, Instance]) -> bool:
+        """Whether one that is to be put away starts or drains, or an engine falls asleep."""
+        return any(row.instance_id in self.put_away or row.state is InstanceState.DRAINING for row in rows.values())
+
+    def saw(self, row: Instance, is_replaced: bool, now_s: float, backoff_s: float, max_backoff_s: float) -> bool:
+        """The new state of an instance. Whether the copy was lost, and the next one waits. `is_replaced`: another
+        instance of its model serves, or will."""
+        known = row.instance_id in self.put_away or row.instance_id in self.asleep_since
+        if row.state.is_dormant:
+            rung = self.put_away.pop(row.instance_id, None)
+            self.asked = None if rung is not None and rung is self.asked else self.asked
+            if row.state is InstanceState.SWAPPED_OUT:
+                self.asleep_since.setdefault(row.instance_id, now_s)
+        if not (row.state.is_gone and known):
+            return False
+        self.put_away.pop(row.instance_id, None)
+        since = self.asleep_since.pop(row.instance_id, None)
+        if is_replaced:
+            self.num_lost = 0
+            return False
+        if since is not None and now_s - since >= max_backoff_s:
+            self.num_lost = 0
+        self.num_lost, self.last_lost, self.asked = self.num_lost + 1, row.instance_id, None
+        self.not_before = now_s + min(backoff_s * 2 ** (self.num_lost - 1), max_backoff_s)
+        return True
+
+
+def why_unable(model: Model, rung: Rung, nodes: Mapping[str, Node], node_id: str = "") -> str:
+    """Why no node can hold a copy there, "" where one can, or where no node of its engine is known yet."""
+    if rung not in _ABILITIES:
+        return ""
+    ability, verb = _ABILITIES[rung]
+    having = [n for n in nodes.values() if model.engine in n.engines and node_id in ("", n.node_id)]
+    if not having or any(node.can(model.engine, ability) for node in having):
+        return ""
+    kinds = sorted({gpu.kind for node in having for gpu in node.gpus})
+    where = ", ".join(sorted(node.node_id for node in having)[:3])
+    return f"{model.engine} cannot {verb} on {' or '.join(kinds) or 'no GPU'} ({where}), and no other node has it"
+
+
+def check_able(model: Model, rung: Rung, nodes: Mapping[str, Node], param: str, node_id: str = "") -> None:
+    """Raises EngineMisconfigured where no node can hold a copy there."""
+    if why := why_unable(model, rung, nodes, node_id):
+        raise EngineMisconfigured(f"{param}: {why}", param=param)

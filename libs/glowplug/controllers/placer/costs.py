@@ -1,0 +1,259 @@
+"""What a verb would cost a model now: seconds and bytes, where the figures come from, and who would have to leave.
+
+The answer is a look, not a promise: it uses the same policies, ledgers and learned seconds as a placement does
+(`Placing.preview`, policies/start_times.py), and changes nothing. Requests that run are waited for, and how long they
+take is not known; `num_in_flight` says how many there are.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.host_memory import HostMemory
+from glowplug.controllers.placer.placing import Placing, Preview
+from glowplug.domain.errors import BadRequest, NotFound
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model, Rung
+from glowplug.domain.phrasing import counted
+from glowplug.fleet.status import is_coming, is_ready, rung_of
+from glowplug.policies.placement.links import gpu_kind_of
+from glowplug.policies.start_times import Scope, StartKind
+
+Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
+VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
+_LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
+_NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}
+MOST_HELD: Final = 3  # of those who stay, that a reason names
+LEAVE_S: Final = 0.5  # a drain of an engine that runs nothing, of which none has been seen: routers have 0.3 s to learn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """An instance that would leave, and what it would be afterwards: stopped, swapped_out or prewarmed."""
+
+    instance_id: str
+    model_key: str
+    state: str
+    num_bytes: int
+    becomes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """`gpu_bytes`: that GPUs have to hold while it is carried out; `kept_gpu_bytes`: that stay taken afterwards;
+    `freed_gpu_bytes`, `fetch_bytes` (into host memory) and `freed_host_bytes` likewise. Seconds run from the command.
+    """
+
+    model: str
+    verb: str
+    rung: str  # that it leads to; of `unload`, the one that is left ("": all)
+    seconds: float = 0.0
+    kind: str = ""  # of a start: cold, cached, wake, growth or join
+    phases: dict[str, float] = field(default_factory=dict)
+    source: str = "nothing has to be done"
+    scope: str = ""  # of the figures: model, size, engine or prior
+    num_measured: int = 0  # starts, or leaves, that the seconds are the median of
+    is_emulated: bool = False  # an emulated engine models its time
+    node_id: str = ""
+    gpu_ids: tuple[str, ...] = ()
+    gpu_bytes: int = 0
+    kept_gpu_bytes: int = 0
+    freed_gpu_bytes: int = 0
+    fetch_bytes: int = 0
+    freed_host_bytes: int = 0
+    num_in_flight: int = 0
+    leaving: tuple[Leaving, ...] = ()
+    is_possible_now: bool = True  # False: it waits, or cannot be; `reason` says why
+    reason: str = ""
+
+
+class Costs:
+    """Answers over the tables of one placer."""
+
+    def __init__(self, fleet: Fleet, placing: Placing, host_memory: HostMemory) -> None:
+        self.fleet, self._placing, self._host = fleet, placing, host_memory
+
+    def of(self, model_key: str, verb: Verb, now_s: float, *, rung: Rung | None = None, node_id: str = "") -> Cost:
+        """Raises ModelNotFound, and BadRequest for a verb or a rung that makes no sense."""
+        model = self._host.model(model_key)
+        blank = Cost(model=model.name, verb=verb, rung="", is_emulated=model.engine == "emulated")
+        match verb:
+            case "load" | "wake" | "pin":
+                to = Rung.READY if verb == "wake" else rung or Rung.READY
+                return self._up(replace(blank, rung=to.value), model, to, now_s, node_id)
+            case "sleep":
+                return self._down(replace(blank, rung=Rung.ASLEEP.value), model, Rung.ASLEEP, self._serving(model))
+            case "unload" | "drain":
+                return self._off(replace(blank, rung=rung.value if rung else ""), model, rung, now_s, node_id)
+            case "unpin":
+                return replace(blank, reason=f"{model.name} may leave from then on")
+        raise BadRequest(f"no verb {verb!r}: one of {', '.join(VERBS)}", param="verb")
+
+    # up
+
+    def _up(self, blank: Cost, model: Model, to: Rung, now_s: float, node_id: str) -> Cost:
+        if to is Rung.HOST:
+            return self._to_host(blank, model, now_s, node_id)
+        if node_id and self.fleet.nodes.by_id.get(node_id) is None:
+            raise NotFound(f"no node {node_id!r}", param="node")
+        rows = [r for r in self._living(model) if node_id in ("", r.node_id)]
+        for row in rows:
+            rung = rung_of(row)
+            is_lasting = not (blank.verb == "pin" and row.state is InstanceState.PREWARMED)  # a replica may be dropped
+            is_there = is_ready(row) or (row.state.is_dormant and is_lasting)
+            if is_there and rung is not None and _NEAR[rung] >= _NEAR[to]:
+                return replace(blank, node_id=row.node_id, reason=f"{row.instance_id} is {rung.value} on {row.node_id}")
+        coming = [row for row in rows if is_coming(row)]
+        if coming and to is Rung.READY:
+            row = min(coming, key=lambda r: r.created_at + r.predicted_s)
+            left_s = max(0.0, row.created_at + row.predicted_s - now_s)
+            why = f"{row.instance_id} is {row.state.value} on {row.node_id}"
+            return replace(blank, seconds=left_s, node_id=row.node_id, source="what is left of its start", reason=why)
+        seen = self._placing.preview(model, now_s, node_id=node_id, waits=to is not Rung.READY)
+        return self._start(blank, model, to, seen)
+
+    def _start(self, blank: Cost, model: Model, to: Rung, seen: Preview) -> Cost:
+        decision, expected = seen.decision, seen.expected
+        if expected is None:
+            rows = self.fleet.instances.by_id
+            stay = [f"{rows[name].model_key} stays: {why}" for name, why in seen.held.items() if name in rows]
+            why = "; ".join([decision.reason or "no GPU has the free memory", *stay[:MOST_HELD]])
+            return replace(blank, source="", is_possible_now=False, reason=why, gpu_bytes=model.memory_bytes)
+        node, rows = self.fleet.nodes.by_id[decision.node_id], self.fleet.instances.by_id
+        scope, num = self.fleet.network.times.measured_by(model, expected.kind, gpu_kind_of(node))
+        leaving = [self._leaving(rows[name]) for name in seen.victims if name in rows]
+        leaving += [self._leaving(rows[name], "stopped") for name in decision.drops if name in rows]
+        phases: dict[str, float] = {}
+        for stage in expected.by_phase:
+            for name, took in stage.items():
+                phases[name] = round(max(took, phases.get(name, 0.0)), 4)
+        after_s = 0.0
+        if to in _LEAVES:
+            after_s, _ = self.fleet.network.leave_s(model, _LEAVES[to]) or (LEAVE_S, 0)
+        if leaving and seen.victims:
+            drain_s = [self._leave_s(rows[name]) for name in seen.victims if name in rows]
+            after_s += max(drain_s, default=0.0)
+        kept = {Rung.READY: decision.num_bytes, Rung.PREWARMED: model.weights_bytes}.get(to, 0)
+        return replace(
+            blank,
+            seconds=round(expected.start_s + after_s, 4),
+            kind=expected.kind.value,
+            phases=phases,
+            scope=scope,
+            num_measured=num,
+            source=_source(scope, num, expected.kind, model, blank.is_emulated),
+            node_id=decision.node_id,
+            gpu_ids=tuple(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids),
+            gpu_bytes=decision.num_bytes,
+            kept_gpu_bytes=kept,
+            fetch_bytes=model.fetch_bytes if expected.kind is StartKind.COLD and model.weights.uri else 0,
+            leaving=tuple(leaving),
+            num_in_flight=sum(self._in_flight(rows[name]) for name in seen.victims if name in rows),
+            reason=decision.reason,
+        )
+
+    def _to_host(self, blank: Cost, model: Model, now_s: float, node_id: str) -> Cost:
+        node = self._host.where(model, now_s, node_id)
+        if self._host.holders(model, now_s, node.node_id):
+            return replace(blank, node_id=node.node_id, reason=f"its weights lie in host memory of {node.node_id}")
+        gpu_kind, times = gpu_kind_of(node), self.fleet.network.times
+        scope, num = times.measured_by(model, StartKind.COLD, gpu_kind, stage="fetch_s")
+        seconds = times.predict(model, StartKind.COLD, gpu_kind).fetch_s
+        return replace(
+            blank,
+            seconds=round(seconds, 4),
+            phases={"fetch": round(seconds, 4)},
+            scope=scope,
+            num_measured=num,
+            source=_source(scope, num, StartKind.COLD, model, blank.is_emulated),
+            node_id=node.node_id,
+            fetch_bytes=model.fetch_bytes,
+            reason=f"its weights are fetched to {node.node_id}",
+        )
+
+    # down
+
+    def _down(self, blank: Cost, model: Model, to: Rung | None, rows: list[Instance]) -> Cost:
+        """What leaves, and what of it stays: to a rung, or to nothing."""
+        becomes = _LEAVES[to] if to else "stopped"
+        nodes = [node for row in rows if (node := self.fleet.nodes.by_id.get(row.node_id)) is not None]
+        unable = [n.node_id for n in nodes if to is Rung.ASLEEP and not n.can(model.engine, "swap")]
+        becomes = "stopped" if unable else becomes
+        leaving = tuple(self._leaving(row, becomes) for row in rows)
+        serving = [row for row in rows if not row.state.is_dormant]
+        if not rows:
+            return replace(blank, reason=f"no instance of {model.name} is there for it to take")
+        took = self.fleet.network.leave_s(model, becomes)
+        seconds, num = (0.0, 0) if not serving else took or (LEAVE_S, 0)
+        times = counted(num, "time").removeprefix("1 ")
+        measured = f"measured: the last {times} that this model left so, with what it ran then"
+        default = "default: an engine that runs nothing, and whose like has not been seen to leave"
+        why = f"{model.engine} cannot sleep on {', '.join(unable)}, and would be stopped" if unable else ""
+        return replace(
+            blank,
+            seconds=round(seconds, 4),
+            source=measured if num else default if serving else "what does not serve leaves at once",
+            scope="model" if num else "prior" if serving else "",
+            num_measured=num,
+            node_id=rows[0].node_id,
+            leaving=leaving,
+            freed_gpu_bytes=sum(one.num_bytes for one in leaving if one.state != InstanceState.SWAPPED_OUT),
+            num_in_flight=sum(map(self._in_flight, rows)),
+            reason=why,
+        )
+
+    def _off(self, blank: Cost, model: Model, rung: Rung | None, now_s: float, node_id: str) -> Cost:
+        every = rung in (None, Rung.HOST)
+        rows = [row for row in self._living(model) if every or rung_of(row) is rung]
+        cost = self._down(blank, model, None, rows)
+        notes = [cost.reason] if cost.reason else []
+        if rung is Rung.HOST:
+            digest = model.weights.digest
+            freed = sum(
+                cached.num_bytes
+                for node in self._host.holders(model, now_s, node_id)
+                for cached in node.cached
+                if cached.digest == digest or model.key in cached.model_keys
+            )
+            source = cost.source if cost.leaving or not freed else "at once where no instance reads them"
+            cost = replace(cost, freed_host_bytes=freed, source=source)
+        if model.pinned_at in (Rung.READY, Rung.ASLEEP):
+            notes.append(f"it is kept {model.pinned_at.value}, and comes back")
+        return replace(cost, reason="; ".join(notes))
+
+    def _leaving(self, row: Instance, becomes: str = "") -> Leaving:
+        return Leaving(
+            instance_id=row.instance_id,
+            model_key=row.model_key,
+            state=row.state.value,
+            num_bytes=sum(worker.num_bytes for worker in row.workers),
+            becomes=becomes or self._placing.becomes(row),
+        )
+
+    def _leave_s(self, row: Instance) -> float:
+        """Seconds until a victim has left, if it runs nothing."""
+        model = self.fleet.models.get(row.model_key)
+        took = self.fleet.network.leave_s(model, self._placing.becomes(row)) if model else None
+        return took[0] if took else LEAVE_S
+
+    def _in_flight(self, row: Instance) -> int:
+        return self.fleet.loads.of(row.model_key).in_flight_by_instance.get(row.instance_id, 0)
+
+    def _living(self, model: Model) -> list[Instance]:
+        return list(self.fleet.instances.living(model.key).values())
+
+    def _serving(self, model: Model) -> list[Instance]:
+        return [row for row in self._living(model) if rung_of(row) is Rung.READY]
+
+
+def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: bool) -> str:
+    """Where the seconds come from, as a sentence."""
+    starts = counted(num, "wake" if kind is StartKind.WAKE else "start")
+    what = {"cold": " that were cold", "cached": " from host memory", "growth": " from a replica"}.get(kind.value, "")
+    said = {
+        "model": f"measured on this fleet: the last {starts.removeprefix('1 ')}{what} of this model",
+        "size": f"scaled from {starts}{what} of models of its size on this fleet",
+        "engine": f"scaled from {starts}{what} of other models of {model.engine} on this fleet",
+        "prior": f"default of {model.engine}: none has been measured",
+    }[scope]
+    return f"{said} (emulated: its time is modelled)" if is_emulated else said

@@ -1,0 +1,181 @@
+"""Weights in host memory that an operator asks for: brought to a node, dropped from nodes, or pinned.
+
+A fetch that is asked for is sent again until the node shows the weights or says that it failed; so is a drop, which a
+prefetcher refuses while an instance reads them. A model that is pinned in host memory has its weights on one node at
+least: where they lie on none they are fetched, later each time that it fails. That they stay is the prefetchers' part
+(controllers/prefetcher/holds.py).
+"""
+
+from dataclasses import dataclass
+
+from glowplug.controllers import operator
+from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
+from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
+from glowplug.domain.hardware import Node
+from glowplug.domain.model import KeptAt, Model
+from glowplug.domain.units import show_bytes
+from glowplug.events.commands import DropWeights, FetchWeights
+from glowplug.policies.placement.links import has_weights
+
+MAX_BACKOFF_S = 60.0
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """Weights on their way to a node because an operator, or a pin, wants them there."""
+
+    sent_at: float
+
+
+@dataclass(slots=True)
+class _Drop:
+    """Weights that are to leave a node once nobody reads them."""
+
+    digest: str
+    asked_at: float
+    sent_at: float
+
+
+@dataclass(slots=True)
+class _Failed:
+    num: int = 0
+    not_before: float = 0.0
+
+
+class HostMemory:
+    """Fetches and drops by (model_key, node_id), and how often the fetches for a pin have failed."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._fetches: dict[tuple[str, str], _Fetch] = {}
+        self._drops: dict[tuple[str, str], _Drop] = {}
+        self._failed: dict[str, _Failed] = {}
+
+    def model(self, model_key: str) -> Model:
+        """Raises ModelNotFound."""
+        model = self.fleet.models.get(model_key)
+        if model is None:
+            raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
+        return model
+
+    def where(self, model: Model, now_s: float, node_id: str = "") -> Node:
+        """The node that weights are brought to: the one named, else one that has them, else the one whose GPUs have the
+        most free memory of those that run its engine. Raises BadRequest, NotFound and NoCapacity."""
+        if not model.weights.uri:
+            raise BadRequest(f"{model.name} has no weights to bring: its engine needs none", param="to")
+        nodes = [node for node in self.fleet.alive(now_s) if node_id in ("", node.node_id)]
+        if node_id and not nodes:
+            raise NotFound(f"no node {node_id!r}", param="node")
+        able = [n for n in nodes if model.engine in n.engines and n.prefetcher_url and not n.draining]
+        if not able:
+            raise NoCapacity(f"no node with a prefetcher takes engine {model.engine} now", retry_after_s=2)
+        free = self.fleet.capacity.free_bytes
+        return min(able, key=lambda n: (not has_weights(n, model), -sum(free(g.gpu_id) for g in n.gpus), n.node_id))
+
+    def holders(self, model: Model, now_s: float, node_id: str = "") -> list[Node]:
+        """The nodes in whose host memory its weights lie."""
+        if not model.weights.uri:
+            return []
+        return [n for n in self.fleet.alive(now_s) if node_id in ("", n.node_id) and has_weights(n, model)]
+
+    def fetch(self, asked: FetchToHost, now_s: float) -> list[Effect]:
+        """An operator wants them there."""
+        model = self.model(asked.model_key)
+        node = self.where(model, now_s, asked.node_id)
+        self._drops.pop((model.key, node.node_id), None)
+        if has_weights(node, model):
+            return []
+        return self._bring(model, node, f"an operator wants the weights of {model.name} there", operator.POLICY, now_s)
+
+    def drop(self, asked: DropFromHost, now_s: float) -> list[Effect]:
+        """An operator wants them out of host memory. Raises Conflict where they are kept for another reason."""
+        model = self.model(asked.model_key)
+        if model.kept_at is KeptAt.HOST:
+            raise Conflict(f"{model.name} is pinned in host memory: `glowplug unpin` it first", param="from")
+        digest = model.weights.digest
+        shared = [m.name for m in self.fleet.models.values() if m.key != model.key and m.weights.digest == digest]
+        if model.weights.uri and shared:
+            raise Conflict(f"{model.name} shares its weights with {', '.join(sorted(shared))}", param="from")
+        effects: list[Effect] = []
+        for node in self.holders(model, now_s, asked.node_id):
+            here = (model.key, node.node_id)
+            self._fetches.pop(here, None)
+            for cached in node.cached:
+                if cached.digest == digest or model.key in cached.model_keys:
+                    self._drops[here] = _Drop(cached.digest, now_s, now_s)
+                    why = f"an operator wants the weights of {model.name} out of host memory"
+                    chosen = f"{show_bytes(cached.num_bytes)} leave"
+                    decided = self.fleet.about_node(node.node_id, "evict", operator.POLICY, why, chosen, {}, now_s)
+                    effects += [Record(decided), Publish(_drop_command(node.node_id, cached.digest))]
+        return effects
+
+    def failed(self, model_key: str, node_id: str, now_s: float) -> None:
+        """A prefetcher could not bring them: who asked is answered by the fact, a pin tries again later."""
+        if self._fetches.pop((model_key, node_id), None) is not None:
+            known = self._failed.setdefault(model_key, _Failed())
+            known.num += 1
+            known.not_before = now_s + min(2.0**known.num, MAX_BACKOFF_S)
+
+    def work(self, now_s: float) -> list[Effect]:
+        """Send again what nothing has answered, and fetch what is pinned and lies nowhere."""
+        return [*self._repeat_fetches(now_s), *self._repeat_drops(now_s), *self._keep(now_s)]
+
+    def _repeat_fetches(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for (model_key, node_id), fetch in list(self._fetches.items()):
+            model, node = self.fleet.models.get(model_key), self.fleet.nodes.by_id.get(node_id)
+            is_over = model is None or node is None or has_weights(node, model)
+            if is_over or not self.fleet.nodes.is_alive(node_id, now_s):
+                del self._fetches[model_key, node_id]
+                self._failed.pop(model_key, None)
+            elif model is not None and now_s - fetch.sent_at >= self.fleet.params.give_up_s:
+                fetch.sent_at = now_s
+                effects.append(Publish(_fetch_command(model, node_id)))
+        return effects
+
+    def _repeat_drops(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for (model_key, node_id), drop in list(self._drops.items()):
+            node = self.fleet.nodes.by_id.get(node_id)
+            is_gone = node is None or all(cached.digest != drop.digest for cached in node.cached)
+            if is_gone or now_s - drop.asked_at > self.fleet.params.evict_grace_s:
+                del self._drops[model_key, node_id]
+            elif now_s - drop.sent_at >= self.fleet.params.repeat_s:
+                drop.sent_at = now_s
+                effects.append(Publish(_drop_command(node_id, drop.digest)))
+        return effects
+
+    def _keep(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for model in self.fleet.models.values():
+            if model.kept_at is not KeptAt.HOST or not model.weights.uri:
+                continue
+            is_coming = any(key == model.key for key, _ in self._fetches)
+            failed = self._failed.get(model.key)
+            if is_coming or (failed and now_s < failed.not_before) or not self.fleet.is_settled(now_s):
+                continue
+            if self.holders(model, now_s):
+                continue
+            try:
+                node = self.where(model, now_s)
+            except NoCapacity:
+                continue  # it is tried again with the next tick: no node can take them now
+            why = f"{model.name} is pinned in host memory, and its weights lie on no node"
+            effects += self._bring(model, node, why, "kept", now_s)
+        return effects
+
+    def _bring(self, model: Model, node: Node, why: str, rule: str, now_s: float) -> list[Effect]:
+        self._fetches[model.key, node.node_id] = _Fetch(now_s)
+        chosen, figures = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
+        decided = self.fleet.about_node(node.node_id, "prefetch", rule, why, chosen, figures, now_s)
+        return [Record(decided), Publish(_fetch_command(model, node.node_id))]
+
+
+def _fetch_command(model: Model, node_id: str) -> FetchWeights:
+    return FetchWeights(target=node_id, model_key=model.key, weights=model.weights, priority=model.priority)
+
+
+def _drop_command(node_id: str, digest: str) -> DropWeights:
+    return DropWeights(target=node_id, digest=digest, reason="an operator wants them out of host memory")

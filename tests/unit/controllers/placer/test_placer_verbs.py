@@ -1,0 +1,247 @@
+"""What operators ask beside placements: starts that wait, weights in host memory, and what a verb would cost."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers.effects import Record, Tick
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
+from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
+from glowplug.domain.hardware import CachedWeights, Node
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.model import KeptAt, Model, Rung, WeightsRef
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import DropWeights, FetchWeights, StartInstance, StopInstance
+from glowplug.events.facts import WeightsFetchFailed
+from tests.fleet_builder import a_model, a_node, an_event, an_instance, instance_event, load_report
+from tests.unit.controllers.placer.rig import a_placer, asked, beat, payloads
+
+S = InstanceState
+M, OTHER = a_model("m", mib=150), a_model("other", mib=150, weights=WeightsRef(uri="file:/other"))
+HERE = CachedWeights(digest=M.weights.digest, num_bytes=7, model_keys=("m",))
+
+
+def waits(model: Model = M, instance_id: str = "i-new", node_id: str = "", is_patient: bool = True):
+    event = asked(model, instance_id)
+    return replace(event, data=replace(event.data, waits=is_patient, node_id=node_id))
+
+
+def serving(controller: PlacerController, now_s: float, row: Instance | None = None) -> None:
+    """Another model's instance holds the GPU, and runs nothing."""
+    row = row or an_instance("i-1", "other", mib=150, ready_at=2.0)
+    beat(controller, now_s, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=round(now_s * 10)))
+    controller.handle(instance_event(row), now_s)
+    controller.handle(load_report(other=ModelLoad()), now_s)
+
+
+def a_full_one(**params: object) -> PlacerController:
+    controller = a_placer(a_node(gpus_mib=(200,)), models=(M, OTHER), **params)
+    serving(controller, 2.0)
+    serving(controller, 9.0)
+    return controller
+
+
+# starts that wait
+
+
+def test_nobody_who_serves_leaves_for_a_start_that_waits_and_somebody_does_once_a_request_waits():
+    controller = a_full_one()
+    assert controller.handle(waits(), 9.1) == controller.handle(Tick(), 9.5) == []
+    (stop,) = payloads(controller.handle(waits(is_patient=False), 9.6), StopInstance)
+    assert stop.instance_id == "i-1"
+
+
+def test_what_waits_comes_last():
+    controller = a_full_one()
+    controller.handle(waits(replace(M, priority=9)), 9.1)
+    controller.handle(waits(a_model("b", mib=150), "i-b"), 9.15)
+    controller.handle(asked(a_model("c", mib=150), "i-c"), 9.2)
+    effects = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=200))
+    gone = an_instance("i-1", "other", S.STOPPED, mib=150, revision=9)
+    effects += controller.handle(instance_event(gone), 10.0)
+    assert [start.instance_id for start in payloads(effects, StartInstance)] == ["i-c"]
+
+
+def test_a_start_for_one_node_goes_there_or_waits():
+    controller = a_placer(a_node("node-1"), a_node("node-2"), models=(M,))
+    (start,) = payloads(controller.handle(waits(node_id="node-2"), 1.0), StartInstance)
+    assert start.target == "node-2"
+    big = a_model("big", mib=200)
+    assert payloads(controller.handle(waits(big, "i-2", "node-2", is_patient=False), 1.1), StartInstance) == []
+    (start,) = payloads(controller.handle(waits(big, "i-3", "node-1"), 1.2), StartInstance)
+    assert start.target == "node-1"
+
+
+@pytest.mark.parametrize(("kept_at", "becomes"), [(KeptAt.ASLEEP, "swapped_out"), (KeptAt.NOWHERE, "stopped")])
+def test_what_leaves_of_a_model_that_is_kept_asleep_sleeps(kept_at: KeptAt, becomes: str):
+    controller = a_placer(a_node(gpus_mib=(200,)), models=(M, replace(OTHER, kept_at=kept_at)))
+    serving(controller, 2.0)
+    serving(controller, 9.0)
+    (stop,) = payloads(controller.handle(asked(M), 9.1), StopInstance)
+    assert stop.becomes == becomes
+
+
+def test_what_is_placed_anew_takes_no_bytes_that_are_promised():
+    controller = a_placer(a_node("node-1"), a_node("node-2"), models=(M,), give_up_s=1.0)
+    taken, silent = (
+        payloads(controller.handle(asked(a_model(name, mib=200), f"i-{name}"), 1.0), StartInstance)[0].target
+        for name in ("a", "b")
+    )
+    row = an_instance("i-a", "a", S.STARTING, gpu_id=f"{taken}/0", mib=200)
+    controller.handle(instance_event(row), 1.1)
+    for at in (1.5, 2.5, 2.7):
+        beat(controller, at, *(a_node(name, revision=round(at * 10)) for name in (taken, silent)))
+        effects = controller.handle(Tick(), at)
+    assert taken != silent and payloads(effects, StartInstance) == [], f"{taken} has 100 MiB left of 300"
+
+
+# host memory
+
+
+def with_prefetchers(*nodes: Node, models: tuple[Model, ...] = (M,)) -> PlacerController:
+    shown = [replace(node, prefetcher_url="http://p") for node in nodes]
+    controller = a_placer(*shown, models=models)
+    controller.handle(Tick(), 3.0)
+    for node in shown:
+        beat(controller, 3.0, replace(node, revision=30))
+    return controller
+
+
+def test_weights_are_brought_to_the_node_with_the_most_free_memory_and_asked_for_again():
+    controller = with_prefetchers(a_node("node-1", gpus_mib=(100,)), a_node("node-2", gpus_mib=(300,)))
+    effects = controller.handle(FetchToHost("m"), 3.1)
+    (fetch,) = payloads(effects, FetchWeights)
+    assert (fetch.target, fetch.model_key, fetch.instance_id) == ("node-2", "m", "")
+    assert [e.decision.kind for e in effects if isinstance(e, Record)] == ["prefetch"]
+    assert payloads(controller.handle(Tick(), 4.0), FetchWeights) == []
+    beat(controller, 11.0, a_node("node-2", prefetcher_url="http://p", gpus_mib=(300,), revision=90))
+    assert len(payloads(controller.handle(Tick(), 11.2), FetchWeights)) == 1, "nothing has answered it"
+    there = a_node("node-2", prefetcher_url="http://p", gpus_mib=(300,), revision=99, cached=(HERE,))
+    beat(controller, 12.0, there)
+    assert payloads(controller.handle(Tick(), 20.0), FetchWeights) == []
+    assert controller.handle(FetchToHost("m", "node-2"), 12.5) == [], "they are there"
+
+
+def test_where_weights_cannot_be_brought_the_reason_is_typed():
+    bare = a_model("bare", weights=WeightsRef(uri=""))
+    controller = with_prefetchers(a_node("node-1"), models=(M, bare))
+    for request, error in (
+        (FetchToHost("nobody"), ModelNotFound),
+        (FetchToHost("m", "node-9"), NotFound),
+        (FetchToHost("bare"), BadRequest),
+    ):
+        with pytest.raises(error):
+            controller.handle(request, 3.1)
+    with pytest.raises(NoCapacity):
+        a_placer(a_node(), models=(M,)).handle(FetchToHost("m"), 0.1)
+
+
+def test_weights_are_dropped_where_they_lie_and_asked_again_while_an_instance_reads_them():
+    controller = with_prefetchers(a_node("node-1", cached=(HERE,)), a_node("node-2"))
+    (drop,) = payloads(controller.handle(DropFromHost("m"), 3.1), DropWeights)
+    assert (drop.target, drop.digest) == ("node-1", HERE.digest)
+    assert len(payloads(controller.handle(Tick(), 5.5), DropWeights)) == 1
+    beat(controller, 6.0, a_node("node-1", prefetcher_url="http://p", revision=60))
+    assert payloads(controller.handle(Tick(), 9.0), DropWeights) == []
+
+
+def test_weights_that_others_share_or_that_are_pinned_are_not_dropped():
+    twin = a_model("twin", weights=M.weights)
+    controller = with_prefetchers(a_node(cached=(HERE,)), models=(M, twin))
+    with pytest.raises(Conflict, match="shares its weights with twin"):
+        controller.handle(DropFromHost("m"), 3.1)
+    controller = with_prefetchers(a_node(cached=(HERE,)), models=(replace(M, kept_at=KeptAt.HOST),))
+    with pytest.raises(Conflict, match="pinned in host memory"):
+        controller.handle(DropFromHost("m"), 3.1)
+
+
+def test_what_is_pinned_in_host_memory_is_fetched_where_it_lies_nowhere_and_later_after_each_failure():
+    controller = with_prefetchers(a_node(), models=(replace(M, kept_at=KeptAt.HOST),))
+    tries: list[float] = []
+    for step in range(400):
+        now_s = 3.5 + step / 10
+        beat(controller, now_s, a_node(prefetcher_url="http://p", revision=100 + step))
+        if payloads(controller.handle(Tick(), now_s), FetchWeights):
+            tries.append(now_s)
+            fact = WeightsFetchFailed(node_id="node-1", model_key="m", digest="d", code="x", message="no")
+            controller.handle(an_event(fact), now_s)
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] > 3 * gaps[0]
+
+
+# what a verb costs
+
+
+def started(instance_id: str, at: float, load_s: float, kind: str, **fields: object) -> Instance:
+    phases = (Phase(name=PhaseName.LOAD, started_at=at, ended_at=at + load_s),)
+    return an_instance(
+        instance_id, created_at=at, ready_at=at + load_s, phases=phases, start_kind=kind, gpu_kind="host", mib=150,
+        **fields,
+    )  # fmt: skip
+
+
+def test_a_cost_says_how_many_starts_it_comes_from_and_a_default_that_it_is_one():
+    controller = a_placer(a_node(), models=(M,), priors={})
+    cost = controller.costs.of("m", "load", 1.0)
+    assert (cost.kind, cost.scope, cost.num_measured) == ("cold", "prior", 0)
+    assert cost.fetch_bytes == M.fetch_bytes and cost.gpu_bytes == M.memory_bytes and cost.is_possible_now
+    assert cost.source.startswith("default of emulated") and cost.node_id == "node-1"
+    for number, load_s in enumerate((1.0, 9.0, 2.0)):
+        row = started(f"i-{number}", 10.0 * number + 1.0, load_s, "cold")
+        controller.handle(instance_event(row), 10.0 * number + 11.0)
+        controller.handle(instance_event(replace(row, state=S.STOPPED, revision=2)), 10.0 * number + 11.1)
+    beat(controller, 40.0, a_node(revision=400))
+    cost = controller.costs.of("m", "load", 40.0)
+    assert (cost.scope, cost.num_measured, cost.phases["load"]) == ("model", 3, 2.0)
+    assert "measured on this fleet: the last 3 starts that were cold" in cost.source and "modelled" in cost.source
+
+
+def test_a_cost_names_who_would_leave_and_changes_nothing():
+    controller = a_full_one(evict_becomes="swapped_out")
+    cost = controller.costs.of("m", "load", 9.1)
+    (leaving,) = cost.leaving
+    assert (leaving.instance_id, leaving.becomes, leaving.num_bytes) == ("i-1", "swapped_out", 150 * 1024**2)
+    assert controller.handle(Tick(), 9.2) == [] and controller.placements == {}
+    asleep = controller.costs.of("m", "load", 9.1, rung=Rung.ASLEEP)
+    assert not asleep.is_possible_now and asleep.leaving == (), "nobody leaves for one that is to sleep"
+    busy = ModelLoad(num_in_flight=2, in_flight_by_instance={"i-1": 2})
+    controller.handle(load_report(other=busy), 9.3)
+    cost = controller.costs.of("m", "load", 9.4)
+    assert not cost.is_possible_now and "other stays: it has 2 requests in flight" in cost.reason
+
+
+def test_what_is_there_already_costs_nothing_and_a_replica_is_no_pin():
+    controller = a_placer(a_node(cached=(HERE,), prefetcher_url="http://p"), models=(M,))
+    controller.handle(instance_event(an_instance("i-1", state=S.PREWARMED, replica=True, mib=150)), 1.0)
+    assert controller.costs.of("m", "load", 1.1, rung=Rung.ASLEEP).seconds == 0.0
+    assert controller.costs.of("m", "pin", 1.1, rung=Rung.ASLEEP).kind == "growth"
+    assert controller.costs.of("m", "pin", 1.1, rung=Rung.HOST).fetch_bytes == 0
+    controller.handle(instance_event(an_instance("i-2", ready_at=1.0, mib=150)), 1.2)
+    assert "i-2 is ready" in controller.costs.of("m", "wake", 1.3).reason
+
+
+def test_what_leaving_takes_is_learned_from_those_that_left():
+    controller = a_placer(a_node(abilities=("emulated:swap",)), models=(M,))
+    row = an_instance("i-1", ready_at=1.0, mib=150)
+    controller.handle(instance_event(row), 1.0)
+    cost = controller.costs.of("m", "sleep", 1.1)
+    assert (cost.scope, cost.freed_gpu_bytes, cost.leaving[0].becomes) == ("prior", 150 * 1024**2, "swapped_out")
+    controller.handle(instance_event(replace(row, state=S.DRAINING, changed_at=2.0, revision=2)), 2.0)
+    controller.handle(instance_event(replace(row, state=S.SWAPPED_OUT, changed_at=2.25, revision=3)), 2.3)
+    controller.handle(instance_event(an_instance("i-2", ready_at=3.0, mib=150)), 3.0)
+    cost = controller.costs.of("m", "sleep", 3.1)
+    assert (cost.seconds, cost.num_measured, [one.instance_id for one in cost.leaving]) == (0.25, 1, ["i-2"])
+    every = controller.costs.of("m", "unload", 3.1)
+    assert {one.instance_id for one in every.leaving} == {"i-1", "i-2"}
+
+
+def test_an_engine_that_cannot_sleep_would_be_stopped_and_what_is_kept_comes_back():
+    controller = a_placer(a_node(), models=(replace(M, pinned=True),))
+    controller.handle(instance_event(an_instance("i-1", ready_at=1.0, mib=150)), 1.0)
+    cost = controller.costs.of("m", "sleep", 1.1)
+    assert cost.leaving[0].becomes == "stopped" and "cannot sleep on node-1" in cost.reason
+    assert "it is kept ready, and comes back" in controller.costs.of("m", "unload", 1.1).reason
+    with pytest.raises(NotFound):
+        controller.costs.of("m", "load", 1.1, node_id="node-9")
