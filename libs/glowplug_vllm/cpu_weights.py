@@ -28,7 +28,7 @@ class CannotSleep(RuntimeError):
     """This model cannot be taken again from its files as they are, so it does not give its weights up."""
 
 
-class CannotShare(RuntimeError):
+class SharingError(RuntimeError):
     """This model is not in memory as it is in its files, so its weights cannot be the files' pages."""
 
 
@@ -63,14 +63,14 @@ class CpuWeights:
 
     def share(self) -> None:
         """Make each weight a view of the files, instead of the copy that was loaded (within `unpacked`). Raises
-        CannotShare before anything has changed."""
+        SharingError before anything has changed."""
         region = Region(self._directory)
         for name, parameter in self._model.named_parameters():
             sources = self._sources(name)
             missing = [source for source in sources if source not in region]
             if missing or any(part.dtype != parameter.dtype for part in region.views(sources)):
-                raise CannotShare(f"weights_shared: {name} is not in its files as it is in memory; see dtype")
-        self._check(region, CannotShare)
+                raise SharingError(f"weights_shared: {name} is not in its files as it is in memory; see dtype")
+        self._check(region, SharingError)
         self._is_checked = self._is_shared = True
         self._away, self._region = frozenset(self._dtypes), region
         self.restore()

@@ -44,7 +44,7 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         return int(granted) if granted is not None else int(super().determine_available_memory())
 
     def load_model(self, **options: Any) -> None:
-        """Raises CannotShare where the weights are to be the files' pages and cannot be."""
+        """Raises SharingError where the weights are to be the files' pages and cannot be."""
         is_shared = os.environ.get(SHARED) == "1"
         with unpacked() if is_shared else nullcontext():
             super().load_model(**options)

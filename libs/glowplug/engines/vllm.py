@@ -30,7 +30,7 @@ _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what 
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
 _NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
-_CANNOT_SHARE = "CannotShare: "  # ours, where the weights are in memory in another form than in their files
+_CANNOT_SHARE = "SharingError: "  # ours, where the weights are in memory in another form than in their files
 _NOT_A_CAUSE = "See root cause above"
 
 

@@ -57,8 +57,8 @@ def unreadable(path: Path) -> str:
 
 def check_shared(model: Model, gpu_kind: str = "host") -> None:
     """Raises EngineMisconfigured for weights that are to be shared where each engine needs its own."""
-    replaced = {name.replace("-", "_") for name in model.engine_args} & {"worker_cls", "quantization"}
-    if model.weights_shared and (gpu_kind == "cuda" or _is_parallel(model.engine_args) or replaced):
+    others = any(_own(model, name, None) is not None for name in ("worker_cls", "quantization"))
+    if model.weights_shared and (gpu_kind == "cuda" or _is_parallel(model.engine_args) or others):
         why = "vLLM shares weights in host memory alone: unquantised, in one process, with the worker of Glowplug"
         raise EngineMisconfigured(f"weights_shared: {why}", param="weights_shared")
 

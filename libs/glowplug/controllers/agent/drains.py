@@ -42,7 +42,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
         return  # it lies dormant already: a command that came twice
     able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-        num_bytes = int(holding.model.weights_bytes * transaction.params.snapshot_ratio)
+        num_bytes = int(holding.model.private_weights_bytes * transaction.params.snapshot_ratio)
         able = _fits_host(transaction, holding, num_bytes)
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
     _drain(transaction, holding, command.reason, command.grace_s, becomes if able else "")
