@@ -59,7 +59,7 @@ class CpuWeights:
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._is_checked = self._is_shared = False
         self._away: frozenset[str] = frozenset()  # parameters that are not in memory
-        self._region: Region | None = None  # while it sleeps or shares: its pages stay readable, whoever deletes them
+        self._region: Region | None = None  # while anything is, or is to be, read there: whoever deletes the files
 
     def share(self) -> None:
         """Make each weight a view of the files, instead of the copy that was loaded (within `unpacked`). Raises
@@ -110,7 +110,7 @@ class CpuWeights:
         with torch.no_grad():
             take(self._region)
         self._away = frozenset()
-        if not self._is_shared:
+        if not self._is_shared and not self._keeps:
             self._region = None
 
     def _take_shared(self, region: Region) -> None:
@@ -132,13 +132,14 @@ class CpuWeights:
         for name, parameter in self._model.named_parameters():
             if name in self._away:
                 weight = region.read(self._sources(name), self._dtypes[name])
-                parameter.data = weight if self._is_packed(name) else weight.clone()
+                parameter.data = weight if self._is_of_linear(name) else weight.clone()
         for name in self._linears_of(self._away):
             dispatch_cpu_unquantized_gemm(self._linears[name], remove_weight=name not in self._keeps)
 
-    def _is_packed(self, name: str) -> bool:
-        layer = name.rpartition(".")[0]
-        return layer in self._linears and layer not in self._keeps and name.endswith(".weight")
+    def _is_of_linear(self, name: str) -> bool:
+        """Whether it is multiplied with as a packed copy. What is looked up besides stays a view: few of its rows are
+        read, and all engines of a model may read the same pages."""
+        return name.endswith(".weight") and name.rpartition(".")[0] in self._linears
 
     def _linears_of(self, names: frozenset[str]) -> list[str]:
         """Linear layers whose weight is among the parameters `names`; of tied ones each."""

@@ -29,7 +29,7 @@ FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # in the environment: of its weights, tha
 WEIGHTS, KV_CACHE = "weights", "kv_cache"  # vLLM's tags
 
 _PROMPT_TOKENS = (1, 2, 3)  # any that are in every vocabulary
-_NUM_TOKENS = 3
+_NUM_TOKENS = 2  # the first proves the weights, the second what the first has left in the KV cache
 _KEY = "VLLM_API_KEY"
 _WHOLE = 1 << 62  # bytes: more than any KV cache has
 
