@@ -4,18 +4,16 @@ Packed, as vLLM has them: each linear layer's weight is a copy of oneDNN's own, 
 and `layer.weight` is empty. Shared: every weight is a view of the files' pages, which all engines of a model on a node
 and the node's cache have in common, and torch multiplies with them as they are; what vLLM joins (q, k and v) and does
 not lie side by side in its file is multiplied part by part. Names that vLLM keeps private are used here and in
-worker.py alone, and `check` asks for them before the first sleep.
+shared_load.py and worker.py alone; a version that lacks them fails a start or the first sleep.
 """
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
-from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from glowplug_vllm import layout
@@ -32,23 +30,6 @@ class SharingError(RuntimeError):
     """This model is not in memory as it is in its files, so its weights cannot be the files' pages."""
 
 
-@contextlib.contextmanager
-def unpacked() -> Iterator[None]:
-    """A model that is loaded within it keeps its linear weights as they are in its files."""
-
-    def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
-        if layer.weight.ndim == 2:
-            layer.cpu_linear = linear
-        else:
-            dispatch_cpu_unquantized_gemm(layer, remove_weight)
-
-    utils.dispatch_cpu_unquantized_gemm = keep  # each layer imports it when it packs
-    try:
-        yield
-    finally:
-        utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
-
-
 class CpuWeights:
     """Of one model, as loaded."""
 
@@ -61,16 +42,15 @@ class CpuWeights:
         self._away: frozenset[str] = frozenset()  # parameters that are not in memory
         self._region: Region | None = None  # while anything is, or is to be, read there: whoever deletes the files
 
-    def share(self) -> None:
-        """Make each weight a view of the files, instead of the copy that was loaded (within `unpacked`). Raises
-        SharingError before anything has changed."""
-        region = Region(self._directory)
+    def share(self, region: Region, settled: Collection[str]) -> None:
+        """Make each weight a view of the files. Those of `settled` are known to be what the files hold. Raises
+        SharingError for one that is not."""
         for name, parameter in self._model.named_parameters():
-            sources = self._sources(name)
-            missing = [source for source in sources if source not in region]
-            if missing or any(part.dtype != parameter.dtype for part in region.views(sources)):
+            of_files = self._sources(name)
+            missing = [source for source in of_files if source not in region]
+            if missing or any(part.dtype != parameter.dtype for part in region.views(of_files)):
                 raise SharingError(f"weights_shared: {name} is not in its files as it is in memory; see dtype")
-        self._check(region, SharingError)
+        self._check(region, SharingError, settled)
         self._is_checked = self._is_shared = True
         self._away, self._region = frozenset(self._dtypes), region
         self.restore()
@@ -83,24 +63,30 @@ class CpuWeights:
     def keep_first(self, num_bytes: int) -> None:
         """Give up all but the first layers, as many as `num_bytes` hold. Raises CannotSleep before anything has
         changed."""
-        region = self._region or Region(self._directory)
-        self._drop(frozenset(self._dtypes) - layout.leading(self._bytes(region), num_bytes))
+        kept = layout.leading(self._bytes(self._checked()), num_bytes)
+        self._drop(frozenset(self._dtypes) - kept)
 
     def _drop(self, names: frozenset[str]) -> None:
         names -= self._away
         if not names:
             return
-        region = self._region or Region(self._directory)
-        if not self._is_checked:
-            with torch.no_grad():
-                self._check(region, CannotSleep)
-        self._region, self._is_checked, self._away = region, True, self._away | names
+        self._region = self._checked()
+        self._away |= names
         for name in self._linears_of(names):
             self._linears[name].cpu_linear = None
         for name, parameter in self._model.named_parameters():
             if name in names:
                 parameter.data = torch.empty(0, dtype=parameter.dtype)
         _trim()
+
+    def _checked(self) -> Region:
+        """The files, once they are known to hold what is in memory. Raises CannotSleep."""
+        region = self._region or Region(self._directory)
+        if not self._is_checked:
+            with torch.no_grad():
+                self._check(region, CannotSleep)
+            self._is_checked = True
+        return region
 
     def restore(self) -> None:
         """Take every weight again that is away."""
@@ -151,8 +137,10 @@ class CpuWeights:
         twice = set() if self._is_shared else {f"{name}.weight" for name in self._keeps}
         return {name: region.num_bytes(self._sources(name)) * (1 + (name in twice)) for name in self._dtypes}
 
-    def _check(self, region: Region, refusal: type[RuntimeError]) -> None:
+    def _check(self, region: Region, refusal: type[RuntimeError], known: Collection[str] = ()) -> None:
         for name, parameter in self._model.named_parameters():
+            if name in known:
+                continue
             missing = [source for source in self._sources(name) if source not in region]
             if missing:
                 raise refusal(f"{name} is not in its files as it is in memory ({missing[0]} is not there)")
@@ -172,12 +160,16 @@ class CpuWeights:
         return float((found - expected).abs().max()) <= _ROUNDING * float(expected.abs().max())
 
     def _sources(self, name: str) -> list[str]:
-        """The names in the files of one parameter: vLLM joins some, by the model's own mapping."""
-        mapping: dict[str, list[str]] = getattr(self._model, "packed_modules_mapping", {})
-        for fused, parts in mapping.items():
-            if f".{fused}." in name:
-                return [name.replace(f".{fused}.", f".{part}.") for part in parts]
-        return [name]
+        return sources(self._model, name)
+
+
+def sources(model: Any, name: str) -> list[str]:
+    """The names in the files of one parameter: vLLM joins some, by the model's own mapping."""
+    mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for fused, parts in mapping.items():
+        if f".{fused}." in name:
+            return [name.replace(f".{fused}.", f".{part}.") for part in parts]
+    return [name]
 
 
 def _part_by_part(parts: Sequence[torch.Tensor]) -> Callable[..., torch.Tensor]:

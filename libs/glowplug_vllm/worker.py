@@ -15,7 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from glowplug_vllm.cpu_weights import CpuWeights, unpacked
+from glowplug_vllm import shared_load
+from glowplug_vllm.cpu_weights import CpuWeights
 
 SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
 _LEAST_KV_BYTES = 1 << 20
@@ -45,12 +46,12 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
 
     def load_model(self, **options: Any) -> None:
         """Raises SharingError where the weights are to be the files' pages and cannot be."""
-        is_shared = os.environ.get(SHARED) == "1"
-        with unpacked() if is_shared else nullcontext():
+        directory = Path(self.model_config.model)
+        with shared_load.in_place(directory) if os.environ.get(SHARED) == "1" else nullcontext() as shared:
             super().load_model(**options)
-        self._weights = CpuWeights(self.model_runner.model, Path(self.model_config.model))
-        if is_shared:
-            self._weights.share()
+        self._weights = CpuWeights(self.model_runner.model, directory)
+        if shared is not None:
+            self._weights.share(*shared)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         if tag == "kv_cache":
