@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from glowplug_vllm import shared_load
 from glowplug_vllm.cpu_weights import CpuWeights
 
 SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
+_log = init_logger("vllm.glowplug")  # vLLM shows what stands below its own name
 _LEAST_KV_BYTES = 1 << 20
 
 
@@ -51,7 +53,9 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             super().load_model(**options)
         self._weights = CpuWeights(self.model_runner.model, directory)
         if shared is not None:
-            self._weights.share(*shared)
+            region, in_place = shared
+            self._weights.share(region, in_place)
+            _log.info("Weights are shared with host memory; %d parameters were loaded in place.", len(in_place))
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         if tag == "kv_cache":
