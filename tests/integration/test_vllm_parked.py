@@ -175,6 +175,7 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
 
 async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, tmp_path: Path) -> None:
     """A replica of the first layers takes their bytes and answers whole; one that shares its weights takes none."""
+    await lane.zygote()  # parked, before the first start counts its seconds
     rig, model = AgentRig(tmp_path, gpu_budgets="900MiB"), lane.request().model
     await rig.start({"vllm": VllmDriver(lane.settings())})
     region = write_weights(rig.settings.shm_dir.absolute(), model)
