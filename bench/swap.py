@@ -30,9 +30,9 @@ RUNGS = {"prewarmed": Ability.PREWARM, "swapped_out": Ability.SWAP}
 Figures = dict[str, list[float]]
 
 
-async def first_token(handle: EngineHandle) -> tuple[float, str]:
+async def first_token(handle: EngineHandle, num_tokens: int = NUM_TOKENS) -> tuple[float, str]:
     """(seconds to the first token, all of the text) of one greedy stream."""
-    body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
+    body = {"prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "stream": True}
     began, moments, texts = time.monotonic(), [], []
     async with (
         httpx.AsyncClient(base_url=handle.url, timeout=120) as client,

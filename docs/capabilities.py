@@ -50,6 +50,8 @@ NO_ROW = {"emulated"}  # the first column of words; a number
 CAN = {
     Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
     Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
+    Ability.FIRST_LAYERS: "... holds the first layers alone (WarmServe section 4)",
+    Ability.SHARE: "reads its weights in host memory, with every other instance of its model",
     Ability.STAGES: "starts in pipeline stages (HydraServe)",
 }
 DECLARED = {("command", Ability.PREWARM), ("command", Ability.SWAP)}  # by the node's file, of each server
@@ -88,7 +90,8 @@ def _can(engine: Declaration, ability: Ability) -> str:
 
 
 def _simulated(ability: Ability) -> str:
-    return "simulated" if ability in ABILITIES else "no"
+    always = {Ability.FIRST_LAYERS}  # whatever a scenario declares
+    return "simulated" if ability in ABILITIES | always else "no"
 
 
 def _word(engine: Declaration, is_there: bool) -> str:

@@ -139,13 +139,18 @@ def make(
     params: msg.AgentParams = PARAMS,
     asleep_mib: int = 0,
     gpu_kind: str = "host",
+    holds_layers: bool = True,
 ) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
     when it sleeps (0: that is not looked at)."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB, kind=gpu_kind) for n in range(gpus)])
     engines = {
         "emulated": msg.EngineKind(
-            name="emulated", emulated=True, abilities=frozenset(abilities), asleep_bytes=asleep_mib * MIB
+            name="emulated",
+            emulated=True,
+            abilities=frozenset(abilities),
+            holds_layers=holds_layers,
+            asleep_bytes=asleep_mib * MIB,
         ),
         "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),
     }

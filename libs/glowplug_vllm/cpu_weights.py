@@ -1,17 +1,22 @@
 """The weights of a running vLLM model on a CPU: given up, and taken again from the files they came from.
 
-vLLM packs each linear layer's weight into a copy of oneDNN's own, held by the closure `layer.cpu_linear`, and leaves
-`layer.weight` empty. Names that vLLM keeps private are used here and in worker.py alone, and `check` asks for them
-before the first sleep.
+Packed, as vLLM has them: each linear layer's weight is a copy of oneDNN's own, held by the closure `layer.cpu_linear`,
+and `layer.weight` is empty. Shared: every weight is a view of the files' pages, which all engines of a model on a node
+and the node's cache have in common, and torch multiplies with them as they are; what vLLM joins (q, k and v) and does
+not lie side by side in its file is multiplied part by part. Names that vLLM keeps private are used here and in
+shared_load.py and worker.py alone; a version that lacks them fails a start or the first sleep.
 """
 
 import ctypes
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
+from glowplug_vllm import layout
 from glowplug_vllm.region import Region
 
 _ROUNDING = 0.05  # of the largest output: bfloat16 adds in another order
@@ -19,6 +24,10 @@ _ROUNDING = 0.05  # of the largest output: bfloat16 adds in another order
 
 class CannotSleep(RuntimeError):
     """This model cannot be taken again from its files as they are, so it does not give its weights up."""
+
+
+class SharingError(RuntimeError):
+    """This model is not in memory as it is in its files, so its weights cannot be the files' pages."""
 
 
 class CpuWeights:
@@ -29,45 +38,114 @@ class CpuWeights:
         self._linears = {name: module for name, module in model.named_modules() if hasattr(module, "cpu_linear")}
         self._keeps = {name for name, module in self._linears.items() if module.weight.numel()}  # looked up besides
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-        self._is_checked = False
-        self._region: Region | None = None  # while it sleeps: its pages stay readable, whoever deletes the files
+        self._is_checked = self._is_shared = False
+        self._away: frozenset[str] = frozenset()  # parameters that are not in memory
+        self._region: Region | None = None  # while anything is, or is to be, read there: whoever deletes the files
+
+    def share(self, region: Region, settled: Collection[str]) -> None:
+        """Make each weight a view of the files. Those of `settled` are known to be what the files hold. Raises
+        SharingError for one that is not."""
+        for name, parameter in self._model.named_parameters():
+            of_files = self._sources(name)
+            missing = [source for source in of_files if source not in region]
+            if missing or any(part.dtype != parameter.dtype for part in region.views(of_files)):
+                raise SharingError(f"weights_shared: {name} is not in its files as it is in memory; see dtype")
+        self._check(region, SharingError, settled)
+        self._is_checked = self._is_shared = True
+        self._away, self._region = frozenset(self._dtypes), region
+        self.restore()
+        _trim()
 
     def drop(self) -> None:
         """Give up every weight. Raises CannotSleep before anything has changed."""
-        if self._region is not None:
+        self._drop(frozenset(self._dtypes))
+
+    def keep_first(self, num_bytes: int) -> None:
+        """Give up all but the first layers, as many as `num_bytes` hold. Raises CannotSleep before anything has
+        changed."""
+        kept = layout.leading(self._bytes(self._checked()), num_bytes)
+        self._drop(frozenset(self._dtypes) - kept)
+
+    def _drop(self, names: frozenset[str]) -> None:
+        names -= self._away
+        if not names:
             return
-        region = Region(self._directory)
+        self._region = self._checked()
+        self._away |= names
+        for name in self._linears_of(names):
+            self._linears[name].cpu_linear = None
+        for name, parameter in self._model.named_parameters():
+            if name in names:
+                parameter.data = torch.empty(0, dtype=parameter.dtype)
+        _trim()
+
+    def _checked(self) -> Region:
+        """The files, once they are known to hold what is in memory. Raises CannotSleep."""
+        region = self._region or Region(self._directory)
         if not self._is_checked:
             with torch.no_grad():
-                self._check(region)
-        self._region, self._is_checked = region, True
-        for layer in self._linears.values():
-            layer.cpu_linear = None
-        for _, parameter in self._model.named_parameters():
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
-        ctypes.CDLL(None).malloc_trim(0)
+                self._check(region, CannotSleep)
+            self._is_checked = True
+        return region
 
     def restore(self) -> None:
-        """Take every weight again. Nothing, where none has been given up."""
-        if self._region is None:
+        """Take every weight again that is away."""
+        if not self._away or self._region is None:
             return
+        take = self._take_shared if self._is_shared else self._take_packed
         with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
-                weight = self._region.read(self._sources(name), self._dtypes[name])
-                layer = name.rpartition(".")[0]
-                is_packed = layer in self._linears and layer not in self._keeps and name.endswith(".weight")
-                parameter.data = weight if is_packed else weight.clone()
-            for name, layer in self._linears.items():
-                dispatch_cpu_unquantized_gemm(layer, remove_weight=name not in self._keeps)
-        self._region = None
+            take(self._region)
+        self._away = frozenset()
+        if not self._is_shared and not self._keeps:
+            self._region = None
 
-    def _check(self, region: Region) -> None:
+    def _take_shared(self, region: Region) -> None:
+        joined: dict[str, Callable[..., torch.Tensor]] = {}
         for name, parameter in self._model.named_parameters():
+            layer = name.rpartition(".")[0]
+            parts = region.views(self._sources(name))
+            if len(parts) == 1:
+                parameter.data = parts[0]
+            elif layer in self._linears and name.endswith(".weight"):
+                parameter.data = torch.empty(0, dtype=parameter.dtype)  # as vLLM leaves a weight that it has packed
+                joined[layer] = _part_by_part(parts)
+            else:
+                parameter.data = torch.cat(parts)
+        for name in self._linears_of(self._away):
+            self._linears[name].cpu_linear = joined.get(name, linear)
+
+    def _take_packed(self, region: Region) -> None:
+        for name, parameter in self._model.named_parameters():
+            if name in self._away:
+                weight = region.read(self._sources(name), self._dtypes[name])
+                parameter.data = weight if self._is_of_linear(name) else weight.clone()
+        for name in self._linears_of(self._away):
+            dispatch_cpu_unquantized_gemm(self._linears[name], remove_weight=name not in self._keeps)
+
+    def _is_of_linear(self, name: str) -> bool:
+        """Whether it is multiplied with as a packed copy. What is looked up besides stays a view: few of its rows are
+        read, and all engines of a model may read the same pages."""
+        return name.endswith(".weight") and name.rpartition(".")[0] in self._linears
+
+    def _linears_of(self, names: frozenset[str]) -> list[str]:
+        """Linear layers whose weight is among the parameters `names`; of tied ones each."""
+        weights = {id(parameter) for name, parameter in self._model.named_parameters() if name in names}
+        return [name for name, layer in self._linears.items() if id(layer.weight) in weights]
+
+    def _bytes(self, region: Region) -> dict[str, int]:
+        """What each parameter takes in memory: one that is looked up and multiplied with is there twice."""
+        twice = set() if self._is_shared else {f"{name}.weight" for name in self._keeps}
+        return {name: region.num_bytes(self._sources(name)) * (1 + (name in twice)) for name in self._dtypes}
+
+    def _check(self, region: Region, refusal: type[RuntimeError], known: Collection[str] = ()) -> None:
+        for name, parameter in self._model.named_parameters():
+            if name in known:
+                continue
             missing = [source for source in self._sources(name) if source not in region]
             if missing:
-                raise CannotSleep(f"{name} is not in its files as it is in memory ({missing[0]} is not there)")
+                raise refusal(f"{name} is not in its files as it is in memory ({missing[0]} is not there)")
             if not self._is_same(name, parameter, region.read(self._sources(name), self._dtypes[name])):
-                raise CannotSleep(f"{name} is not in its files as it is in memory")
+                raise refusal(f"{name} is not in its files as it is in memory")
 
     def _is_same(self, name: str, parameter: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether the weight of the files is the one in memory. A packed one is asked for what it makes of noise."""
@@ -75,16 +153,35 @@ class CpuWeights:
             return parameter.shape == weight.shape and bool(torch.equal(parameter, weight))
         layer = self._linears[name.rpartition(".")[0]]
         noise = torch.randn(1, weight.shape[1], dtype=weight.dtype)
-        expected = torch.nn.functional.linear(noise, weight).float()
+        expected = linear(noise, weight).float()
         found = layer.cpu_linear(noise, layer.weight, None).float()
         if found.shape != expected.shape:
             return False
         return float((found - expected).abs().max()) <= _ROUNDING * float(expected.abs().max())
 
     def _sources(self, name: str) -> list[str]:
-        """The names in the files of one parameter: vLLM joins some, by the model's own mapping."""
-        mapping: dict[str, list[str]] = getattr(self._model, "packed_modules_mapping", {})
-        for fused, parts in mapping.items():
-            if f".{fused}." in name:
-                return [name.replace(f".{fused}.", f".{part}.") for part in parts]
-        return [name]
+        return sources(self._model, name)
+
+
+def sources(model: Any, name: str) -> list[str]:
+    """The names in the files of one parameter: vLLM joins some, by the model's own mapping."""
+    mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for fused, parts in mapping.items():
+        if f".{fused}." in name:
+            return [name.replace(f".{fused}.", f".{part}.") for part in parts]
+    return [name]
+
+
+def _part_by_part(parts: Sequence[torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The linear layer of a weight that lies in several places."""
+    rows = [part.shape[0] for part in parts]
+
+    def joined(x: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        biases = bias.split(rows) if bias is not None else [None] * len(rows)
+        return torch.cat([linear(x, part, of_part) for part, of_part in zip(parts, biases, strict=True)], dim=-1)
+
+    return joined
+
+
+def _trim() -> None:
+    ctypes.CDLL(None).malloc_trim(0)

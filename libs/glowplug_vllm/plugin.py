@@ -7,6 +7,7 @@ answered. vLLM's own /health asks only whether the core's process has ended, so 
 
 import asyncio
 import multiprocessing
+import os
 import time
 from argparse import Namespace
 from collections.abc import Mapping
@@ -96,7 +97,7 @@ class GlowplugEndpoint:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         if engine_client is not None:
             self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
-            self._sleeping = sleeping.Sleeping(engine_client)
+            self._sleeping = sleeping.Sleeping(engine_client, int(os.environ.get(sleeping.FIRST_BYTES) or 0))
         if START is not None:
             port = args.port or process.bound_port()
             self._announcement = asyncio.create_task(announce(START, args.host or "", port, holds(engine_client)))

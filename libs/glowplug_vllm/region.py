@@ -3,11 +3,13 @@
 import json
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from glowplug_vllm import layout
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _LENGTH = struct.Struct("<Q")  # of the header, before it
@@ -29,11 +31,40 @@ class Region:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors and self._tensors[name][2]["dtype"] in _DTYPES
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether there are tensors, and each is of a type that this reads."""
+        return bool(self._tensors) and all(name in self for name in self._tensors)
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor as a view. Raises KeyError for one of a type that this does not read."""
+        return ((name, self._read(name)) for name in self._tensors)
+
     def read(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
         """One tensor, or several joined along their first dimension; a view where that is possible. Raises KeyError for
         one that is not there."""
-        parts = [self._read(name).to(dtype) for name in names]
+        parts = [part.to(dtype) for part in self.views(names)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def views(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """Views of several tensors that belong together: one of them all where they lie side by side in one file, else
+        one of each. Raises KeyError for one that is not there."""
+        held = [self._tensors[name] for name in names]
+        spans = [(facts["data_offsets"][0], facts["data_offsets"][1]) for _, _, facts in held]
+        like = {(id(pages), facts["dtype"], tuple(facts["shape"][1:])) for pages, _, facts in held}
+        parts = [self._read(name) for name in names]
+        if len(parts) == 1 or len(like) > 1 or not layout.is_one_run(spans):
+            return parts
+        shape = torch.Size([sum(part.shape[0] for part in parts), *parts[0].shape[1:]])
+        pages, base, _ = held[0]
+        return [
+            torch.frombuffer(pages, dtype=parts[0].dtype, count=shape.numel(), offset=base + spans[0][0]).view(shape)
+        ]
+
+    def num_bytes(self, names: Sequence[str]) -> int:
+        """Of these tensors in the files. Raises KeyError for one that is not there."""
+        ends = [self._tensors[name][2]["data_offsets"] for name in names]
+        return sum(end - start for start, end in ends)
 
     def _read(self, name: str) -> torch.Tensor:
         pages, base, facts = self._tensors[name]

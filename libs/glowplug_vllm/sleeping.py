@@ -1,37 +1,48 @@
 """Routes by which the agent puts a vLLM server to sleep and wakes it, beside those of vLLM.
 
     POST /glowplug/sleep {"becomes": "prewarmed" | "swapped_out"}    -> {"seconds"}
-    POST /glowplug/wake                                              -> {"seconds"}
+    POST /glowplug/wake {"tags": ["weights"] | ["kv_cache"] | []}    -> {"seconds"}
     POST /glowplug/kv {"num_bytes"}, GET /glowplug/kv                -> {"total_bytes", "limit_bytes", "used_bytes"}
+    GET /glowplug/sleep                                              -> {"asleep_as", "level"}
 
-Each asks for the server's own key, which vLLM does only below /v1. vLLM's development mode has the like, and opens more
-than the agent needs. Before its first sleep an engine continues a short prompt, and after each wake it has to continue
-it in the same way.
+Each asks for the server's own key, which vLLM does only below /v1. vLLM's development mode has the like (`/sleep`,
+`/wake_up`), and opens more than the agent needs: it stays off. Before its first sleep an engine continues a short
+prompt, and after each wake it has to continue it in the same way.
+
+A wake of the weights alone leaves a swapped out engine prewarmed; the one of its KV cache then makes it serve. On a GPU
+a swapped out engine has dropped its weights (vLLM's level 2) where they can be loaded again from host memory
+(reloading.py), else vLLM has copied them there (level 1).
 """
 
 import asyncio
 import hmac
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Body, HTTPException, Request
 
-from glowplug_vllm import kv_limit
+from glowplug_vllm import kv_limit, reloading
+
+FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # in the environment: of its weights, that a replica keeps until it first serves
+WEIGHTS, KV_CACHE = "weights", "kv_cache"  # vLLM's tags
 
 _PROMPT_TOKENS = (1, 2, 3)  # any that are in every vocabulary
-_NUM_TOKENS = 3
+_NUM_TOKENS = 2  # the first proves the weights, the second what the first has left in the KV cache
 _KEY = "VLLM_API_KEY"
 _WHOLE = 1 << 62  # bytes: more than any KV cache has
 
 
 class Sleeping:
-    """The sleep of one engine, seen from its API server."""
+    """The sleep of one engine, seen from its API server. `first_bytes`: of its weights, that it keeps while it is
+    prewarmed and has not served yet; 0: all."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, first_bytes: int = 0) -> None:
+        self._client, self._first_bytes = client, first_bytes
         self._first_tokens: list[int] = []
-        self._becomes = ""  # what it is asleep as
+        self.becomes = ""  # what it is asleep as
+        self.level = 0  # of vLLM's sleep, while it is swapped out
         self._is_limited = False  # its KV cache has been cut down
         self._lock = asyncio.Lock()
 
@@ -43,31 +54,62 @@ class Sleeping:
         if not _sleeps(self._client.vllm_config):
             raise RuntimeError("its workers do not sleep: it runs in parallel on CPUs, or with another worker")
         async with self._lock:
-            if self._becomes == becomes:
+            if self.becomes == becomes:
                 return
             await self._client.pause_generation(mode="abort")
-            if not self._first_tokens and not self._becomes:
+            if not self._first_tokens and not self.becomes:
                 await self._client.resume_generation()
                 self._first_tokens = await self._canary()
                 await self._client.pause_generation(mode="abort")
             if becomes == "swapped_out":
-                await self._client.sleep(level=1, mode="abort")
+                self.level = await self._level()
+                await self._client.sleep(level=self.level, mode="abort")
             else:
-                await self._client.release_kv_cache_memory()
-            self._becomes = becomes
+                await self._release_kv()
+            self.becomes = becomes
 
-    async def wake(self) -> None:
-        """Serve again, with the whole KV cache. Raises RuntimeError when it does not answer as before its first
+    async def wake(self, tags: Sequence[str] = ()) -> None:
+        """Take the weights again, the KV cache, or (no tags) both, and serve once both are there. Raises ValueError for
+        other tags, and for a KV cache whose weights are away; RuntimeError when it does not answer as before its first
         sleep."""
+        if wrong := set(tags) - {WEIGHTS, KV_CACHE}:
+            raise ValueError(f"an engine has no {min(wrong)!r} to wake")
         async with self._lock:
-            await self._client.wake_up()
-            await self._client.resume_generation()
-            self._becomes = ""
-            if self._is_limited:
-                await self._ask_core(_WHOLE)
-                self._is_limited = False
-            if self._first_tokens and await self._canary() != self._first_tokens:
-                raise RuntimeError("after its wake it does not answer as before its sleep")
+            if tags and WEIGHTS not in tags and self.becomes == "swapped_out":
+                raise ValueError("its weights are away: wake them first, or with its KV cache")
+            if self.becomes == "swapped_out":
+                await self._client.wake_up(tags=[WEIGHTS])
+                if self.level == 2:
+                    await self._client.collective_rpc("glowplug_reload_weights")
+                self.becomes, self.level = "prewarmed", 0
+            if tags and KV_CACHE not in tags:
+                return
+            await self._serve()
+
+    async def _serve(self) -> None:
+        # on a GPU memory that is mapped must not be mapped again
+        await self._client.wake_up(tags=[KV_CACHE] if self.becomes else None)
+        await self._client.resume_generation()
+        self.becomes, self._first_bytes = "", 0
+        if self._is_limited:
+            await self._ask_core(_WHOLE)
+            self._is_limited = False
+        if self._first_tokens and await self._canary() != self._first_tokens:
+            raise RuntimeError("after its wake it does not answer as before its sleep")
+
+    async def _level(self) -> int:
+        """Of vLLM's sleep: 2 where every worker can load its weights again from host memory."""
+        parallel = self._client.vllm_config.parallel_config
+        if not str(getattr(parallel, "worker_extension_cls", "")).endswith(reloading.EXTENSION):
+            return 1
+        return 2 if all(await self._client.collective_rpc("glowplug_hold_weights")) else 1
+
+    async def _release_kv(self) -> None:
+        if self.becomes == "swapped_out":
+            raise ValueError("it is swapped out: wake its weights")
+        await self._client.release_kv_cache_memory()
+        if self._first_bytes and _is_ours(self._client.vllm_config):
+            await self._client.collective_rpc("keep_first", args=(self._first_bytes,))
 
     async def kv(self, num_bytes: int = -1) -> dict[str, int]:
         """See kv_limit.kv."""
@@ -81,10 +123,10 @@ class Sleeping:
     async def _canary(self) -> list[int]:
         """The first tokens after a short prompt; none for a model that generates nothing. No log probabilities: vLLM
         compiles what counts them at their first use, which takes a quarter of a minute."""
-        from vllm import SamplingParams
-
         if "generate" not in await self._client.get_supported_tasks():
             return []
+        from vllm import SamplingParams
+
         params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
         prompt = {"prompt_token_ids": list(_PROMPT_TOKENS)}
         async for output in self._client.generate(prompt, params, f"canary-{time.monotonic_ns()}"):
@@ -95,8 +137,11 @@ class Sleeping:
 
 def _sleeps(config: Any) -> bool:
     """Whether its workers give memory back: ours on a CPU, and vLLM's own in its sleep mode on a GPU."""
-    is_ours = str(config.parallel_config.worker_cls).endswith(kv_limit.WORKER)
-    return is_ours or bool(getattr(config.model_config, "enable_sleep_mode", False))
+    return _is_ours(config) or bool(getattr(config.model_config, "enable_sleep_mode", False))
+
+
+def _is_ours(config: Any) -> bool:
+    return str(config.parallel_config.worker_cls).endswith(kv_limit.WORKER)
 
 
 def routes(of_server: Any) -> APIRouter:
@@ -117,6 +162,8 @@ def routes(of_server: Any) -> APIRouter:
         began = time.monotonic()
         try:
             answer = await work
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
         except Exception as error:  # the agent reads the reason
             raise HTTPException(500, f"{type(error).__name__}: {error}") from error
         return {"seconds": round(time.monotonic() - began, 4), **(answer or {})}
@@ -125,9 +172,14 @@ def routes(of_server: Any) -> APIRouter:
     async def sleep(request: Request, becomes: str = Body(embed=True)) -> dict[str, Any]:
         return await timed(asked(request).sleep(becomes))
 
+    @router.get("/glowplug/sleep")
+    async def state(request: Request) -> dict[str, Any]:
+        sleeping = asked(request)
+        return {"asleep_as": sleeping.becomes, "level": sleeping.level}
+
     @router.post("/glowplug/wake")
-    async def wake(request: Request) -> dict[str, Any]:
-        return await timed(asked(request).wake())
+    async def wake(request: Request, tags: list[str] = Body(default=[], embed=True)) -> dict[str, Any]:
+        return await timed(asked(request).wake(tags))
 
     @router.get("/glowplug/kv")
     async def kv(request: Request) -> dict[str, Any]:

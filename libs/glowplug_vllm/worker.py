@@ -7,16 +7,20 @@ cache is an anonymous mapping that costs nothing until a request writes to it, a
 import ctypes
 import mmap
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from glowplug_vllm import shared_load
 from glowplug_vllm.cpu_weights import CpuWeights
 
+SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
+_log = init_logger("vllm.glowplug")  # vLLM shows what stands below its own name
 _LEAST_KV_BYTES = 1 << 20
 
 
@@ -43,8 +47,15 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         return int(granted) if granted is not None else int(super().determine_available_memory())
 
     def load_model(self, **options: Any) -> None:
-        super().load_model(**options)
-        self._weights = CpuWeights(self.model_runner.model, Path(self.model_config.model))
+        """Raises SharingError where the weights are to be the files' pages and cannot be."""
+        directory = Path(self.model_config.model)
+        with shared_load.in_place(directory) if os.environ.get(SHARED) == "1" else nullcontext() as shared:
+            super().load_model(**options)
+        self._weights = CpuWeights(self.model_runner.model, directory)
+        if shared is not None:
+            region, in_place = shared
+            self._weights.share(region, in_place)
+            _log.info("Weights are shared with host memory; %d parameters were loaded in place.", len(in_place))
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         if tag == "kv_cache":
@@ -63,8 +74,12 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             self._give_back_kv()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        if tags is None or "weights" in tags:
-            self._weights.restore()
+        """Take the weights that are away, whatever `tags` say: with its KV cache alone no engine serves."""
+        self._weights.restore()
+
+    def keep_first(self, num_bytes: int) -> None:
+        """Give up the weights of all layers but the first, as many as `num_bytes` hold. Raises CannotSleep."""
+        self._weights.keep_first(num_bytes)
 
     def give_back_blocks(self, runs: list[tuple[int, int]]) -> int:
         """Free the pages of KV blocks from one id up to another, in every layer. Returns bytes."""

@@ -70,7 +70,7 @@ class EngineCase:
         }
         return Model(**values)  # type: ignore[arg-type]
 
-    async def launch(self, **changes: object) -> EngineHandle:
+    async def launch(self, *, first_bytes: int = 0, **changes: object) -> EngineHandle:
         run_dir = Path(tempfile.mkdtemp(dir=self.folder))
         model = self.model(**changes)
         request = LaunchRequest(
@@ -82,13 +82,14 @@ class EngineCase:
             host=self.host,
             port=self.port,
             api_key=self.api_key,
+            first_bytes=first_bytes,
         )
         handle = await self.driver.launch(request)
         self.handles.append(handle)
         return handle
 
-    async def start(self, **changes: object) -> LoadReport:
-        report = await self.driver.load(await self.launch(**changes), self.weights)
+    async def start(self, *, first_bytes: int = 0, **changes: object) -> LoadReport:
+        report = await self.driver.load(await self.launch(first_bytes=first_bytes, **changes), self.weights)
         self.handles.append(report.handle)
         return report
 

@@ -1,6 +1,6 @@
 """Sleep and wake of every engine that declares it, on this machine's memory: same answers, bytes given back, no drift.
 
-Lane: fast (the emulated engine), system (llama.cpp, 6 s; vLLM, 60 s).
+Lane: fast (the emulated engine), system (llama.cpp, 6 s; vLLM, 75 s).
 """
 
 import asyncio
@@ -15,9 +15,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from glowplug.domain.errors import EngineFailed
+from glowplug.domain.errors import EngineFailed, EngineMisconfigured
 from glowplug.engines.port import Ability, EngineHandle, LoadReport, Sleeper
 from glowplug.engines.process import anonymous_bytes
+from glowplug.engines.vllm import VllmDriver
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
 from tests.waiting import until
 
@@ -87,6 +88,63 @@ async def test_asleep_it_keeps_its_process_and_its_port_and_says_that_it_is_heal
     assert case.driver.adopt(awake)
     assert (await case.driver.health(awake)).ok
     assert await case.driver.num_in_flight(awake) == 0
+
+
+async def test_a_replica_of_the_first_layers_holds_them_alone_until_it_serves(case: EngineCase) -> None:
+    """WarmServe section 4: what is left out comes from host memory when it wakes, and it answers as it would whole."""
+    if Ability.FIRST_LAYERS not in case.driver.abilities("host"):
+        pytest.skip("its replicas hold all of their weights")
+    handle = (await case.start(first_bytes=case.model().weights_bytes // 2)).handle
+    answer = (await told(handle, "One two three"))["text"]
+    held = []
+    for _ in range(2):
+        await sleeper(case).sleep(handle, "prewarmed")
+        held.append(private_bytes(handle))
+        await sleeper(case).wake(handle)
+        assert (await told(handle, "One two three"))["text"] == answer
+    await case.driver.stop(handle, 0.0)
+    if not case.driver.capabilities.emulated:
+        assert held[0] + 64 * MIB < held[1], "the second time all of its weights are its own"
+
+
+async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
+    case: EngineCase, awake: EngineHandle
+) -> None:
+    if Ability.SHARE not in case.driver.abilities("host"):
+        pytest.skip("its engines have their weights for themselves")
+    handle = (await case.start(weights_shared=True)).handle
+    answer = (await told(awake, "One two three"))["text"]
+    assert (await told(handle, "One two three"))["text"] == answer
+    assert private_bytes(handle) + 200 * MIB < private_bytes(awake)
+    for becomes in ("prewarmed", "swapped_out"):
+        await sleeper(case).sleep(handle, becomes)
+        await sleeper(case).wake(handle)
+        assert (await told(handle, "One two three"))["text"] == answer
+    await case.driver.stop(handle, 0.0)
+
+
+async def test_weights_that_are_not_in_memory_as_in_their_file_are_not_shared(case: EngineCase) -> None:
+    if Ability.SHARE not in case.driver.abilities("host"):
+        pytest.skip("its engines have their weights for themselves")
+    with pytest.raises(EngineFailed, match=r"weights_shared: .* is not in its files as it is in memory") as failed:
+        await case.start(weights_shared=True, engine_args={"dtype": "float32"})
+    assert failed.value.code == EngineMisconfigured.code
+
+
+async def test_weights_wake_before_their_kv_cache(case: EngineCase, awake: EngineHandle) -> None:
+    """Awake without its KV cache is what "prewarmed" is; vLLM's tags."""
+    if not isinstance(case.driver, VllmDriver):
+        pytest.skip("it wakes as a whole")
+    answer = (await told(awake, "One two three"))["text"]
+    whole = private_bytes(awake)
+    await case.driver.sleep(awake, "swapped_out")
+    with pytest.raises(EngineFailed, match="its weights are away"):
+        await case.driver.wake(awake, ["kv_cache"])
+    asleep = private_bytes(awake)
+    await case.driver.wake(awake, ["weights"])
+    assert asleep < private_bytes(awake) <= whole
+    await case.driver.wake(awake, ["kv_cache"])
+    assert (await told(awake, "One two three"))["text"] == answer
 
 
 async def test_sleep_and_wake_may_come_twice(case: EngineCase, awake: EngineHandle) -> None:

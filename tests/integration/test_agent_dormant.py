@@ -24,7 +24,11 @@ async def live(tmp_path: Path) -> AsyncIterator[DormantRig]:
 
 
 async def test_a_replica_becomes_an_instance_in_the_same_process(live: DormantRig) -> None:
-    assert live.service.controller.node(0.0).abilities == ("emulated:prewarm", "emulated:swap")
+    assert live.service.controller.node(0.0).abilities == (
+        "emulated:first_layers",
+        "emulated:prewarm",
+        "emulated:swap",
+    )
     row = await live.replica(live.model)
     assert not row.serves and live.granted() == {"prewarm": 60}
     pid = live.pid("r-1")

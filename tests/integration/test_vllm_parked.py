@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ import pytest
 import pytest_asyncio
 
 from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_env, vllm_sample
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.vllm import VllmDriver
+from glowplug.weights.region import RegionInfo
+from tests.agent_rig import AgentRig, start_command, write_weights
 from tests.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
@@ -168,6 +171,33 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
     assert made, "the worker's message queues are segments"
     await lane.driver.stop(handle, 15.0)
     await until(lambda: not (made & segments()), "the segments are gone")
+
+
+async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, tmp_path: Path) -> None:
+    """A replica of the first layers takes their bytes and answers whole; one that shares its weights takes none."""
+    await lane.zygote()  # parked, before the first start counts its seconds
+    rig, model = AgentRig(tmp_path, gpu_budgets="900MiB"), lane.request().model
+    await rig.start({"vllm": VllmDriver(lane.settings())})
+    region = write_weights(rig.settings.shm_dir.absolute(), model)
+    region.complete(RegionInfo(path=str(lane.weights), num_bytes=4, sha256="", source="file", seconds=0.01))
+    try:
+        ordered = start_command(model, "r-1")
+        half = tuple(replace(worker, num_bytes=model.weights_bytes // 2) for worker in ordered.data.workers)
+        await rig.send(ordered, replica=True, workers=half)
+        await rig.reaches("r-1", InstanceState.PREWARMED)
+        assert rig.used_bytes() == model.weights_bytes // 2
+        await rig.send(start_command(model, "i-1"), source="r-1")
+        grown = await rig.reaches("i-1", InstanceState.READY)
+        said = await say(grown.url)
+        assert said and rig.used_bytes() == model.memory_bytes
+        shared = replace(model, weights_shared=True)
+        await rig.send(start_command(shared, "i-2"))
+        ready = await rig.reaches("i-2", InstanceState.READY)
+        assert await say(ready.url) == said
+        assert rig.used_bytes() == model.memory_bytes + shared.kv_bytes
+    finally:
+        await rig.service.engines.end_all()
+        await rig.service.stop()
 
 
 async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: Lane) -> None:

@@ -102,5 +102,6 @@ class Node:
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve
-        as one stage of a pipeline), "stream" (load what is fetched as it comes in, and import beside that)."""
+        as one stage of a pipeline), "stream" (load what is fetched as it comes in, and import beside that),
+        "first_layers" (prewarmed, hold the first layers alone), "share" (read weights where the node keeps them)."""
         return f"{engine}:{ability}" in self.abilities

@@ -102,7 +102,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted, over its `num_gpus` GPUs.
+    """Weights + config. `memory_bytes` (own weights + KV) is what one instance is granted, over its `num_gpus` GPUs.
 
     Raises OutOfBounds for numbers that no owner can mean.
     """
@@ -137,6 +137,7 @@ class Model:
     revision: int = 0
     declared_at: int = 0  # the revision with which its declaration last changed, operators' marks aside; 0: this one
     num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
+    weights_shared: bool = False  # instances read the weights where their node keeps them, and are granted none
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -154,7 +155,12 @@ class Model:
 
     @property
     def memory_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes
+        return self.private_weights_bytes + self.kv_bytes
+
+    @property
+    def private_weights_bytes(self) -> int:
+        """Of the weights, what each instance has for itself."""
+        return 0 if self.weights_shared else self.weights_bytes
 
     def is_declared_as(self, revision: int) -> bool:
         """Whether an instance that was started with that revision of the row (0: not known) is still of this

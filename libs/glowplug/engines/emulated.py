@@ -22,7 +22,7 @@ class EmulatedDriver(HostedDriver):
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        return frozenset({Ability.PREWARM, Ability.SWAP})
+        return frozenset({Ability.PREWARM, Ability.SWAP, Ability.FIRST_LAYERS})
 
     @staticmethod
     def api(model: Model) -> EngineApi:

@@ -119,6 +119,8 @@ class Ability(StrEnum):
     PREWARM = "prewarm"  # hold their weights without a KV cache, and serve at once when they are to
     SWAP = "swap"  # give all of their GPU memory back while their process lives, and take it again
     STAGES = "stages"  # serve as the stages of a pipeline
+    FIRST_LAYERS = "first_layers"  # hold the first layers alone while they are prewarmed
+    SHARE = "share"  # read their weights where the node keeps them (Model.weights_shared)
 
 
 class EngineDriver(Protocol):

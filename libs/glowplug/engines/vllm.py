@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what 
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
 _NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
+_CANNOT_SHARE = "SharingError: "  # ours, where the weights are in memory in another form than in their files
 _NOT_A_CAUSE = "See root cause above"
 
 
@@ -45,7 +46,8 @@ class VllmDriver(HostedDriver):
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode."""
-        return frozenset({Ability.PREWARM, Ability.SWAP})
+        everywhere = frozenset({Ability.PREWARM, Ability.SWAP})
+        return everywhere | {Ability.FIRST_LAYERS, Ability.SHARE} if gpu_kind != "cuda" else everywhere
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -155,8 +157,10 @@ class VllmDriver(HostedDriver):
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         await self._tell(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)
 
-    async def wake(self, handle: EngineHandle) -> None:
-        await self._tell(handle, "wake", {}, self._settings.load_timeout_s)
+    async def wake(self, handle: EngineHandle, tags: Sequence[str] = ()) -> None:
+        """As the port says. With vLLM's tags, that part alone: after "weights" it is prewarmed, after "kv_cache" too it
+        serves."""
+        await self._tell(handle, "wake", {"tags": list(tags)} if tags else {}, self._settings.load_timeout_s)
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
         return int((await self._tell(handle, "kv", None, self._settings.health_timeout_s))["used_bytes"])
@@ -175,7 +179,9 @@ class VllmDriver(HostedDriver):
         except ValueError as error:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: broken answer ({error})") from error
         if status != 200:
-            raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {answer.get('detail', status)}")
+            refusal = answer.get("error")  # vLLM gives it the form of the OpenAI API
+            why = refusal.get("message") if isinstance(refusal, dict) else answer.get("detail")
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {why or status}")
         return answer
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
@@ -204,7 +210,7 @@ class VllmDriver(HostedDriver):
             reason = f"{reason}; {cause}"
         last = "\n".join(tail.splitlines()[-12:])
         error = EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{last}")
-        if _NO_CONTEXT in cause:
+        if _NO_CONTEXT in cause or _CANNOT_SHARE in cause:
             error.code = EngineMisconfigured.code
         return error
 

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from glowplug.domain.errors import EngineMisconfigured
 from glowplug.domain.model import Model
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm, flag, plain, whole
 from glowplug.engines.port import LaunchRequest
 
+RELOADING_WORKER = "glowplug_vllm.reloading.ReloadingWorker"
 SLEEPING_WORKER = "glowplug_vllm.worker.SleepingCpuWorker"
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+WEIGHTS_SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # read by glowplug_vllm/worker.py
+FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # read by glowplug_vllm/sleeping.py
 _MAX_DEFAULT_THREADS = 4
 _MAX_THREADS = 1024  # more than any machine has cores: a typing error, and each thread takes a stack
 
@@ -51,8 +55,19 @@ def unreadable(path: Path) -> str:
     return "" if (path / "config.json").is_file() else f"{path.name} has no config.json"
 
 
+def check_shared(model: Model, gpu_kind: str = "host") -> None:
+    """Raises EngineMisconfigured for weights that are to be shared where each engine needs its own."""
+    others = any(_own(model, name, None) is not None for name in ("worker_cls", "quantization"))
+    if model.weights_shared and (gpu_kind == "cuda" or _is_parallel(model.engine_args) or others):
+        why = "vLLM shares weights in host memory alone: unquantised, in one process, with the worker of Glowplug"
+        raise EngineMisconfigured(f"weights_shared: {why}", param="weights_shared")
+
+
 WEIGHTS = EngineWeights(
-    kind="a directory with config.json and safetensors", form=WeightsForm.DIRECTORY, unreadable=unreadable
+    kind="a directory with config.json and safetensors",
+    form=WeightsForm.DIRECTORY,
+    unreadable=unreadable,
+    check=lambda model, _: check_shared(model),
 )
 
 
@@ -63,6 +78,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
     """
     model = request.model
     ARGUMENTS.check(model.engine_args)
+    check_shared(model, request.gpu_kind)
     flags: dict[str, Any] = {
         "host": request.host,
         "port": request.port,  # 0: the kernel chooses; the plug-in reports it
@@ -77,6 +93,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
         # vLLM refuses to start unless this share of the GPU is free, whatever the KV cache takes: the ledger decides.
         flags["gpu_memory_utilization"] = 0.05
         flags["enable_sleep_mode"] = True
+        flags["worker_extension_cls"] = RELOADING_WORKER
     else:
         flags["enforce_eager"] = True  # compiling takes minutes on a CPU and saves nothing
         if not _is_parallel(model.engine_args):
@@ -91,7 +108,13 @@ def server_argv(request: LaunchRequest) -> list[str]:
 
 def server_environment(request: LaunchRequest) -> dict[str, str]:
     """What differs from server to server."""
-    env = {"TRACEPARENT": request.traceparent, "VLLM_API_KEY": request.api_key}
+    env = {
+        "TRACEPARENT": request.traceparent,
+        "VLLM_API_KEY": request.api_key,
+        "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc ask for no key
+        WEIGHTS_SHARED: "1" if request.model.weights_shared else "0",
+        FIRST_BYTES: str(request.first_bytes if request.first_bytes < request.model.weights_bytes else 0),
+    }
     if request.gpu_kind == "cuda":
         return {**env, "CUDA_VISIBLE_DEVICES": str(request.gpu_index)}
     return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(num_threads(request.model))}

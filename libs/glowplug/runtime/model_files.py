@@ -16,8 +16,10 @@ from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import vllm_sample
 from glowplug.engines.declaration import WeightsForm
-from glowplug.engines.drivers import declaration
+from glowplug.engines.drivers import declaration, driver
+from glowplug.engines.port import Ability
 from glowplug.engines.samples import sample_weights_path
+from glowplug.memory.discovery import HOST
 from glowplug.weights.files import read_regular
 from glowplug.weights.measure import Measure, not_asked
 from glowplug.weights.source import (
@@ -85,6 +87,9 @@ class ModelFile(_Strict):
     min_instances: int = Field(0, ge=0, le=1000)
     max_instances: int = Field(1, ge=1, le=1000)
     num_gpus: int = Field(1, ge=1, le=64, description="GPUs of one node that one instance spreads over, evenly")
+    weights_shared: bool = Field(
+        False, description="instances read the weights in their node's host memory and are granted their KV cache alone"
+    )
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False
     preload: bool = False
@@ -121,6 +126,12 @@ class ModelFile(_Strict):
             raise _invalid("weights_bytes", "give the size, it cannot be read from here")
         if self.num_gpus > 1 and not engine.capabilities.groups:
             raise _invalid("num_gpus", f"{self.engine} instances run on one GPU so far")
+        if self.weights_shared and Ability.SHARE not in driver(self.engine).abilities(HOST):
+            raise _invalid("weights_shared", f"{self.engine} instances have their weights for themselves")
+        if self.weights_shared and not self.kv_bytes:
+            raise _invalid(
+                "kv_bytes", "an instance that shares its weights is granted its KV cache alone: give the size"
+            )
         fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
         try:
             model = Model(

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -241,6 +242,36 @@ def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
     assert "--enforce-eager" not in argv
     assert "--distributed-executor-backend" not in argv
     assert vllm_args.server_environment(request(gpu_kind="cuda"))["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+def test_what_asks_for_no_key_stays_off_and_who_sleeps_on_a_gpu_can_load_again() -> None:
+    """Not measured on a GPU: these are the flags."""
+    argv = vllm_args.server_argv(request(gpu_kind="cuda"))
+    assert "--enable-sleep-mode" in argv and "--enable-sleep-mode" not in vllm_args.server_argv(request())
+    assert value_of(argv, "--worker-extension-cls") == vllm_args.RELOADING_WORKER
+    for kind in ("host", "cuda"):
+        assert vllm_args.server_environment(request(gpu_kind=kind))["VLLM_SERVER_DEV_MODE"] == "0"
+    assert "--worker-cls" not in argv
+
+
+@pytest.mark.parametrize(("first_bytes", "kept"), [(0, "0"), (40, "40"), (100, "0"), (200, "0")])
+def test_a_replica_of_the_first_layers_is_told_their_bytes(first_bytes: int, kept: str) -> None:
+    asked = replace(request(weights_bytes=100), first_bytes=first_bytes)
+    assert vllm_args.server_environment(asked)[vllm_args.FIRST_BYTES] == kept
+
+
+def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -> None:
+    flags = {shared: vllm_args.server_environment(request(weights_shared=shared)) for shared in (False, True)}
+    assert [flags[shared][vllm_args.WEIGHTS_SHARED] for shared in (False, True)] == ["0", "1"]
+    odd: list[dict[str, Any]] = [
+        {"gpu_kind": "cuda"},
+        {"engine_args": {"tensor-parallel-size": 2}},
+        {"engine_args": {"worker-cls": "my.Worker"}},
+        {"engine_args": {"quantization": "fp8"}},
+    ]
+    for changes in odd:
+        with pytest.raises(EngineMisconfigured, match="weights_shared: vLLM shares weights in host memory alone"):
+            vllm_args.server_argv(request(weights_shared=True, **changes))
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """vLLM's environment, what is said when it is not whole, and the driver's side of the zygote, against a stand-in."""
 
 import asyncio
+import json
 import os
 import sys
 import textwrap
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import glowplug
 from glowplug.domain.errors import EngineFailed, WeightsUnavailable
 from glowplug.engines import vllm_env, vllm_sample, vllm_zygote
-from glowplug.engines.vllm import root_cause
+from glowplug.engines.port import Ability, EngineHandle
+from glowplug.engines.vllm import VllmDriver, root_cause
 from glowplug.engines.vllm_zygote import Zygote
 from tests.waiting import until
 
@@ -171,3 +177,93 @@ async def test_giving_back_what_was_never_held_is_harmless(interpreter: Path, tm
     zygote = Zygote(interpreter, tmp_path / "z", {}, 30.0)
     await zygote.close()
     assert not (tmp_path / "z").exists()
+
+
+class FakeServer:
+    """Answers like our plug-in in a vLLM server, and keeps what it was asked: (method and path, key, body)."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Any]] = []
+        self.answer: tuple[int, Any] = (200, {"seconds": 0.1, "used_bytes": 7})
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        path = head.split(" HTTP/")[0]
+        self.asked.append((path, headers.get("authorization", ""), json.loads(body) if body else None))
+        status, text = self.answer[0], json.dumps(self.answer[1]).encode()
+        writer.write(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(text)) + text)
+        await writer.drain()
+        writer.close()
+
+
+@pytest_asyncio.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[tuple[FakeServer, EngineHandle]]:
+    fake = FakeServer()
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    handle = EngineHandle(
+        engine="vllm",
+        instance_id="i-1",
+        pid=1,
+        pid_started_at=0.0,
+        run_dir=str(tmp_path),
+        log_path=str(tmp_path / "log"),
+        url=url,
+        api_key="k",
+    )
+    async with server:
+        yield fake, handle
+
+
+async def test_it_sleeps_and_wakes_by_routes_that_ask_for_its_key(engine: tuple[FakeServer, EngineHandle]) -> None:
+    server, handle = engine
+    driver = VllmDriver()
+    await driver.sleep(handle, "swapped_out")
+    await driver.wake(handle, ["weights"])
+    await driver.wake(handle, ["kv_cache"])
+    await driver.sleep(handle, "prewarmed")
+    await driver.wake(handle)
+    await driver.limit_kv(handle, 64)
+    assert await driver.kv_bytes_used(handle) == 7
+    assert [(path, body) for path, _, body in server.asked] == [
+        ("POST /glowplug/sleep", {"becomes": "swapped_out"}),
+        ("POST /glowplug/wake", {"tags": ["weights"]}),
+        ("POST /glowplug/wake", {"tags": ["kv_cache"]}),
+        ("POST /glowplug/sleep", {"becomes": "prewarmed"}),
+        ("POST /glowplug/wake", {}),
+        ("POST /glowplug/kv", {"num_bytes": 64}),
+        ("GET /glowplug/kv", None),
+    ]
+    assert {key for _, key, _ in server.asked} == {"bearer k"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"error": {"message": "CannotSleep: odd", "code": 500}}, {"detail": "CannotSleep: odd"}],
+    ids=["vllm", "ours"],
+)
+async def test_why_it_does_not_sleep_is_the_reason(engine: tuple[FakeServer, EngineHandle], body: Any) -> None:
+    server, handle = engine
+    server.answer = (500, body)
+    with pytest.raises(EngineFailed, match="vllm i-1: sleep: CannotSleep: odd"):
+        await VllmDriver().sleep(handle, "swapped_out")
+    with pytest.raises(EngineFailed, match="does not answer"):
+        await VllmDriver().wake(replace(handle, url="http://127.0.0.1:9"))
+
+
+def test_what_it_holds_and_shares_depends_on_the_device() -> None:
+    able = {kind: VllmDriver().abilities(kind) for kind in ("host", "cuda")}
+    assert able["host"] - able["cuda"] == {Ability.FIRST_LAYERS, Ability.SHARE}
+    assert able["cuda"] == {Ability.PREWARM, Ability.SWAP}
+
+
+def test_weights_that_cannot_be_shared_are_the_models_fault(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("glowplug_vllm.cpu_weights.SharingError: weights_shared: x is not in its files as it is in memory\n")
+    handle = EngineHandle(
+        engine="vllm", instance_id="i-1", pid=1, pid_started_at=0.0, run_dir=str(tmp_path), log_path=str(log)
+    )
+    found = VllmDriver()._failure(handle, "the process ended before it was ready")
+    assert found.code == "engine_misconfigured" and "SharingError" in found.message

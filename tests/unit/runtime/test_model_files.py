@@ -98,6 +98,11 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (GOOD + "min_instances: 3\n", "min_instances"),
         (GOOD + "num_gpus: 0\n", "num_gpus"),
         (GOOD.replace("emulated", "llamacpp") + "weights: http://x/w\nnum_gpus: 2\n", "num_gpus: llamacpp instances"),
+        (GOOD + "weights_shared: true\n", "weights_shared: emulated instances have their weights for themselves"),
+        (
+            "name: a\nengine: vllm\nweights: http://x/w/\nweights_bytes: 5\nkv_bytes: 0\nweights_shared: true\n",
+            "kv_bytes",
+        ),
         (GOOD.replace("Tiny Chat", "'***'"), "name"),
         (GOOD + "weights: {uri: http://x/w, sha256: abc}\n", "sha256"),
         ("name: a\nengine: llamacpp\nweights: gone.gguf\n", "gone.gguf"),

@@ -13,7 +13,8 @@ instances and its node.
 
 It promises
 - bytes are granted before a process starts, and are free only when the process is known to be gone; a GPU is never
-  overbooked, and the ledger holds what the records say;
+  overbooked, and the ledger holds what the records say: of shared weights nothing, of a replica whose engine cannot
+  hold the first layers alone all of its weights, whatever was ordered;
 - every start ends READY, PREWARMED, STOPPED or FAILED within its deadline, and every process it launched is stopped or
   belongs to an instance, over a restart too;
 - a start is idempotent by instance_id; one that a stop has overtaken ends STOPPED; a command of a replaced controller

@@ -44,7 +44,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
     able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-        num_bytes = int(holding.model.weights_bytes * transaction.params.snapshot_ratio)
+        num_bytes = int(holding.model.private_weights_bytes * transaction.params.snapshot_ratio)
         lack = _lack_of_host(transaction, holding, num_bytes)
         able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from glowplug.controllers.agent import lifecycle, stages
 from glowplug.controllers.agent.messages import GivesWay, Recalled, SleepEngine, TakenOver
+from glowplug.controllers.agent.params import EngineKind
 from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, RULES, Holding, Pipeline, Start, State, Stop
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model
 from glowplug.events.commands import StartInstance, StopInstance
+from glowplug.policies.placement.shape import weights_per_gpu
 
 
 def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
@@ -45,6 +47,8 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         _grow(transaction, holding, source)
         return
     why = "its memory is granted, its engine starts and its weights are on their way"
+    if command.model.weights_shared:
+        why += f"; all instances on {transaction.node_id} share them, so they count there once, in host memory"
     lifecycle.begin(transaction, transaction.publish(holding, reason=why))
 
 
@@ -64,7 +68,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         model_key=model.key,
         engine=model.engine,
         state=InstanceState.STARTING,
-        workers=command.workers,
+        workers=_workers(command, kind),
         max_concurrency=model.max_concurrency * num_stages,
         model_revision=model.revision,
         created_at=now_s,
@@ -88,6 +92,14 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
     )
 
 
+def _workers(command: StartInstance, kind: EngineKind | None) -> tuple[Worker, ...]:
+    """As they are ordered. A replica of the first layers has bytes for all where its engine cannot hold a part."""
+    if not command.replica or kind is None or kind.holds_layers:
+        return command.workers
+    whole = weights_per_gpu(command.model)
+    return tuple(replace(w, num_bytes=max(w.num_bytes, whole) if w.num_bytes else 0) for w in command.workers)
+
+
 def _refusal(transaction: Transaction, command: StartInstance, holding: Holding) -> tuple[str, str] | None:
     """(code, reason) of a start that this node cannot take at all."""
     node_id, engine = transaction.node_id, command.model.engine
@@ -101,7 +113,7 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
     if kind is None or kind.unavailable:
         why = kind.unavailable if kind else "no driver has this name"
         return "engine_unavailable", f"{engine} cannot start on {node_id}: {why}"
-    needs = {"prewarm": command.replica, "stages": command.num_stages > 1}
+    needs = {"prewarm": command.replica, "stages": command.num_stages > 1, "share": command.model.weights_shared}
     lacks = [ability for ability, is_needed in needs.items() if is_needed and not transaction.can(engine, ability)]
     if lacks:
         return "engine_unavailable", f"{engine} on {node_id} cannot do {', '.join(lacks)}"
@@ -164,7 +176,15 @@ def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) 
 
 def _engine_of(model: Model) -> tuple[object, ...]:
     """What of a model a running process cannot change any more."""
-    return model.key, model.engine, model.weights, model.num_gpus, model.context_tokens, dict(model.engine_args)
+    return (
+        model.key,
+        model.engine,
+        model.weights,
+        model.num_gpus,
+        model.context_tokens,
+        model.weights_shared,
+        dict(model.engine_args),
+    )
 
 
 # a restart of the agent

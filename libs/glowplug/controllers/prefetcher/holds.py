@@ -57,7 +57,7 @@ class Holds:
             return digest
         self._users[key] = user
         user.instance = instance
-        if instance.state.is_dormant:
+        if self._has_own_copy(instance):
             user.digest = ""  # it has its weights, on its GPUs or where it sleeps; what grows from it, too
         elif not user.digest:
             user.digest, user.since = digest, now_s
@@ -137,10 +137,16 @@ class Holds:
             if user.digest == digest and user.holds(now_s, self._hold_s):
                 return f"{key} uses it"
         for key, instance in self._seen():
-            is_unknown = not self._users[key].digest and not instance.state.is_dormant
+            is_unknown = not self._users[key].digest and not self._has_own_copy(instance)
             if is_unknown and instance.model_key in model_keys:
                 return f"{key} uses it"
         return ""
+
+    def _has_own_copy(self, instance: Instance) -> bool:
+        """Whether it needs nothing of host memory until it serves. A replica that shares its weights has them there."""
+        known = self._models.get(instance.model_key)
+        shares = known is not None and known[0].weights_shared and instance.state is InstanceState.PREWARMED
+        return instance.state.is_dormant and not shares
 
     def _seen(self) -> list[tuple[str, Instance]]:
         """Living instances of this node, by id."""

@@ -106,7 +106,7 @@ def _shape(num_gpus: int, num_bytes: int, engine: str) -> ReplicaShape:
 def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> int:
     """On each GPU: all of the weights, or the first layers where the model's profile is known."""
     weights = weights_per_gpu(model)
-    if not params.first_layers:
+    if not params.first_layers or not weights:
         return weights
     load_s, prefill_s = view.load_s.get(model.key, 0.0), view.prefill_s.get(model.key, 0.0)
     if load_s <= 0 or prefill_s <= 0:

@@ -366,7 +366,12 @@ def test_a_node_tells_what_its_engines_can_do() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "missing"),
-    [({"replica": True}, "prewarm"), ({"num_stages": 2}, "stages"), ({"part_of": "i-0", "num_stages": 2}, "stages")],
+    [
+        ({"replica": True}, "prewarm"),
+        ({"num_stages": 2}, "stages"),
+        ({"part_of": "i-0", "num_stages": 2}, "stages"),
+        ({"model": a_model(weights_shared=True)}, "share"),
+    ],
 )
 def test_an_engine_without_the_ability_is_never_asked(fields: dict[str, object], missing: str) -> None:
     agent = make()

@@ -1,0 +1,71 @@
+"""A model that vLLM loads into its own memory, and that is in its files' pages when it is loaded.
+
+Each parameter becomes a view of the files as soon as it has been read and is found to be what they hold, so that never
+more than one of them is there twice. What vLLM has not taken by then, or has changed, stays as it is, and
+`CpuWeights.share` finds it afterwards.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from vllm.model_executor.layers import utils
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from glowplug_vllm.cpu_weights import sources
+from glowplug_vllm.region import Region
+
+_PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: each layer imports it when it packs
+
+
+@contextlib.contextmanager
+def in_place(directory: Path) -> Iterator[tuple[Region, set[str]]]:
+    """vLLM's loader within it: nothing is packed. Gives the files, and the names of the parameters that are views."""
+    region, settled = Region(directory), set[str]()
+    pack, read = getattr(utils, _PACK), DefaultModelLoader.get_all_weights
+
+    def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
+        if layer.weight.ndim == 2:
+            layer.cpu_linear = linear
+        else:
+            pack(layer, remove_weight)
+
+    def get_all_weights(_: Any, __: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return _settling(region, model, settled)
+
+    setattr(utils, _PACK, keep)
+    DefaultModelLoader.get_all_weights = get_all_weights
+    try:
+        yield region, settled
+    finally:
+        setattr(utils, _PACK, pack)
+        DefaultModelLoader.get_all_weights = read
+
+
+def _settling(region: Region, model: Any, settled: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the files; behind the last one of a parameter, that parameter becomes a view."""
+    parameters = dict(model.named_parameters())
+    missing = {name: set(sources(model, name)) for name in parameters}
+    of_source = {source: name for name, of_one in missing.items() for source in of_one}
+    for source, tensor in region.items():
+        yield source, tensor
+        name = of_source.get(source, "")
+        if not name:
+            continue
+        missing[name].discard(source)
+        if not missing[name] and _settle(parameters[name], region.views(sources(model, name))):
+            settled.add(name)
+
+
+def _settle(parameter: torch.nn.Parameter, parts: list[torch.Tensor]) -> bool:
+    """Whether the parameter is a view now. One of several parts has no rows until they are multiplied one by one."""
+    if len(parts) > 1 and parameter.ndim != 2:
+        return False
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if whole.dtype != parameter.dtype or whole.shape != parameter.shape or not torch.equal(parameter, whole):
+        return False
+    parameter.data = parts[0] if len(parts) == 1 else parts[0][:0]
+    return True
