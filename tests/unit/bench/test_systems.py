@@ -102,6 +102,7 @@ SIMULATED_OTHERWISE = {
     "placer.node_lease_s": "nodes of a run do not fall silent unless a fault says so",
     "placer.settle_s": "a run begins with everybody there",
     "agent.beat_s": "bytes are reported with every change anyway",
+    "agent.drain_quiet_s": "published results of scenarios stand with 0.3 s; a replay takes the live 0.05 s",
     "agent.health_every_s": "engines of a run do not hang unless a fault says so",
     "agent.max_tick_gap_s": "virtual time has no pauses",
     "agent.stop_grace_s": "a simulated process ends when it is asked to",
