@@ -14,7 +14,7 @@ from glowplug.events.commands import StopInstance
 from glowplug.events.facts import RequestFinished
 from glowplug.simulator.jobs import run_cases
 from glowplug.simulator.recording.read import read_recording
-from glowplug.simulator.recording.scenario import scenario_of, write_arrivals
+from glowplug.simulator.recording.scenario import LIVE, scenario_of, write_arrivals
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.setup import Params, Setup, StartSeconds
 from glowplug.simulator.sweep import cases, variants
@@ -127,6 +127,7 @@ def test_a_fleet_that_swaps_is_replayed_as_it_was(tmp_path: Path, traffic: dict[
     server = {**TINY["servers"][0], "num_gpus": 1, "weights_in_host": True, "abilities": ["swap"]}
     defaults = {**TINY["model_defaults"], "start": SWAPS, "kv_bytes": "8GB"}
     fleet = {"servers": [server], "model_defaults": defaults, "models": [{"name": "chat"}, {"name": "code"}]}
+    fleet["params"] = {name: LIVE[name] for name in ("agent_tick_s", "agent")}  # a replay takes them to be a live one's
     scenario = load(write(tmp_path, seconds=240, policies="swapserve", workload=workload(**traffic), **fleet))
     recorded = a_run(scenario.tree, tmp_path, tmp_path / "recorded")
     found = read_recording(tmp_path / "recorded" / "events.jsonl")

@@ -70,6 +70,23 @@ PHASE = [
         link=TO_MODEL,
     ),
 ]
+LEAVING = [
+    Panel(
+        title="Leaving a GPU, p95",
+        about="What a start waits for that has to be given memory first. drained: until nothing ran any more; asleep: "
+        "until the engine slept then.",
+        asks=[(quantile(0.95, "glowplug_drain_seconds", MODEL, "part", "5m"), "{{part}}")],
+        unit="s",
+        width=12,
+    ),
+    Panel(
+        title="Drains by model",
+        about="Per minute: stopped, asleep or prewarmed at their end.",
+        asks=[(per_minute("glowplug_drain_seconds_count", "model", f'part="drained", {MODEL}'), "{{model}}")],
+        width=12,
+        link=TO_MODEL,
+    ),
+]
 EXPECTED = [
     Panel(
         title="Expected and actual, by phase",
@@ -134,5 +151,5 @@ BOARD = Board(
     title="Glowplug: cold starts",
     about="Where the time of a cold start goes, by phase, expected and actual.",
     variables=["model"],
-    rows=[("Now", NOW), ("Phases", PHASE), ("Expected and actual", EXPECTED), ("Counts", COUNTS)],
+    rows=[("Now", NOW), ("Phases", PHASE), ("Leaving", LEAVING), ("Expected and actual", EXPECTED), ("Counts", COUNTS)],
 )

@@ -114,6 +114,29 @@ HOST = [
         bounds=[("red", 1)],
     ),
     Panel(
+        title="Copies on disk",
+        about="Of each node's disk tier; at its capacity a copy worth more evicts others.",
+        asks=[
+            (f"sum by (node) (glowplug_disk_bytes{{{NODE}}})", "{{node}}"),
+            (f"sum by (node) (glowplug_disk_capacity_bytes{{{NODE}}})", "{{node}} capacity"),
+        ],
+        unit="bytes",
+    ),
+    Panel(
+        title="Written to disk",
+        about="By the disk tier.",
+        asks=[(rate("glowplug_disk_written_bytes_total", "node", NODE), "{{node}}")],
+        unit="Bps",
+    ),
+    Panel(
+        title="Copies evicted, and failures of the disk",
+        about="Per minute.",
+        asks=[
+            (per_minute("glowplug_disk_evictions_total", "node", NODE), "{{node}} evicted"),
+            (per_minute("glowplug_disk_failures_total", "node, code", NODE), "{{node}} {{code}}"),
+        ],
+    ),
+    Panel(
         title="Bytes in flight on links",
         about="Asked for and not landed.",
         asks=[(f"sum by (node) (glowplug_link_bytes_in_flight{{{NODE}}})", "{{node}}")],
