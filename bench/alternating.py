@@ -87,7 +87,8 @@ def main(engine: str, seconds: float, num_models: int, every_s: float) -> None:
         p99 = statistics.quantiles(took, n=100, method="inclusive")[98]
         print(f"{name:24} {statistics.median(took):7.2f} {p99:7.2f} {max(took):7.2f} {len(took):9}")
     print(f"exchanges a minute: {len(stayed) / seconds * 60:.1f}")
-    print(f"READY until asked to leave, s: shortest {min(stayed):.2f}, median {statistics.median(stayed):.2f}")
+    if stayed:
+        print(f"READY until asked to leave, s: shortest {min(stayed):.2f}, median {statistics.median(stayed):.2f}")
 
 
 if __name__ == "__main__":

@@ -186,8 +186,8 @@ def run(system: str, seed: int, seconds: float, folder: Path, out: Path, port_ba
         "GLOWPLUG_HOST_CACHE_BYTES": str(HOST_CACHE),
     }
     command = ("up", "-d", "-q", "--engine", "llamacpp", "--nodes", str(NUM_NODES), "--port-base", str(port_base))
-    subprocess.run([*GLOWPLUG, *command], env=env, check=True, stdout=subprocess.DEVNULL)
     try:
+        subprocess.run([*GLOWPLUG, *command], env=env, check=True, stdout=subprocess.DEVNULL)
         document = json.loads((state / "fleet.json").read_text())
         before = os.getloadavg()[0]
         length = seconds + TAIL_S

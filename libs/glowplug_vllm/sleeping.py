@@ -28,6 +28,7 @@ from glowplug_vllm import kv_limit, reloading
 FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # in the environment: of its weights, that a replica keeps until it first serves
 WEIGHTS, KV_CACHE = "weights", "kv_cache"  # vLLM's tags
 
+LATE_S = 1.0
 _PROMPT_TOKENS = (1, 2, 3)  # any that are in every vocabulary
 _NUM_TOKENS = 2  # the first proves the weights, the second what the first has left in the KV cache
 _KEY = "VLLM_API_KEY"
@@ -56,17 +57,25 @@ class Sleeping:
         async with self._lock:
             if self.becomes == becomes:
                 return
-            await self._client.pause_generation(mode="abort")
+            await self._end_what_runs()
             if not self._first_tokens and not self.becomes:
                 await self._client.resume_generation()
                 self._first_tokens = await self._canary()
-                await self._client.pause_generation(mode="abort")
+                await self._end_what_runs()
             if becomes == "swapped_out":
                 self.level = await self._level()
                 await self._client.sleep(level=self.level, mode="abort")
             else:
                 await self._release_kv()
             self.becomes = becomes
+
+    async def _end_what_runs(self) -> None:
+        """Serve nothing more. A drain counts no request before its engine is sent to sleep; one that a router sent
+        while it had not learned of the drain has LATE_S to end, and what runs then is broken off."""
+        try:
+            await asyncio.wait_for(self._client.pause_generation(mode="wait"), LATE_S)
+        except TimeoutError:
+            await self._client.pause_generation(mode="abort")
 
     async def wake(self, tags: Sequence[str] = ()) -> None:
         """Take the weights again, the KV cache, or (no tags) both, and serve once both are there. Raises ValueError for

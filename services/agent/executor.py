@@ -36,7 +36,7 @@ NO_STAGES = NoStages()
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
-GPU_KIND = "gpu_kind"  # in a handle's data
+GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
@@ -219,7 +219,8 @@ class EngineExecutor:
             raise NoSpace(f"cannot prepare {run_dir}: {error}") from error
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
-            data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id, GPU_KIND: effect.gpu_kind}
+            data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
+            data |= {GPU_KIND: effect.gpu_kind, GPU_INDEX: str(effect.gpu_index)}
             handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
@@ -297,7 +298,9 @@ class EngineExecutor:
         is gone. On host memory nothing fails of that for a moment."""
         if handle.data.get(GPU_KIND) != CUDA:
             return
-        ending = [task for (i, kind), task in self._tasks.items() if kind == "stop" and i in self._killed]
+        device = handle.data.get(GPU_INDEX)
+        there = {i for i, known in self._state.handles.items() if known.data.get(GPU_INDEX) == device} & self._killed
+        ending = [task for (i, kind), task in self._tasks.items() if kind == "stop" and i in there]
         if ending:
             await asyncio.wait(ending, timeout=FREED_S)
 

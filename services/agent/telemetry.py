@@ -96,9 +96,9 @@ class Reporter:
     async def drained(self, effect: ReportDrain, _: Event | None) -> None:
         """A drain is over: its span ends where the engine's sleep, a sibling, begins."""
         instance, model = effect.instance, self._model(effect.instance.model_key)
-        told = {semconv.ATTR_REASON: instance.reason}
+        why = {semconv.ATTR_REASON: instance.reason}
         self._tracing.record(
-            "agent.drain", effect.traceparent, effect.began_at, effect.drained_at, _attributes(instance) | told
+            "agent.drain", effect.traceparent, effect.began_at, effect.drained_at, _attributes(instance) | why
         )
         self._drains.labels(model, "drained").observe(effect.drained_at - effect.began_at)
         if effect.asleep_at:

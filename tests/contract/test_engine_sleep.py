@@ -54,7 +54,7 @@ def sleeper(case: EngineCase) -> Sleeper:
     return cast(Sleeper, case.driver)
 
 
-async def told(handle: EngineHandle, prompt: str, num_tokens: int = 16) -> dict[str, Any]:
+async def continued(handle: EngineHandle, prompt: str, num_tokens: int = 16) -> dict[str, Any]:
     """One greedy answer: its text and how much of the prompt was cached."""
     body = {"model": "Contract/Tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
     async with httpx.AsyncClient(base_url=handle.url, timeout=60) as client:
@@ -73,12 +73,12 @@ async def test_it_answers_after_the_wake_as_before_its_sleep(
     case: EngineCase, awake: EngineHandle, becomes: str
 ) -> None:
     prompts = ["Once upon a time there was a small", "Once upon a time there was a great", "The capital of France is"]
-    before = [(await told(awake, prompt))["text"] for prompt in prompts]
+    before = [(await continued(awake, prompt))["text"] for prompt in prompts]
     for prompt in prompts:  # the slots now hold these prompts: none may count on what the sleep gave away
         await sleeper(case).sleep(awake, becomes)
         await sleeper(case).wake(awake)
-        assert (await told(awake, prompt))["text"] == before[prompts.index(prompt)]
-    assert all(answer["text"] for answer in await asyncio.gather(*(told(awake, prompt) for prompt in prompts)))
+        assert (await continued(awake, prompt))["text"] == before[prompts.index(prompt)]
+    assert all(answer["text"] for answer in await asyncio.gather(*(continued(awake, prompt) for prompt in prompts)))
 
 
 async def test_asleep_it_keeps_its_process_and_its_port_and_says_that_it_is_healthy(
@@ -95,13 +95,13 @@ async def test_a_replica_of_the_first_layers_holds_them_alone_until_it_serves(ca
     if Ability.FIRST_LAYERS not in case.driver.abilities("host"):
         pytest.skip("its replicas hold all of their weights")
     handle = (await case.start(first_bytes=case.model().weights_bytes // 2)).handle
-    answer = (await told(handle, "One two three"))["text"]
+    answer = (await continued(handle, "One two three"))["text"]
     held = []
     for _ in range(2):
         await sleeper(case).sleep(handle, "prewarmed")
         held.append(private_bytes(handle))
         await sleeper(case).wake(handle)
-        assert (await told(handle, "One two three"))["text"] == answer
+        assert (await continued(handle, "One two three"))["text"] == answer
     await case.driver.stop(handle, 0.0)
     if not case.driver.capabilities.emulated:
         assert held[0] + 64 * MIB < held[1], "the second time all of its weights are its own"
@@ -113,13 +113,13 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
     if Ability.SHARE not in case.driver.abilities("host"):
         pytest.skip("its engines have their weights for themselves")
     handle = (await case.start(weights_shared=True)).handle
-    answer = (await told(awake, "One two three"))["text"]
-    assert (await told(handle, "One two three"))["text"] == answer
+    answer = (await continued(awake, "One two three"))["text"]
+    assert (await continued(handle, "One two three"))["text"] == answer
     assert private_bytes(handle) + 200 * MIB < private_bytes(awake)
     for becomes in ("prewarmed", "swapped_out"):
         await sleeper(case).sleep(handle, becomes)
         await sleeper(case).wake(handle)
-        assert (await told(handle, "One two three"))["text"] == answer
+        assert (await continued(handle, "One two three"))["text"] == answer
     await case.driver.stop(handle, 0.0)
 
 
@@ -135,7 +135,7 @@ async def test_weights_wake_before_their_kv_cache(case: EngineCase, awake: Engin
     """Awake without its KV cache is what "prewarmed" is; vLLM's tags."""
     if not isinstance(case.driver, VllmDriver):
         pytest.skip("it wakes as a whole")
-    answer = (await told(awake, "One two three"))["text"]
+    answer = (await continued(awake, "One two three"))["text"]
     whole = private_bytes(awake)
     await case.driver.sleep(awake, "swapped_out")
     with pytest.raises(EngineFailed, match="its weights are away"):
@@ -144,42 +144,42 @@ async def test_weights_wake_before_their_kv_cache(case: EngineCase, awake: Engin
     await case.driver.wake(awake, ["weights"])
     assert asleep < private_bytes(awake) <= whole
     await case.driver.wake(awake, ["kv_cache"])
-    assert (await told(awake, "One two three"))["text"] == answer
+    assert (await continued(awake, "One two three"))["text"] == answer
 
 
 async def test_sleep_and_wake_may_come_twice(case: EngineCase, awake: EngineHandle) -> None:
-    text = (await told(awake, "One two three"))["text"]
+    text = (await continued(awake, "One two three"))["text"]
     for _ in range(2):
         await sleeper(case).sleep(awake, "swapped_out")
     for _ in range(2):
         await sleeper(case).wake(awake)
-    assert (await told(awake, "One two three"))["text"] == text
+    assert (await continued(awake, "One two three"))["text"] == text
 
 
 async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCase) -> None:
     if case.driver.capabilities.emulated:
         pytest.skip("no memory stands behind an emulated GPU")
     handle = (await case.start()).handle
-    answer = (await told(handle, "One two three"))["text"]
+    answer = (await continued(handle, "One two three"))["text"]
     awake_bytes, asleep_bytes = private_bytes(handle), []
     for cycle in range(NUM_CYCLES):
         await sleeper(case).sleep(handle, "swapped_out" if cycle % 2 else "prewarmed")
         asleep_bytes.append(private_bytes(handle))
         await sleeper(case).wake(handle)
-        assert answer.startswith((await told(handle, "One two three", 4))["text"])
+        assert answer.startswith((await continued(handle, "One two three", 4))["text"])
     assert min(asleep_bytes) <= LEFT_RATIO[case.name] * awake_bytes
     for of_one_kind in (asleep_bytes[0::2], asleep_bytes[1::2]):  # prewarmed and swapped out, in turns
         early, late = of_one_kind[: NUM_CYCLES // 4], of_one_kind[NUM_CYCLES // 4 :]
         assert abs(statistics.median(late) - statistics.median(early)) <= DRIFT_BYTES, asleep_bytes
-    assert (await told(handle, "One two three"))["text"] == answer
+    assert (await continued(handle, "One two three"))["text"] == answer
 
 
 @pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
 async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, becomes: str) -> None:
     """What runs is ended, or the engine refuses and is stopped by its agent; an answer is never a wrong one."""
     handle = (await case.start()).handle
-    answer = (await told(handle, "One two three"))["text"]
-    running = asyncio.gather(*(told(handle, f"Chapter {n}. Once", 400) for n in range(4)), return_exceptions=True)
+    answer = (await continued(handle, "One two three"))["text"]
+    running = asyncio.gather(*(continued(handle, f"Chapter {n}. Once", 400) for n in range(4)), return_exceptions=True)
     await asyncio.sleep(0.5)
     try:
         await sleeper(case).sleep(handle, becomes)
@@ -190,7 +190,7 @@ async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, be
         return
     await running
     await sleeper(case).wake(handle)
-    assert (await told(handle, "One two three"))["text"] == answer
+    assert (await continued(handle, "One two three"))["text"] == answer
 
 
 async def test_an_engine_that_is_gone_neither_sleeps_nor_wakes(case: EngineCase) -> None:
@@ -208,12 +208,12 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
     if Ability.PREWARM not in case.driver.abilities("host") or case.name == "llamacpp":
         pytest.skip("its KV cache stays as it was started")
     handle = (await case.start()).handle
-    whole = await asyncio.gather(*(told(handle, f"Chapter {number}. Once upon a time", 48) for number in range(3)))
-    running = asyncio.gather(*(told(handle, f"Chapter {number}. Once upon a time", 48) for number in range(3)))
+    whole = await asyncio.gather(*(continued(handle, f"Chapter {number}. Once upon a time", 48) for number in range(3)))
+    running = asyncio.gather(*(continued(handle, f"Chapter {number}. Once upon a time", 48) for number in range(3)))
     await asyncio.sleep(0.3)
     await sleeper(case).limit_kv(handle, 64 * MIB)
     assert [answer["text"] for answer in await running] == [answer["text"] for answer in whole]
     assert await sleeper(case).kv_bytes_used(handle) <= 64 * MIB
     await sleeper(case).sleep(handle, "prewarmed")
     await sleeper(case).wake(handle)  # with all of it
-    assert (await told(handle, "Chapter 0. Once upon a time", 48))["text"] == whole[0]["text"]
+    assert (await continued(handle, "Chapter 0. Once upon a time", 48))["text"] == whole[0]["text"]

@@ -150,6 +150,8 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
 def _report(
     transaction: Transaction, instance: Instance, drain: Drain, drained_at: float, asleep_at: float = 0.0
 ) -> None:
+    if not (drain.began_at and drained_at):
+        return  # an agent of an earlier version began it
     transaction.ask(
         msg.ReportDrain(
             instance=instance,

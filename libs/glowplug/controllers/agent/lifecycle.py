@@ -242,7 +242,14 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
         replace(
             holding,
             start=start and replace(start, deadline_at=start.deadline_at + by_s),
-            drain=drain and replace(drain, deadline_at=drain.deadline_at + by_s, quiet_until=drain.quiet_until + by_s),
+            drain=drain
+            and replace(
+                drain,
+                deadline_at=drain.deadline_at + by_s,
+                quiet_until=drain.quiet_until + by_s,
+                began_at=drain.began_at + by_s,
+                drained_at=drain.drained_at and drain.drained_at + by_s,
+            ),
             stop=holding.stop and Stop(holding.stop.asked_at + by_s),
             consolidation=consolidation and replace(consolidation, deadline_at=consolidation.deadline_at + by_s),
             pipeline=pipeline and replace(pipeline, retry_at=pipeline.retry_at + by_s),

@@ -143,10 +143,10 @@ class Holds:
         return ""
 
     def _has_own_copy(self, instance: Instance) -> bool:
-        """Whether it needs nothing of host memory until it serves. A replica that shares its weights has them there."""
+        """Whether it needs nothing of host memory until it serves. One that shares its weights maps them as long as its
+        process lives, asleep too: their memory would not come free."""
         known = self._models.get(instance.model_key)
-        shares = known is not None and known[0].weights_shared and instance.state is InstanceState.PREWARMED
-        return instance.state.is_dormant and not shares
+        return instance.state.is_dormant and not (known is not None and known[0].weights_shared)
 
     def _seen(self) -> list[tuple[str, Instance]]:
         """Living instances of this node, by id."""

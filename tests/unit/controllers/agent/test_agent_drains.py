@@ -330,14 +330,14 @@ def test_a_cache_takes_what_there_is_when_nobody_can_give_way() -> None:
     assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 24.0))
 
 
-@pytest.mark.parametrize("case", ["off", "no ability", "unknown use", "before routers have heard", "not draining"])
+@pytest.mark.parametrize("case", ["off", "no ability", "unknown use", "before routers know", "not draining"])
 def test_eq_1_is_left_alone(case: str) -> None:
     agent = make(abilities=() if case == "no ability" else ALL, params=PARAMS if case == "off" else EQ1)
     agent.serving(model=WIDE)
     if case != "not draining":
         agent.handle(stop(becomes="prewarmed"), 20.0)
     seen = msg.InFlight("i-1", 1, -1 if case == "unknown use" else 0)
-    effects = agent.handle(seen, 20.1 if case == "before routers have heard" else 21.0)
+    effects = agent.handle(seen, 20.1 if case == "before routers know" else 21.0)
     assert not of(msg.LimitKv, effects) and agent.used() == 220
 
 
