@@ -248,10 +248,10 @@ class Client:
 
     async def rest(self) -> bytes:
         """What is left of a chunked body."""
-        body = b""
+        body = bytearray()
         while part := await self.chunk():
             body += part
-        return body
+        return bytes(body)
 
     def half_close(self) -> None:
         """Nothing more is sent; what comes is still read."""
