@@ -180,7 +180,8 @@ async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, be
     handle = (await case.start()).handle
     answer = (await continued(handle, "One two three"))["text"]
     running = asyncio.gather(*(continued(handle, f"Chapter {n}. Once", 400) for n in range(4)), return_exceptions=True)
-    await asyncio.sleep(0.5)
+    while not await case.driver.num_in_flight(handle):
+        await asyncio.sleep(0.02)
     try:
         await sleeper(case).sleep(handle, becomes)
     except EngineFailed:

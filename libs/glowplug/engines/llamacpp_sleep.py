@@ -10,12 +10,14 @@ A wake is proven: the first token's five likeliest, with their log probabilities
 started. If they are not, the server is built again; if that does not help either, the wake fails.
 """
 
+import contextlib
 import gc
 import http.client
 import json
 import math
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,7 @@ class EngineServer:
         if not (self._kv and self._server is not None and self._give_back(becomes)):
             if becomes == PREWARMED:
                 raise RuntimeError("its KV cache was not found in host memory, or requests still run in it")
+            end_connections(self.port)  # a server that is dropped waits for its clients, and they for answers
             self._server = None
             gc.collect()
         self.becomes = becomes
@@ -135,6 +138,24 @@ class EngineServer:
             shown = text[:500].decode("utf-8", "replace")
             raise RuntimeError(f"{path} answered {answer.status} to the engine's own process: {shown}")
         return text
+
+
+def end_connections(port: int) -> None:
+    """Break off every connection that this process has accepted at `port`."""
+    for open_file in Path("/proc/self/fd").iterdir():
+        try:
+            fd = os.dup(int(open_file.name))
+        except OSError:
+            continue  # it was the directory's own
+        try:
+            accepted = socket.socket(fileno=fd)
+        except OSError:
+            os.close(fd)
+            continue  # it is no socket
+        with accepted, contextlib.suppress(OSError):  # one that listens has no peer
+            if accepted.family in (socket.AF_INET, socket.AF_INET6) and accepted.getsockname()[1] == port:
+                accepted.getpeername()
+                accepted.shutdown(socket.SHUT_RDWR)
 
 
 def kv_pages(kv_bytes: int) -> list[Pages]:
