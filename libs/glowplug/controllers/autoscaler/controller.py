@@ -480,6 +480,7 @@ class AutoscalerController:
                 effects += self._cancel(record, instance_id, why)
                 continue
             start.waits, start.sent_at, start.cause = False, now_s, record.waiting
+            start.wanted_at = record.waiting.data.waiting_since if record.waiting else now_s
             start.reason = record.asked or "a request waits for what was started to sleep"
             self._models.start(record, instance_id, start)
             effects.append(self._without_policy(record, start.reason, "start", now_s, KEPT, instance_id))

@@ -225,3 +225,9 @@ def test_a_start_that_waits_is_no_reason_for_others_to_leave():
     assert seen and not any(seen)
     again = [e.payload for e in effects if isinstance(e, Publish)]
     assert {(p.instance_id, p.waits) for p in again} == {(place.instance_id, True)}
+
+
+def test_a_start_that_a_request_waits_for_has_waited_no_longer_than_the_request():
+    controller, instance_id = deployed()
+    (place,) = published(controller.handle(waiting(since=49.0), 50.0), PlaceInstance)
+    assert (place.instance_id, place.wanted_at) == (instance_id, 49.0)
