@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from glowplug.controllers import backoff
 from glowplug.domain.errors import EngineMisconfigured
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
@@ -84,7 +85,7 @@ class KeptCopy:
         if since is not None and now_s - since >= max_backoff_s:
             self.num_lost = 0
         self.num_lost, self.last_lost, self.asked = self.num_lost + 1, row.instance_id, None
-        self.not_before = now_s + min(backoff_s * 2 ** (self.num_lost - 1), max_backoff_s)
+        self.not_before = now_s + backoff.backoff_s(self.num_lost, backoff_s, max_backoff_s)
         return True
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from glowplug.controllers import backoff
 from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.errors import Conflict
@@ -126,7 +127,7 @@ class ModelRecord:
         self.asked = ""
         if self.model is not None:
             self.num_failures += 1
-            self.not_before = now_s + min(backoff_s * 2 ** (self.num_failures - 1), max_backoff_s)
+            self.not_before = now_s + backoff.backoff_s(self.num_failures, backoff_s, max_backoff_s)
 
     def may_try_again(self) -> None:
         self.num_failures, self.not_before = 0, 0.0

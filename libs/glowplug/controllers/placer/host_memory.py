@@ -9,6 +9,7 @@ least: where they lie on none they are fetched, later each time that it fails. T
 from dataclasses import dataclass
 
 from glowplug.controllers import operator
+from glowplug.controllers.backoff import backoff_s
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
@@ -19,6 +20,7 @@ from glowplug.domain.units import show_bytes
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.policies.placement.links import has_weights
 
+FIRST_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
 
 
@@ -116,7 +118,7 @@ class HostMemory:
         if self._fetches.pop((model_key, node_id), None) is not None:
             known = self._failed.setdefault(model_key, _Failed())
             known.num += 1
-            known.not_before = now_s + min(2.0**known.num, MAX_BACKOFF_S)
+            known.not_before = now_s + backoff_s(known.num, FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
     def work(self, now_s: float) -> list[Effect]:
         """Send again what nothing has answered, and fetch what is pinned and lies nowhere."""
