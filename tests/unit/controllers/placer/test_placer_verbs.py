@@ -245,3 +245,19 @@ def test_an_engine_that_cannot_sleep_would_be_stopped_and_what_is_kept_comes_bac
     assert "it is kept ready, and comes back" in controller.costs.of("m", "unload", 1.1).reason
     with pytest.raises(NotFound):
         controller.costs.of("m", "load", 1.1, node_id="node-9")
+
+
+def test_one_node_is_named_in_vain_while_a_copy_is_as_near_on_another():
+    controller = a_placer(a_node("node-1"), a_node("node-2"), models=(M,))
+    controller.handle(instance_event(an_instance("i-1", ready_at=1.0, mib=150)), 1.0)
+    with pytest.raises(Conflict, match="i-1 is ready on node-1: unload it first"):
+        controller.costs.of("m", "load", 1.1, node_id="node-2")
+    assert "i-1 is ready" in controller.costs.of("m", "load", 1.1, node_id="node-1").reason
+
+
+def test_instances_stay_where_weights_leave_the_host_memory_of_one_node():
+    controller = a_placer(a_node(cached=(HERE,)), models=(M,))
+    controller.handle(instance_event(an_instance("i-1", ready_at=1.0, mib=150)), 1.0)
+    cost = controller.costs.of("m", "unload", 1.1, rung=Rung.HOST, node_id="node-1")
+    assert (cost.leaving, cost.freed_gpu_bytes, cost.freed_host_bytes) == ((), 0, HERE.num_bytes)
+    assert len(controller.costs.of("m", "unload", 1.1, rung=Rung.HOST).leaving) == 1
