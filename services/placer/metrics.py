@@ -39,9 +39,10 @@ class FleetCollector(Collector):
             nodes.add_metric(["alive"], len(alive) - num_draining)
             for node_id, value in self._known([node.node_id for node in alive], now_s):
                 up.add_metric([node_id], value)
-            num_sent = sum(placement.sent is not None for placement in controller.placements.values())
-            pending.add_metric(["start"], num_sent)
-            pending.add_metric(["room"], len(controller.placements) - num_sent)
+            known = controller.placements.values()
+            pending.add_metric(["start"], sum(placement.sent is not None for placement in known))
+            lacking = (placement for placement in known if placement.sent is None and not placement.command.waits)
+            pending.add_metric(["room"], sum(1 for _ in lacking))  # what is to sleep takes memory once there is some
         yield from (nodes, up, pending)
 
     def _known(self, alive: list[str], now_s: float) -> Iterator[tuple[str, int]]:

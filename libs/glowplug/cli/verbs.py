@@ -28,6 +28,7 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.0, help="Second
 NodeOption = Annotated[str, typer.Option("--node", help="On that node alone.")]
 
 Reached = Callable[[FleetClient, Row], bool]  # whether the row of a model shows that the verb is done
+Owner = tuple[str, str, Mapping[str, str]]  # of a verb: its service, the verb there, and its fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +90,13 @@ def unload(
     )  # fmt: skip
     fleet = connect(state_dir)
     if rung is Rung.HOST:
-        if not dry_run and not node:
-            fleet.call("POST", "autoscaler", _path(model, "unload"))
-        _carry_out(fleet, asked, ("placer", "drop", {"node": node}), lambda f, row: not _in_host_memory(node)(f, row))
+        instances: tuple[Owner, ...] = () if node else (("autoscaler", "unload", {}),)
+
+        def is_gone(f: FleetClient, row: Row) -> bool:
+            return not _in_host_memory(node)(f, row)
+
+        # the placer may refuse, and then nothing is drained; its drop waits until no instance reads the weights
+        _carry_out(fleet, asked, ("placer", "drop", {"node": node}), is_gone, then=instances)
     else:
         body = {"from": rung.value} if rung else {}
         _carry_out(fleet, asked, ("autoscaler", "unload", body), lambda _, row: not _at(row, rung))
@@ -151,9 +156,8 @@ def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., N
     return command
 
 
-def _carry_out(fleet: FleetClient, asked: Asked, owner: tuple[str, str, Mapping[str, str]], reached: Reached) -> None:
-    """Say the cost, ask the owner, and wait for it where that was asked."""
-    service, verb, body = owner
+def _carry_out(fleet: FleetClient, asked: Asked, owner: Owner, reached: Reached, then: tuple[Owner, ...] = ()) -> None:
+    """Say the cost, ask the owner (and those of `then`, unless it refuses), and wait for it where that was asked."""
     cost = _cost(fleet, asked)
     if asked.dry_run:
         if "error" in cost:
@@ -161,8 +165,9 @@ def _carry_out(fleet: FleetClient, asked: Asked, owner: tuple[str, str, Mapping[
         _show(asked.output, cost, described(cost))
         return
     before = time.monotonic()
-    fields = {name: text for name, text in body.items() if text}
-    fleet.call("POST", service, _path(asked.model, verb), **({"json": fields} if fields else {}))
+    for service, verb, body in (owner, *then):
+        fields = {name: text for name, text in body.items() if text}
+        fleet.call("POST", service, _path(asked.model, verb), **({"json": fields} if fields else {}))
     row = fleet.get("autoscaler", f"/v1/models/{segment(asked.model)}")
     if asked.output is Format.TABLE:
         say(f"{row['name']}: {asked.done} (now {row['state']})")

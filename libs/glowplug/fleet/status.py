@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung, Temperature
 from glowplug.policies.start_times import StartKind, StartTimes, fresh_kind
@@ -41,6 +42,7 @@ _SUMMARIES: Final = {
     ModelState.DRAINING: "draining",
     ModelState.ASLEEP: "warm",
 }
+NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}  # to serving
 _BEST_FIRST: Final = (InstanceState.READY, InstanceState.LOADING, InstanceState.STARTING, InstanceState.DRAINING)
 
 
@@ -66,6 +68,22 @@ def rung_of(instance: Instance) -> Rung | None:
     if instance.state is InstanceState.SWAPPED_OUT:
         return Rung.ASLEEP
     return Rung.PREWARMED if instance.replica or instance.state is InstanceState.PREWARMED else Rung.READY
+
+
+def check_nowhere_else(to: Rung, node_id: str, instances: Iterable[Instance]) -> None:
+    """Raises Conflict where a copy is as near as `to` on another node than the one named, and none is there: a model is
+    given a second copy by its demand alone. `node_id` "": any node will do."""
+    near = [row for row in instances if is_as_near(row, to)] if node_id else []
+    if near and all(row.node_id != node_id for row in near):
+        row = near[0]
+        raise Conflict(f"{row.instance_id} is {row.state.value} on {row.node_id}: unload it first", param="node")
+
+
+def is_as_near(instance: Instance, to: Rung) -> bool:
+    """Whether it stands on that rung or a nearer one, or is on its way to serve."""
+    rung = rung_of(instance)
+    is_there = is_ready(instance) or is_coming(instance) or instance.state.is_dormant
+    return is_there and rung is not None and NEAR[rung] >= NEAR[to]
 
 
 def lacks_one_asleep(model: Model, instances: Iterable[Instance]) -> bool:

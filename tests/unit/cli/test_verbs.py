@@ -34,12 +34,16 @@ class Fleet:
         self, monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any], cost: dict[str, Any] | None = None
     ) -> None:
         self.rows, self.cost, self.asked = list(rows), COST if cost is None else cost, list[tuple[str, Any]]()
+        self.refused: tuple[str, ...] = ()  # ends of paths
         for service in ("placer", "autoscaler"):
             monkeypatch.setenv(f"GLOWPLUG_{service.upper()}_URL", f"http://{service}")
         monkeypatch.setattr(httpx, "request", self.answer)
 
     def answer(self, method: str, url: str, **kwargs: Any) -> httpx.Response:
         request = httpx.Request(method, url)
+        if url.endswith(self.refused):
+            error = {"message": "tiny is pinned in host memory", "code": "conflict"}
+            return httpx.Response(409, json={"error": error}, request=request)
         if url.endswith("/cost"):
             return httpx.Response(200 if "seconds" in self.cost else 503, json=self.cost, request=request)
         if method == "POST":
@@ -96,11 +100,18 @@ def test_rungs_go_to_their_owner(monkeypatch, run):
     assert fleet.asked == [
         ("placer/v1/models/tiny/fetch", {"node": "node-1"}),
         ("autoscaler/v1/models/tiny/unload", {"from": "asleep"}),
-        ("autoscaler/v1/models/tiny/unload", None),
         ("placer/v1/models/tiny/drop", None),
+        ("autoscaler/v1/models/tiny/unload", None),
         ("autoscaler/v1/models/tiny/pin", {"at": "asleep"}),
         ("autoscaler/v1/models/tiny/unpin", None),
     ]
+
+
+def test_nothing_is_drained_where_weights_may_not_leave_host_memory(monkeypatch, run):
+    fleet = Fleet(monkeypatch, row("hot", "ready"))
+    fleet.refused = ("/drop",)
+    assert "pinned in host memory" in run("unload", "tiny", "--from", "host", code=1)
+    assert fleet.asked == []
 
 
 def test_a_cost_that_is_not_known_keeps_no_verb_from_its_owner(monkeypatch, run):

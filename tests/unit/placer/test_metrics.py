@@ -1,12 +1,14 @@
 """The fleet as the placer shows it: a node that falls silent stays visible as 0, one that says goodbye does not."""
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.events.facts import NodeBeat, NodeLeft
 from services.placer.metrics import REMEMBER_LOST_S, FleetCollector
-from tests.fleet_builder import a_node, an_event
-from tests.unit.controllers.placer.rig import a_placer
+from tests.fleet_builder import a_model, a_node, an_event
+from tests.unit.controllers.placer.rig import a_placer, asked
 
 LEASE_S = 8.0
 
@@ -64,3 +66,13 @@ def test_before_there_is_a_controller_nothing_is_shown_and_nothing_breaks() -> N
     registry.register(collector)
     collector.saw(Publish(NodeLeft(node_id="n", reason="")))
     assert [s for m in registry.collect() for s in m.samples] == []
+
+
+def test_a_copy_that_waits_for_free_memory_is_no_placement_that_lacks_it() -> None:
+    """GpuLedgerFull counts them, and a copy that is to sleep may wait for days."""
+    shown = Shown()
+    for instance_id, is_patient in (("i-1", True), ("i-2", False)):
+        event = asked(a_model(), instance_id)
+        shown.handle(replace(event, data=replace(event.data, waits=is_patient)))
+    assert shown.registry.get_sample_value("glowplug_placements_pending", {"stage": "room"}) == 1
+    assert shown.registry.get_sample_value("glowplug_placements_pending", {"stage": "start"}) == 0

@@ -3,12 +3,12 @@
     request.waiting | load report | forecast | instance fact | operator | tick
         ──▶ policy `scaling` per model ──▶ placer.place · placer.cancel · agent.stop · agent.resume · agent.consolidate
 
-What it is told
+What it is notified of
   - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader).
   - Telemetry: `router.load_reported`. Tables: `models` (its own), `instances` and `nodes` (what engines can do there).
   - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. They raise ModelNotFound
-    for a model that is not deployed, Deploy raises Conflict for a name that is taken; where a copy is to sleep and no
-    node's engine can, EngineMisconfigured.
+    for a model that is not deployed, Deploy raises Conflict for a name that is taken, Load for one node where a copy is
+    as near on another; where a copy is to sleep and no node's engine can, EngineMisconfigured.
   - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`, and one for which the policy's
     answer stands (`stands_until`) not before something about it changes.
 
@@ -64,7 +64,7 @@ from glowplug.events.facts import (
     RouterLoadReported,
 )
 from glowplug.fleet.demand import Demand
-from glowplug.fleet.status import lacks_one_asleep, rung_of
+from glowplug.fleet.status import lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView
@@ -265,6 +265,7 @@ class AutoscalerController:
         if request.node_id and self.nodes and request.node_id not in self.nodes:
             raise NotFound(f"no node {request.node_id!r}", param="node")
         check_able(model, request.to, self.nodes, "to", request.node_id)
+        record.check_node(request.to, request.node_id, self.instances.living(record.key).values())
         if request.to is Rung.READY:
             record.asked, record.asked_node = "an operator has loaded it", request.node_id
         else:
@@ -280,24 +281,25 @@ class AutoscalerController:
 
     def _unload(self, request: operator.Unload, now_s: float) -> list[Effect]:
         record, _ = self._deployed(request.model_key)
-        if request.rung is not None:
-            why = f"an operator has unloaded what is {request.rung.value}"
-            return self._stop_all(record, why, "unload", now_s, only=request.rung)
-        record.kept.asked = None
-        return self._leave(request.model_key, "an operator has unloaded it", "unload", now_s)
+        if request.rung in (None, Rung.READY, record.kept.asked):
+            record.kept.asked = None
+        why = f"an operator has unloaded {f'what is {request.rung.value}' if request.rung else 'it'}"
+        return self._leave(request.model_key, why, "unload", now_s, only=request.rung)
 
     def _sleep(self, request: operator.Sleep, now_s: float) -> list[Effect]:
         return self._leave(request.model_key, "an operator has put it to sleep", "sleep", now_s, "swapped_out")
 
     def _leave(
-        self, model_key: str, reason: str, chosen: str, now_s: float, becomes: Becomes = "stopped"
+        self, key: str, reason: str, chosen: str, now_s: float, becomes: Becomes = "stopped", only: Rung | None = None
     ) -> list[Effect]:
-        record, _ = self._deployed(model_key)
-        record.asked = ""
-        record.policy_state = None  # the load of the last seconds is no demand either
-        effects = self._stop_all(record, reason, chosen, now_s, becomes=becomes)
-        for order in record.orders.values():
-            order.kind = OrderKind.UNLOAD
+        record, _ = self._deployed(key)
+        if only in (None, Rung.READY):
+            record.asked = ""
+            record.policy_state = None  # the load of the last seconds is no demand either
+        effects = self._stop_all(record, reason, chosen, now_s, becomes=becomes, only=only)
+        for instance_id, row in self.instances.living(record.key).items():
+            if instance_id in record.orders and record.kept.is_at(row, only):
+                record.orders[instance_id].kind = OrderKind.UNLOAD
         return effects
 
     def _suspend(self, request: operator.Suspend, now_s: float) -> list[Effect]:
@@ -344,16 +346,17 @@ class AutoscalerController:
         only: Rung | None = None,
     ) -> list[Effect]:
         """Cancel what is coming and drain what is there; one decision each, written when it is first carried out. What
-        is to sleep and lies dormant already stays. `only`: what stands on that rung."""
+        is to sleep and lies dormant already stays. `only`: what stands on that rung, or is started to."""
         effects: list[Effect] = []
-        for instance_id in list(record.starts) if only in (None, Rung.READY) else ():
+        put_away = record.kept.put_away
+        for instance_id in [i for i in record.starts if only in (None, Rung.READY, put_away.get(i))]:
             effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
             effects += self._cancel(record, instance_id, reason)
         for instance in self.instances.living(record.key).values():
-            if becomes != "stopped" and instance.state.is_dormant:
+            if (becomes != "stopped" and instance.state.is_dormant) or not record.kept.is_at(instance, only):
                 continue
-            if only is not None and rung_of(instance) is not only:
-                continue
+            if becomes == "stopped" and instance.instance_id in put_away:
+                record.orders.pop(instance.instance_id, None)  # it was asked to sleep: it stops now
             if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
             effects += self._stop(record, instance, reason, now_s, becomes)
@@ -394,7 +397,7 @@ class AutoscalerController:
             decision = replace(decision, reason=record.asked)
         missing = decision.num_wanted - view.num_coming_or_there
         if missing > 0:
-            resumed = [i for i in decision.resume if record.is_leaving(i, OrderKind.STOP) and not model.suspended]
+            resumed = [i for i in decision.resume if record.may_resume(i, rows) and not model.suspended]
             resumed = resumed[:missing]
             effects += self._resume(record, decision, resumed, now_s)
             effects += self._add(record, model, decision, missing - len(resumed), load, now_s)
@@ -448,7 +451,9 @@ class AutoscalerController:
             row = rows.get(instance_id)
             if row is None and instance_id not in record.starts:
                 del kept.put_away[instance_id]
-            elif row is not None and row.state is InstanceState.READY and self.loads.is_fresh(now_s):
+            elif row is None or record.is_leaving(instance_id, OrderKind.UNLOAD):
+                continue
+            elif row.state is InstanceState.READY and self.loads.is_fresh(now_s):
                 why = f"{model.name} has been started, nothing is asked of it, and it is to be {to.value}"
                 if not record.is_leaving(instance_id):
                     effects.append(self._without_policy(record, why, "sleep", now_s, KEPT, instance_id))
@@ -456,11 +461,12 @@ class AutoscalerController:
         if kept.is_there(rung, rows, record.is_leaving):
             kept.asked = None
             return effects
-        is_able = not why_unable(model, rung, self.nodes, kept.node_id)
+        node_id = kept.node_id if kept.asked else ""
+        is_able = not why_unable(model, rung, self.nodes, node_id)
         if record.starts or kept.is_coming(rows) or not is_able or now_s < max(record.not_before, kept.not_before):
             return effects
         why = f"an operator wants it {rung.value}" if kept.asked else f"it is kept {rung.value}, and no copy is"
-        instance_id, node_id = self._ids.next(model.key), kept.node_id if kept.asked else ""
+        instance_id = self._ids.next(model.key)
         start = Start(now_s, now_s, why, None, waits=True, node_id=node_id)
         self._models.start(record, instance_id, start)
         kept.put_away[instance_id] = rung
@@ -480,6 +486,8 @@ class AutoscalerController:
                 effects += self._cancel(record, instance_id, why)
                 continue
             start.waits, start.sent_at, start.cause = False, now_s, record.waiting
+            start.node_id = record.asked_node if record.asked else start.node_id
+            start.wanted_at = record.waiting.data.waiting_since if record.waiting else now_s
             start.reason = record.asked or "a request waits for what was started to sleep"
             self._models.start(record, instance_id, start)
             effects.append(self._without_policy(record, start.reason, "start", now_s, KEPT, instance_id))

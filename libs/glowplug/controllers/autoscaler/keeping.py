@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from glowplug.controllers import backoff
 from glowplug.domain.errors import EngineMisconfigured
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model, Rung
+from glowplug.fleet.status import rung_of
 
 BECOMES: Final[Mapping[Rung, Becomes]] = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 _ABILITIES: Final = {Rung.ASLEEP: ("swap", "sleep"), Rung.PREWARMED: ("prewarm", "be prewarmed")}
@@ -37,6 +39,11 @@ class KeptCopy:
     last_lost: str = ""  # the instance
     not_before: float = 0.0  # no other one is started sooner
 
+    def forget_unknown(self, rows: Mapping[str, Instance]) -> None:
+        """What slept, and whose row vanished without an end."""
+        for instance_id in [name for name in self.asleep_since if name not in rows]:
+            del self.asleep_since[instance_id]
+
     def may_try_again(self) -> None:
         """An operator asks: what was lost before makes nothing wait."""
         self.num_lost, self.not_before = 0, 0.0
@@ -50,6 +57,10 @@ class KeptCopy:
         if model.suspended:
             return None
         return self.asked or (Rung.ASLEEP if model.pinned_at is Rung.ASLEEP else None)
+
+    def is_at(self, row: Instance, rung: Rung | None) -> bool:
+        """Whether it stands on that rung, or was started to; None: on any."""
+        return rung is None or rung_of(row) is rung or self.put_away.get(row.instance_id) is rung
 
     def is_there(self, rung: Rung, rows: Mapping[str, Instance], is_leaving: Callable[[str], bool]) -> bool:
         """Whether a copy is as near as that. A replica may be dropped at any time: it is none that is kept."""
@@ -84,7 +95,7 @@ class KeptCopy:
         if since is not None and now_s - since >= max_backoff_s:
             self.num_lost = 0
         self.num_lost, self.last_lost, self.asked = self.num_lost + 1, row.instance_id, None
-        self.not_before = now_s + min(backoff_s * 2 ** (self.num_lost - 1), max_backoff_s)
+        self.not_before = now_s + backoff.backoff_s(self.num_lost, backoff_s, max_backoff_s)
         return True
 
 

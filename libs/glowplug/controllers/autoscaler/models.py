@@ -2,20 +2,22 @@
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from glowplug.controllers import backoff
 from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model
+from glowplug.domain.model import Model, Rung
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
+from glowplug.fleet.status import check_nowhere_else
 
 PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
 
@@ -95,6 +97,19 @@ class ModelRecord:
         order = self.orders.get(instance_id)
         return order is not None and order.kind in (kinds or STOPS)
 
+    def may_resume(self, instance_id: str, rows: Mapping[str, Instance]) -> bool:
+        """Whether what drains may be taken back: an operator has not unloaded it, nor asks for another node."""
+        only = self.asked_node if self.asked else ""
+        return only in ("", rows[instance_id].node_id) and self.is_leaving(instance_id, OrderKind.STOP)
+
+    def check_node(self, to: Rung, node_id: str, rows: Iterable[Instance]) -> None:
+        """Raises Conflict where an operator's load on one node would start nothing there: a copy stands as near on
+        another one, or is asked for."""
+        check_nowhere_else(to, node_id, rows)
+        elsewhere = [s for s in self.starts.values() if s.node_id != node_id and not (s.waits and to is Rung.READY)]
+        if node_id and elsewhere:
+            raise Conflict(f"an instance is asked for already, on {elsewhere[0].node_id or 'any node'}", param="node")
+
     def undeployed(self) -> "ModelRecord":
         """The record once the model is no more: what is under way goes on."""
         assert self.model is not None
@@ -126,7 +141,7 @@ class ModelRecord:
         self.asked = ""
         if self.model is not None:
             self.num_failures += 1
-            self.not_before = now_s + min(backoff_s * 2 ** (self.num_failures - 1), max_backoff_s)
+            self.not_before = now_s + backoff.backoff_s(self.num_failures, backoff_s, max_backoff_s)
 
     def may_try_again(self) -> None:
         self.num_failures, self.not_before = 0, 0.0
@@ -142,6 +157,7 @@ class ModelRecord:
             is_over = now_s - order.sent_at >= repeat_s if order.kind is OrderKind.RESUME else instance_id not in rows
             if is_over:
                 del self.orders[instance_id]
+        self.kept.forget_unknown(rows)
 
     def demand(self, load: ModelLoad, rows: Mapping[str, Instance]) -> ModelLoad:
         """The load with whoever asks without a request as one that waits, and without what a router last said it runs

@@ -19,7 +19,8 @@ What it promises
        bytes come free, and every `retry_s`.
     3. A start that no agent confirms is sent again every `repeat_s`, and after `give_up_s` placed on another node. A
        placement that nobody repeats is dropped after `forget_s`.
-    4. A busy instance leaves only by the rule of turns; a pinned one never; a replica at once.
+    4. A busy instance leaves only once it has had its time (policies/eviction/turns.py); a pinned one never; a replica
+       at once.
     5. A pipeline serves when all of its stages are ready, and goes when one of them does.
     6. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
     7. Commands of a service that has been fenced off are refused (StaleEpoch).
@@ -135,7 +136,8 @@ class PlacerController:
         if table == "models":
             self.fleet.models = rows
             if rows:  # an emptied store undeploys nobody
-                self.fleet.network.keep_models(rows)
+                self.fleet.network.keep(rows, self.instances.by_id)
+                self.host_memory.keep_models()
                 gone = self.fleet.network.times.forget(lambda key: key not in rows)
                 return [Remove(START_TIMES, key) for key in gone]
         elif table == START_TIMES:

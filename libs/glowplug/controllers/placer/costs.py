@@ -15,16 +15,17 @@ from glowplug.domain.errors import BadRequest, NotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.phrasing import counted
-from glowplug.fleet.status import is_coming, is_ready, rung_of
+from glowplug.fleet.status import NEAR, check_nowhere_else, is_coming, is_ready, rung_of
 from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.start_times import Scope, StartKind
 
 Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
-_NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}
 MOST_HELD: Final = 3  # of those who stay, that a reason names
-LEAVE_S: Final = 0.5  # a drain of an engine that runs nothing, of which none has been seen: routers have 0.3 s to learn
+LEAVE_S: Final = (
+    0.15  # of an engine that runs nothing, none seen yet: an agent gives routers 0.05 s, and ticks each 0.05 s
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,8 @@ class Costs:
         self.fleet, self._placing, self._host = fleet, placing, host_memory
 
     def of(self, model_key: str, verb: Verb, now_s: float, *, rung: Rung | None = None, node_id: str = "") -> Cost:
-        """Raises ModelNotFound, and BadRequest for a verb or a rung that makes no sense."""
+        """Raises ModelNotFound, BadRequest for a verb or a rung that makes no sense, and for one node NotFound, and
+        Conflict where a copy stands as near on another."""
         model = self._host.model(model_key)
         blank = Cost(model=model.name, verb=verb, rung="", is_emulated=model.engine == "emulated")
         match verb:
@@ -96,12 +98,13 @@ class Costs:
             return self._to_host(blank, model, now_s, node_id)
         if node_id and self.fleet.nodes.by_id.get(node_id) is None:
             raise NotFound(f"no node {node_id!r}", param="node")
+        check_nowhere_else(to, node_id, self._living(model))
         rows = [r for r in self._living(model) if node_id in ("", r.node_id)]
         for row in rows:
             rung = rung_of(row)
             is_lasting = not (blank.verb == "pin" and row.state is InstanceState.PREWARMED)  # a replica may be dropped
             is_there = is_ready(row) or (row.state.is_dormant and is_lasting)
-            if is_there and rung is not None and _NEAR[rung] >= _NEAR[to]:
+            if is_there and rung is not None and NEAR[rung] >= NEAR[to]:
                 return replace(blank, node_id=row.node_id, reason=f"{row.instance_id} is {rung.value} on {row.node_id}")
         coming = [row for row in rows if is_coming(row)]
         if coming and to is Rung.READY:
@@ -204,7 +207,8 @@ class Costs:
 
     def _off(self, blank: Cost, model: Model, rung: Rung | None, now_s: float, node_id: str) -> Cost:
         every = rung in (None, Rung.HOST)
-        rows = [row for row in self._living(model) if every or rung_of(row) is rung]
+        is_host_alone = rung is Rung.HOST and bool(node_id)  # of one node: instances stay
+        rows = [] if is_host_alone else [row for row in self._living(model) if every or rung_of(row) is rung]
         cost = self._down(blank, model, None, rows)
         notes = [cost.reason] if cost.reason else []
         if rung is Rung.HOST:

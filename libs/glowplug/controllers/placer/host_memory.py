@@ -9,6 +9,7 @@ least: where they lie on none they are fetched, later each time that it fails. T
 from dataclasses import dataclass
 
 from glowplug.controllers import operator
+from glowplug.controllers.backoff import backoff_s
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
@@ -19,6 +20,7 @@ from glowplug.domain.units import show_bytes
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.policies.placement.links import has_weights
 
+FIRST_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
 
 
@@ -98,10 +100,9 @@ class HostMemory:
         shared = [m.name for m in self.fleet.models.values() if m.key != model.key and m.weights.digest == digest]
         if model.weights.uri and shared:
             raise Conflict(f"{model.name} shares its weights with {', '.join(sorted(shared))}", param="from")
-        effects: list[Effect] = []
+        effects = self._withdraw(model, asked.node_id)
         for node in self.holders(model, now_s, asked.node_id):
             here = (model.key, node.node_id)
-            self._fetches.pop(here, None)
             for cached in node.cached:
                 if cached.digest == digest or model.key in cached.model_keys:
                     self._drops[here] = _Drop(cached.digest, now_s, now_s)
@@ -111,12 +112,27 @@ class HostMemory:
                     effects += [Record(decided), Publish(_drop_command(node.node_id, cached.digest))]
         return effects
 
+    def _withdraw(self, model: Model, node_id: str) -> list[Effect]:
+        """Its fetches are asked for no more, and given up where no instance starts with the same bytes."""
+        effects: list[Effect] = []
+        for here in [k for k in self._fetches if k[0] == model.key and node_id in ("", k[1])]:
+            del self._fetches[here]
+            mine = (row for row in self.fleet.on_node(here[1]) if row.model_key == model.key)
+            if not any(row.state.is_coming for row in mine) and not self.fleet.network.is_fetching(here[1]):
+                effects.append(Publish(_drop_command(here[1], model.weights.digest)))
+        return effects
+
+    def keep_models(self) -> None:
+        """Forget what failed of any other than those deployed."""
+        self._failed = {key: failed for key, failed in self._failed.items() if key in self.fleet.models}
+
     def failed(self, model_key: str, node_id: str, now_s: float) -> None:
         """A prefetcher could not bring them: who asked is answered by the fact, a pin tries again later."""
-        if self._fetches.pop((model_key, node_id), None) is not None:
+        is_ours, model = self._fetches.pop((model_key, node_id), None), self.fleet.models.get(model_key)
+        if is_ours and model is not None and model.kept_at is KeptAt.HOST:
             known = self._failed.setdefault(model_key, _Failed())
             known.num += 1
-            known.not_before = now_s + min(2.0**known.num, MAX_BACKOFF_S)
+            known.not_before = now_s + backoff_s(known.num, FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
     def work(self, now_s: float) -> list[Effect]:
         """Send again what nothing has answered, and fetch what is pinned and lies nowhere."""

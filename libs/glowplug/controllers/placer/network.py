@@ -97,18 +97,23 @@ class Network:
         ledger = self.links.get(node_id)
         self.fetched(node_id, [fetch_id], ledger.since_s if ledger else 0.0)
 
+    def is_fetching(self, node_id: str) -> bool:
+        """Whether a start's fetch to that node is under way."""
+        return node_id in self._fetching.values()
+
     def drop_node(self, node_id: str) -> None:
         """It has left, and its fetches with it."""
         self.links.pop(node_id, None)
         self._fetching = {fetch_id: at for fetch_id, at in self._fetching.items() if at != node_id}
 
-    def keep_models(self, models: Container[str]) -> None:
-        """Forget what was measured of any other."""
+    def keep(self, models: Container[str], instances: Container[str]) -> None:
+        """Forget what was measured of any other model, and drains of instances whose row vanished without an end."""
         measured: list[dict[str, Any]] = [self.seconds, self.quickest_s, self.first_token_s, self._first_tokens]
         for known in measured:
             for key in [k for k in known if k not in models]:
                 del known[key]
         self._left = {key: seen for key, seen in self._left.items() if key[0] in models}
+        self._leaving_since = {i: since for i, since in self._leaving_since.items() if i in instances}
 
     def saw(self, row: Instance, model: Model | None, now_s: float) -> StartRow | None:
         """A row changed: its fetch may be over, and a start that is over is learned from. Returns what was learned."""

@@ -147,7 +147,7 @@ class Placing:
         requests together."""
         waiting = [placement for _, placement in self._waiting]
         if self.fleet.params.turns == "balanced" and len(waiting) > 1:
-            keys, quantum = {p.command.model.key for p in waiting}, self.fleet.params.fair_requests
+            keys, quantum = self._keys_waiting(), self.fleet.params.fair_requests
 
             def behind(placement: Placement) -> int:
                 num = now.victims.shares.behind(placement.command.model.key, keys)
@@ -164,9 +164,13 @@ class Placing:
         """One that has just been asked for; nothing has changed for the others."""
         return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares))
 
+    def _keys_waiting(self) -> set[str]:
+        """Models that lack memory: a start that waits for free memory takes none from anybody, and lacks none."""
+        return {placement.command.model.key for _, placement in self._waiting if not placement.command.waits}
+
     def _account(self, now: Pass) -> Shares:
         """What those that wait and those that serve have been given, now."""
-        waiting = {placement.command.model.key for _, placement in self._waiting}
+        waiting = self._keys_waiting()
         there = {row.model_key for here in self.fleet.capacity.on_node.values() for row in here.values() if row.serves}
         demands = {key: now.victims.demand(key) for key in sorted(waiting | there)}
         return account(self._shares, demands, waiting, now.now_s, now.victims.turns.most_s)

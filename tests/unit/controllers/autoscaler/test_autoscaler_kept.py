@@ -7,12 +7,12 @@ import pytest
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Effect, Publish, Record, Save, Tick
-from glowplug.domain.errors import EngineMisconfigured, NotFound
+from glowplug.domain.errors import Conflict, EngineMisconfigured, NotFound
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import CancelPlacement, PlaceInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
 from glowplug.policies.scaling.baselines import reactive
 from tests.fleet_builder import a_model, a_node, an_instance, instance_event, load_report
 from tests.unit.controllers.autoscaler.rig import autoscaler, published, waiting
@@ -225,3 +225,120 @@ def test_a_start_that_waits_is_no_reason_for_others_to_leave():
     assert seen and not any(seen)
     again = [e.payload for e in effects if isinstance(e, Publish)]
     assert {(p.instance_id, p.waits) for p in again} == {(place.instance_id, True)}
+
+
+def test_a_start_that_a_request_waits_for_has_waited_no_longer_than_the_request():
+    controller, instance_id = deployed()
+    (place,) = published(controller.handle(waiting(since=49.0), 50.0), PlaceInstance)
+    assert (place.instance_id, place.wanted_at) == (instance_id, 49.0)
+
+
+@pytest.mark.parametrize("rung", [None, Rung.READY])
+def test_a_load_that_is_unloaded_before_it_is_ready_is_asked_for_no_more(rung: Rung | None):
+    controller = autoscaler(a_model())
+    (place,) = published(controller.handle(operator.Load("m"), 1.0), PlaceInstance)
+    (cancel,) = published(controller.handle(operator.Unload("m", rung), 1.1), CancelPlacement)
+    assert cancel.instance_id == place.instance_id
+    assert published([e for n in range(30) for e in controller.handle(Tick(), 1.2 + n / 2)], PlaceInstance) == []
+
+
+def test_what_an_unloaded_instance_still_streams_is_no_demand():
+    controller = autoscaler(a_model())
+    fact(controller, S.READY, 1.0, "i-1", ready_at=1.0)
+    fact(controller, S.SWAPPED_OUT, 1.0, "i-2")
+    streams = ModelLoad(num_in_flight=1, in_flight_by_instance={"i-1": 1}, last_active_at=2.0)
+    controller.handle(load_report(m=streams), 2.0)
+    controller.handle(Tick(), 2.0)
+    (stop,) = published(controller.handle(operator.Unload("m", Rung.READY), 2.1), StopInstance)
+    assert stop.instance_id == "i-1"
+    effects = fact(controller, S.DRAINING, 2.2, "i-1")
+    for step in range(60):
+        controller.handle(load_report(m=streams), 2.3 + step / 2)
+        effects += controller.handle(Tick(), 2.3 + step / 2)
+    assert published(effects, PlaceInstance) == []
+
+
+@pytest.mark.parametrize("rung", [None, Rung.READY, Rung.ASLEEP])
+@pytest.mark.parametrize("state", [None, S.STARTING, S.READY, S.DRAINING])
+def test_a_copy_that_is_unloaded_on_its_way_to_sleep_stops_and_is_not_started_again(state: S | None, rung: Rung | None):
+    controller = autoscaler(a_model())
+    (place,) = published(controller.handle(operator.Load("m", Rung.ASLEEP), 1.0), PlaceInstance)
+    instance_id = place.instance_id
+    if state is not None:
+        put_away(controller, instance_id, 1.1) if state is not S.STARTING else None
+        fact(controller, state, 1.5, instance_id)
+    effects = controller.handle(operator.Unload("m", rung), 1.6)
+    asked = published(effects, CancelPlacement if state is None else StopInstance)
+    assert [a.instance_id for a in asked] == [instance_id]
+    assert state is None or asked[0].becomes == "stopped"
+    later = [e for n in range(4) for e in controller.handle(Tick(), 1.7 + n)]
+    assert "swapped_out" not in {s.becomes for s in published(later, StopInstance)}
+    if state is not None:
+        later += fact(controller, S.STOPPED, 6.0, instance_id)
+    later += [e for n in range(60) for e in controller.handle(Tick(), 6.1 + n)]
+    assert published(later, PlaceInstance) == []
+
+
+def test_an_unload_of_what_sleeps_leaves_what_serves_as_it_was():
+    controller = autoscaler(a_model(keep_alive_s=1), stop_becomes="swapped_out")
+    fact(controller, S.READY, 1.0, "i-1", ready_at=1.0)
+    fact(controller, S.SWAPPED_OUT, 1.0, "i-2")
+    controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 9.0)
+    (idle,) = published(controller.handle(Tick(), 9.1), StopInstance)
+    (stop,) = published(controller.handle(operator.Unload("m", Rung.ASLEEP), 9.2), StopInstance)
+    assert (idle.instance_id, stop.instance_id) == ("i-1", "i-2")
+    resumed = controller.handle(waiting(since=9.3), 9.3)
+    assert [r.instance_id for r in published(resumed, ResumeInstance)] == ["i-1"], "no operator has unloaded that one"
+
+
+def test_the_node_of_one_load_is_no_bound_of_a_later_pin():
+    controller = autoscaler(a_model())
+    controller.restore("nodes", {"node-1": a_node(abilities=ABLE), "node-2": a_node("node-2", abilities=ABLE)}, 0.5)
+    (place,) = published(controller.handle(operator.Load("m", Rung.ASLEEP, "node-1"), 1.0), PlaceInstance)
+    put_away(controller, place.instance_id, 2.0)
+    fact(controller, S.SWAPPED_OUT, 3.0, place.instance_id)
+    fact(controller, S.STOPPED, 4.0, place.instance_id)
+    controller.restore("nodes", {"node-1": a_node(), "node-2": a_node("node-2", abilities=ABLE)}, 5.0)
+    (place,) = published(controller.handle(operator.Pin("m", True, Rung.ASLEEP), 70.0), PlaceInstance)
+    assert place.node_id == ""
+
+
+@pytest.mark.parametrize("to", [Rung.READY, Rung.ASLEEP, Rung.PREWARMED])
+@pytest.mark.parametrize("state", [S.READY, S.STARTING, S.PREWARMED, S.SWAPPED_OUT])
+def test_a_load_on_one_node_is_refused_where_a_copy_is_as_near_on_another(state: S, to: Rung):
+    controller = autoscaler(a_model())
+    controller.restore("nodes", {name: a_node(name, abilities=ABLE) for name in ("node-1", "node-2")}, 0.5)
+    fact(controller, state, 1.0, "i-1")
+    if to is Rung.ASLEEP or state in (S.READY, S.STARTING) or (state, to) == (S.PREWARMED, Rung.PREWARMED):
+        with pytest.raises(Conflict, match=f"i-1 is {state.value} on node-1") as refused:
+            controller.handle(operator.Load("m", to, "node-2"), 2.0)
+        assert refused.value.param == "node"
+        controller.handle(operator.Load("m", to, "node-1"), 2.1)
+    else:
+        (place,) = published(controller.handle(operator.Load("m", to, "node-2"), 2.0), PlaceInstance)
+        assert place.node_id == "node-2"
+
+
+def test_a_load_on_one_node_does_not_take_back_what_drains_on_another():
+    controller = autoscaler(a_model(keep_alive_s=1))
+    controller.restore("nodes", {name: a_node(name) for name in ("node-1", "node-2")}, 0.5)
+    fact(controller, S.READY, 1.0, "i-1", ready_at=1.0)
+    controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 9.0)
+    assert published(controller.handle(Tick(), 9.1), StopInstance)
+    fact(controller, S.DRAINING, 9.2, "i-1")
+    effects = controller.handle(operator.Load("m", node_id="node-2"), 9.3)
+    assert [p.node_id for p in published(effects, PlaceInstance)] == ["node-2"]
+    assert published(effects, ResumeInstance) == []
+    with pytest.raises(Conflict, match="asked for already, on node-2"):
+        controller.handle(operator.Load("m", node_id="node-1"), 9.4)
+
+
+def test_a_row_that_vanishes_without_an_end_is_remembered_no_more():
+    controller = autoscaler(a_model())
+    fact(controller, S.SWAPPED_OUT, 1.0, "i-1")
+    kept = controller._models.of("m").kept
+    assert kept.asleep_since == {"i-1": 1.0}
+    for at in (100.0, 200.0):
+        controller.restore("instances", {}, at)
+        controller.handle(Tick(), at + 0.1)
+    assert kept.asleep_since == {}

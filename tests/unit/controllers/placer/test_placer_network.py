@@ -163,5 +163,5 @@ def test_what_is_known_of_a_node_or_a_model_goes_with_it():
     assert net.links == {}, "its word comes late"
     for key in ("m", "gone"):
         net.served(finished(model_key=key), an_instance("x"))
-    net.keep_models({"m"})
+    net.keep({"m"}, ())
     assert net.seconds.keys() == net.quickest_s.keys() == {"m"}

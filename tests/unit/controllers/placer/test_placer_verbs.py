@@ -245,3 +245,55 @@ def test_an_engine_that_cannot_sleep_would_be_stopped_and_what_is_kept_comes_bac
     assert "it is kept ready, and comes back" in controller.costs.of("m", "unload", 1.1).reason
     with pytest.raises(NotFound):
         controller.costs.of("m", "load", 1.1, node_id="node-9")
+
+
+def test_one_node_is_named_in_vain_while_a_copy_is_as_near_on_another():
+    controller = a_placer(a_node("node-1"), a_node("node-2"), models=(M,))
+    controller.handle(instance_event(an_instance("i-1", ready_at=1.0, mib=150)), 1.0)
+    with pytest.raises(Conflict, match="i-1 is ready on node-1: unload it first"):
+        controller.costs.of("m", "load", 1.1, node_id="node-2")
+    assert "i-1 is ready" in controller.costs.of("m", "load", 1.1, node_id="node-1").reason
+
+
+def test_instances_stay_where_weights_leave_the_host_memory_of_one_node():
+    controller = a_placer(a_node(cached=(HERE,)), models=(M,))
+    controller.handle(instance_event(an_instance("i-1", ready_at=1.0, mib=150)), 1.0)
+    cost = controller.costs.of("m", "unload", 1.1, rung=Rung.HOST, node_id="node-1")
+    assert (cost.leaving, cost.freed_gpu_bytes, cost.freed_host_bytes) == ((), 0, HERE.num_bytes)
+    assert len(controller.costs.of("m", "unload", 1.1, rung=Rung.HOST).leaving) == 1
+
+
+@pytest.mark.parametrize(("node_id", "num_dropped"), [("", 1), ("node-1", 1), ("node-2", 0)])
+def test_a_drop_withdraws_the_fetch_that_is_under_way(node_id: str, num_dropped: int):
+    nodes = [replace(a_node(name), prefetcher_url="http://p") for name in ("node-1", "node-2")]
+    controller = with_prefetchers(*nodes)
+    assert payloads(controller.handle(FetchToHost("m", "node-1"), 3.1), FetchWeights)
+    drops = payloads(controller.handle(DropFromHost("m", node_id), 3.2), DropWeights)
+    assert [(drop.target, drop.digest) for drop in drops] == [("node-1", M.weights.digest)] * num_dropped
+    beat(controller, 30.0, *(replace(node, revision=300) for node in nodes))
+    again = payloads(controller.handle(Tick(), 30.1), FetchWeights)
+    assert len(again) == 1 - num_dropped, "asked again only where nobody has withdrawn it"
+
+
+def test_a_fetch_that_a_start_needs_goes_on_where_an_operator_withdraws_his():
+    controller = with_prefetchers(a_node())
+    controller.handle(FetchToHost("m"), 3.1)
+    assert payloads(controller.handle(asked(M), 3.15), StartInstance)
+    assert payloads(controller.handle(DropFromHost("m"), 3.2), DropWeights) == []
+
+
+def test_what_failed_is_remembered_of_pins_alone_and_while_their_model_is_deployed():
+    kept = replace(OTHER, kept_at=KeptAt.HOST)
+    controller = with_prefetchers(a_node(), models=(M, kept))
+    controller.handle(FetchToHost("m"), 3.1)
+    for key in ("m", "other"):
+        fact = WeightsFetchFailed(node_id="node-1", model_key=key, digest="d", code="x", message="no")
+        controller.handle(an_event(fact), 3.2)
+    assert [*controller.host_memory._failed] == ["other"]
+    leaving = an_instance("i-1", state=S.DRAINING)
+    controller.handle(instance_event(leaving), 3.3)
+    assert [*controller.fleet.network._leaving_since] == ["i-1"]
+    for at in (100.0, 200.0):
+        controller.restore("instances", {}, at)
+    controller.restore("models", {"m": M}, 201.0)
+    assert not controller.host_memory._failed and not controller.fleet.network._leaving_since

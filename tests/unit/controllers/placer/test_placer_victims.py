@@ -235,3 +235,17 @@ def test_who_has_an_instance_of_its_own_there_does_not_answer_for_another_model_
             "it has just come"
         )
     assert sent(controller.handle(Tick(), 11.0), StopInstance) == ["i-1"], "not for its own model, but for the other"
+
+
+def test_a_copy_that_waits_for_free_memory_keeps_no_count_of_what_others_were_given():
+    """Ten minutes of a busy model beside it are forgotten: nobody lacked memory meanwhile."""
+    controller = full_of("busy")
+    command = replace(asked(a_model("kept", mib=150), "i-kept").data, waits=True)
+    for step in range(600):
+        now_s = 10.0 + step
+        beat(controller, now_s, a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=10 + step))
+        controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), now_s)
+        controller.handle(load_report(busy=waits(10 * step)), now_s)
+        controller.handle(Tick(), now_s)
+    given = controller._placing._shares.given
+    assert "kept" not in given and given["busy"] <= 10, "but for what came since the last look"
