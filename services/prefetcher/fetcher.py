@@ -308,7 +308,8 @@ class SourceChecks:
     At most one check per region at a time. A source that cannot be asked keeps its copy: the bytes were good."""
 
     def __init__(self, put: Callable[[Any], Awaitable[None]], options: SourceOptions) -> None:
-        self._put, self._options = put, options
+        self._put = put
+        self._options = replace(options, hf_falls_back=False)  # an older commit in the cache is no change
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property
