@@ -150,8 +150,11 @@ class Fetcher:
             await self._put(msg.CopyLost(digest, why))
             return None
         if end.whole:
-            await asyncio.to_thread(copy.restore, self.region(digest))
-            await asyncio.to_thread(copy.forget_pages)
+            try:
+                await asyncio.to_thread(copy.restore, self.region(digest))
+                await asyncio.to_thread(copy.forget_pages)
+            except OSError as error:  # the weights are here, and checked
+                log.warning("after the copy of %s was read: %s", digest[:12], error)
         return end
 
     def _fetch(self, running: _Running, source: Source, copy: DiskSource | None) -> Fetch:
