@@ -113,7 +113,7 @@ class Copier:
         writing = self._writing.get(effect.digest)
         if writing is not None and writing.task is not None:
             writing.stop.set()
-            _, late = await asyncio.wait([writing.task], timeout=self._wait_s)
+            late = (await asyncio.wait([writing.task], timeout=self._wait_s))[1]
             if late:
                 assert self._copies is not None
                 message = f"the disk at {self._copies.root} has not ended a write within {self._wait_s:g} s"

@@ -132,7 +132,7 @@ def test_another_agent_finds_the_cgroup_of_what_it_did_not_freeze(
 
 
 def test_without_a_process_on_a_gpu_there_is_nothing_to_move() -> None:
-    with pytest.raises(CheckpointFailed, match="none of its processes uses a GPU .CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(CheckpointFailed, match=r"uses a GPU \(CUDA_ERROR_INVALID_VALUE\)"):
         checkpoint.swap_out(DriverCheckpoints(FakeDriver()), [3])
 
 

@@ -47,9 +47,7 @@ def client(running: RunningOwner, path: Path) -> Iterator[OwnerClient]:
         yield made
 
 
-def test_descriptors_that_are_too_many_on_their_way_wait(
-    client: OwnerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descriptors_that_are_too_many_on_their_way_wait(client: OwnerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     refused, send_fds = [errno.ETOOMANYREFS] * 2, socket.send_fds
 
     def seldom(*given: Any) -> int:

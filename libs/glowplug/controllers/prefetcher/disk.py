@@ -249,7 +249,9 @@ class DiskTier:
         return self._evict(decision)
 
     def _evict(self, decision: EvictDecision) -> list[Effect]:
-        leaving = [DropCopy(digest, evicted=True, num_bytes=self.copies[digest].num_bytes) for digest in decision.victims]
+        leaving = [
+            DropCopy(digest, evicted=True, num_bytes=self.copies[digest].num_bytes) for digest in decision.victims
+        ]
         for digest in decision.victims:
             self._forget(digest, evicted=True)
         return [*leaving]

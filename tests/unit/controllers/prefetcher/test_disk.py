@@ -237,7 +237,9 @@ def test_a_person_drops_a_copy_as_well() -> None:
     prefetcher.handle(msg.RegionsFound((), on_disk=(found,)), 0.0)
     with pytest.raises(NotFound):
         prefetcher.handle(msg.DropAsked(region_digest(B), "r"), 1.0)
-    assert prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 1.0) == [msg.DropCopy(region_digest(A), num_bytes=50)]
+    assert prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 1.0) == [
+        msg.DropCopy(region_digest(A), num_bytes=50)
+    ]
     bring(prefetcher, B, 2.0, "i-1")
     with pytest.raises(Conflict):
         prefetcher.handle(msg.DropAsked(region_digest(B), "r"), 3.0)
