@@ -28,7 +28,7 @@ class HubServer:
     commits: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
     token: str = ""  # asked for, where it is set
     gated: bool = False
-    sizes_told: bool = True  # False: a mirror's listing without sizes
+    tells_sizes: bool = True  # False: a mirror's listing without sizes
     statuses: list[int] = field(default_factory=list)  # answered first, one each
     requests: list[tuple[str, str, str, str]] = field(default_factory=list)  # method, path, Range, Authorization
     _server: Any = None
@@ -108,7 +108,7 @@ class HubServer:
             return _send(handler, 404, {"X-Error-Code": "RevisionNotFound"})
         siblings: list[dict[str, Any]] = [{"rfilename": name} for name in self.repos[repo]]
         for row, content in zip(siblings, self.repos[repo].values(), strict=True):
-            if self.sizes_told:
+            if self.tells_sizes:
                 row |= {"size": len(content), "blobId": "of-git"}
                 row["lfs"] = {"sha256": etag_of(content), "size": len(content), "pointerSize": 130}
         body = {"id": repo, "modelId": repo, "sha": commit, "siblings": siblings, "tags": []}

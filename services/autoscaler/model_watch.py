@@ -11,7 +11,7 @@ from glowplug.domain.errors import GlowplugError
 from glowplug.runtime import model_files
 from glowplug.runtime.shell import Shell
 from glowplug.weights.files import NoAnswer, PatientReader
-from glowplug.weights.measure import Measure, not_asked
+from glowplug.weights.measure import Measure, Remembered, not_asked
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class ModelWatch:
         self.reader = PatientReader(timeout_s)
         self._seen: dict[str, tuple[int, int]] = {}  # file -> (mtime_ns, size)
         self._unanswered: dict[str, str] = {}  # file -> the reading of the directory that waits for it
+        self._sizes: dict[str, Remembered] = {}  # file -> sizes that were answered for it, while others were not
         self.errors: dict[str, str] = {}
 
     async def run(self, shell: Shell) -> None:
@@ -65,6 +66,7 @@ class ModelWatch:
                 await self._tell(shell, model.source, Undeploy(key))
         for name in [n for n in {*self._seen, *self.errors} if n not in stamps and n != str(self._directory)]:
             self._seen.pop(name, None)
+            self._sizes.pop(name, None)
             self.errors.pop(name, None)
 
     async def _stamps(self, directory: Path) -> dict[str, tuple[int, int]]:
@@ -93,14 +95,17 @@ class ModelWatch:
     async def _take(self, shell: Shell, controller: AutoscalerController, path: Path, present: Collection[str]) -> bool:
         """Put a file in force. False when a name in it belongs to another model or file, or when its file system does
         not answer: it is asked again."""
+        measure = self._sizes.setdefault(str(path), Remembered(self.measure))
         try:
-            models = await self.reader.run(str(path), lambda: model_files.load(path, self.measure))
+            models = await self.reader.run(str(path), lambda: model_files.load(path, measure))
         except GlowplugError as error:
+            self._sizes.pop(str(path), None)
             self._keep_out(path, error.message)
             return True
         except NoAnswer as error:
             self._keep_out(path, f"cannot be read (it, or the weights it names): {error.strerror}")
             return False
+        self._sizes.pop(str(path), None)
         for model in models:
             known = controller.models.get(model.key)
             if known is not None and known.source != str(path) and known.source in present:

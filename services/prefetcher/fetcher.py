@@ -150,8 +150,11 @@ class Fetcher:
             await self._put(msg.CopyLost(digest, why))
             return None
         if end.whole:
-            await asyncio.to_thread(copy.restore, self.region(digest))
-            await asyncio.to_thread(copy.forget_pages)
+            try:
+                await asyncio.to_thread(copy.restore, self.region(digest))
+                await asyncio.to_thread(copy.forget_pages)
+            except OSError as error:  # the weights are here, and checked
+                log.warning("after the copy of %s was read: %s", digest[:12], error)
         return end
 
     def _fetch(self, running: _Running, source: Source, copy: DiskSource | None) -> Fetch:
@@ -308,7 +311,8 @@ class SourceChecks:
     At most one check per region at a time. A source that cannot be asked keeps its copy: the bytes were good."""
 
     def __init__(self, put: Callable[[Any], Awaitable[None]], options: SourceOptions) -> None:
-        self._put, self._options = put, options
+        self._put = put
+        self._options = replace(options, hf_falls_back=False)  # an older commit in the cache is no change
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property

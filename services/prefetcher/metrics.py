@@ -29,7 +29,7 @@ class PrefetcherMetrics:
         self.retries = counters(semconv.FETCH_RETRIES_TOTAL, "Reads that were tried again", "source")
         self.hits = counter(semconv.CACHE_HITS_TOTAL, "Fetches answered from host memory")
         self.misses = counter(semconv.CACHE_MISSES_TOTAL, "Fetches that host memory could not answer")
-        self.evictions = counter(semconv.CACHE_EVICTIONS_TOTAL, "Weights evicted for room")
+        self.evictions = counter(semconv.CACHE_EVICTIONS_TOTAL, "Weights evicted from host memory for others")
         self.disk_written_bytes = counter(semconv.DISK_WRITTEN_BYTES_TOTAL, "Bytes of copies written to disk")
         self.disk_evictions = counter(semconv.DISK_EVICTIONS_TOTAL, "Copies that left the disk for others")
         self.disk_failures = counters(semconv.DISK_FAILURES_TOTAL, "Copies that failed", "code")

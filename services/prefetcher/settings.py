@@ -22,7 +22,7 @@ class PrefetcherSettings(SourceSettings):
     host_cache_bytes: int = Field(8 << 30, gt=0)
     disk_cache_bytes: int = Field(0, ge=0)  # of local disk behind host memory, for copies of weights; 0 is none
     disk_cache_dir: Path | None = None  # empty: <state_dir>/weights
-    disk_retry_s: float = Field(60.0, gt=0)  # a disk that was full or failed is written to again after so long
+    disk_retry_s: float = Field(60.0, gt=0)  # a disk that fails is tried again after so long; at start it is not
     copy_after_s: float = Field(2.0, ge=0)  # weights that came in are copied to disk after so long
     link_bytes_per_s: float = Field(0.0, ge=0)  # rate of this node's link for weights; 0 is no limit
     max_fetches: int = Field(2, ge=1, le=64)  # at once

@@ -101,6 +101,21 @@ async def test_a_source_that_does_not_answer_keeps_a_model_out_until_it_does(at:
     assert at.models["one"].weights_bytes == 1234 and at.errors == {}
 
 
+async def test_a_size_that_was_answered_is_not_asked_again_while_others_are_not(at: Watched) -> None:
+    asked = list[str]()
+
+    def measure(uri: str) -> SourceInfo:
+        asked.append(uri)
+        if uri == "hf:o/b" and asked.count(uri) == 1:
+            raise NoAnswer(0, f"{uri}: no answer")
+        return SourceInfo(files=(SourceFile(path="", num_bytes=1234),), ranges=True)
+
+    at.watch.measure = measure
+    await at.poll(a="---\n".join(f"name: {name}\nengine: llamacpp\nweights: hf:o/{name}\n" for name in "ab"))
+    await at.poll()
+    assert asked == ["hf:o/a", "hf:o/b", "hf:o/b"] and set(at.models) == {"a", "b"}
+
+
 async def test_two_files_that_claim_one_name_conflict_and_the_first_stays(at: Watched) -> None:
     await at.poll(a=one(), b=ALIASED)
     assert set(at.models) == {"one"} and "belongs to model 'one'" in at.errors["b.yaml"]

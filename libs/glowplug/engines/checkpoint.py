@@ -26,7 +26,7 @@ class CheckpointFailed(RuntimeError):
 
 
 class State(Enum):
-    """Where a process is. NONE: it does not use CUDA."""
+    """Where a process is. NONE: it does not use CUDA, or cannot be asked."""
 
     NONE = "none"
     RUNNING = "running"
@@ -39,6 +39,9 @@ class Checkpoints(Protocol):
     """One process at a time. Each call blocks, for seconds where gigabytes move, and raises CheckpointFailed."""
 
     def state(self, pid: int) -> State: ...
+
+    def said(self, pid: int) -> str:
+        """What the driver says of its state, in its words."""
 
     def lock(self, pid: int) -> None: ...
 
@@ -61,6 +64,9 @@ class DriverCheckpoints:
             return State.NONE
         name = values[0].name.removeprefix("CU_PROCESS_STATE_")
         return State[name] if name in State.__members__ else State.FAILED
+
+    def said(self, pid: int) -> str:
+        return str(self._driver.cuCheckpointProcessGetState(pid)[0].name)
 
     def lock(self, pid: int) -> None:
         args = self._driver.CUcheckpointLockArgs()
@@ -105,6 +111,9 @@ class CommandCheckpoints:
         if status:
             return State.NONE
         return State[said.upper()] if said.upper() in State.__members__ else State.FAILED
+
+    def said(self, pid: int) -> str:
+        return self._run([self._command, "--get-state", "--pid", str(pid)])[1][:200]
 
     def lock(self, pid: int) -> None:
         self._call("lock", pid, "--timeout", str(int(LOCK_S * 1000)))
@@ -159,7 +168,8 @@ def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:
     it does not promise."""
     using = [pid for pid in pids if checkpoints.state(pid) is not State.NONE]
     if not using:
-        raise CheckpointFailed("none of its processes uses a GPU")
+        said = ", ".join(dict.fromkeys(checkpoints.said(pid) for pid in pids)) or "it has none"
+        raise CheckpointFailed(f"none of its processes uses a GPU ({said})")
     try:
         for pid in using:
             if checkpoints.state(pid) is State.RUNNING:
@@ -175,12 +185,14 @@ def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:
     return using
 
 
-def swap_in(checkpoints: Checkpoints, pids: Sequence[int]) -> None:
-    """Give the processes their GPU memory back and let them run; what has none is left alone. Raises CheckpointFailed:
-    such a process cannot be used any more."""
+def swap_in(checkpoints: Checkpoints, pids: Sequence[int], moved: Sequence[int] = ()) -> None:
+    """Give the processes their GPU memory back and let them run; what has none is left alone, unless it was `moved`
+    out. Raises CheckpointFailed: such a process cannot be used any more."""
     for pid in pids:
         if (state := checkpoints.state(pid)) is State.FAILED:
             raise CheckpointFailed(f"process {pid} is {state.value}")
+        if state is State.NONE and pid in moved:
+            raise CheckpointFailed(f"process {pid} was moved out, and the driver says {checkpoints.said(pid)}")
         _back(checkpoints, pid)
 
 

@@ -24,6 +24,7 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Lau
 _ASLEEP = "asleep.json"  # in the run directory while it sleeps: {"becomes"}
 _ABILITIES = {"prewarmed": Ability.PREWARM, "swapped_out": Ability.SWAP}
 _PIDS = "pids"  # in that file: of a server that was checkpointed
+_MOVED = "moved"  # in that file: those of them whose GPU memory was moved out
 _CUDA = "cuda"
 _SERVER = "server"  # in a handle's data: the name of its server
 _MAX_NAME_CHARS = 100
@@ -127,7 +128,7 @@ class CommandDriver(HostedDriver):
         asleep = Path(handle.run_dir) / _ASLEEP
         slept = rendezvous.read(asleep.parent, _ASLEEP)
         if slept is not None and _PIDS in slept:
-            await asyncio.to_thread(self._move_in, handle, slept[_PIDS])
+            await asyncio.to_thread(self._move_in, handle, slept[_PIDS], slept.get(_MOVED, ()))
             asleep.unlink()
         elif slept is not None:
             await self._call(handle, self._pair(handle, _ABILITIES[slept["becomes"]]).wake)
@@ -141,10 +142,11 @@ class CommandDriver(HostedDriver):
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         """As the port says; a frozen server cannot use a grace."""
         slept = rendezvous.read(Path(handle.run_dir), _ASLEEP)
-        is_frozen = slept is not None and _PIDS in slept
-        await super().stop(handle, 0.0 if is_frozen else grace_s)
-        if is_frozen:
-            Freezer(handle.instance_id).forget()
+        pids = slept.get(_PIDS, ()) if slept is not None else ()
+        freezer = Freezer(handle.instance_id, pids=pids) if pids else None
+        await super().stop(handle, grace_s if freezer is None else 0.0)
+        if freezer is not None:
+            freezer.forget()
 
     def _move_out(self, handle: EngineHandle) -> None:
         """Written down before it begins, so that a wake undoes whatever was done. Blocking. Raises EngineFailed."""
@@ -152,23 +154,25 @@ class CommandDriver(HostedDriver):
         if made is None:
             raise EngineFailed(f"{self.name} {handle.instance_id} cannot be checkpointed: {why}")
         pids = process.group_members(handle.pid, handle.pid_started_at)
-        rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": "swapped_out", _PIDS: pids})
+        slept = {"becomes": "swapped_out", _PIDS: pids}
+        rendezvous.write(Path(handle.run_dir), _ASLEEP, slept)
         try:
-            checkpoint.swap_out(made, pids)
+            moved = checkpoint.swap_out(made, pids)
         except CheckpointFailed as error:
             (Path(handle.run_dir) / _ASLEEP).unlink()
             raise EngineFailed(f"{self.name} {handle.instance_id} cannot be checkpointed: {error}") from error
+        rendezvous.write(Path(handle.run_dir), _ASLEEP, slept | {_MOVED: moved})
         Freezer(handle.instance_id).freeze(pids)
 
-    def _move_in(self, handle: EngineHandle, pids: list[int]) -> None:
+    def _move_in(self, handle: EngineHandle, pids: list[int], moved: Sequence[int] = ()) -> None:
         """Blocking. Raises EngineFailed."""
         made, why = self.checkpoints
         pids = [pid for pid in process.group_members(handle.pid, handle.pid_started_at) if pid in pids]
-        Freezer(handle.instance_id).thaw(pids)
+        Freezer(handle.instance_id, pids=pids).thaw(pids)
         try:
             if made is None:
                 raise CheckpointFailed(why)
-            checkpoint.swap_in(made, pids)
+            checkpoint.swap_in(made, pids, moved)
         except CheckpointFailed as error:
             raise EngineFailed(f"{self.name} {handle.instance_id} cannot be restored: {error}") from error
 

@@ -22,20 +22,22 @@ def own_cgroup(mounts: str, cgroups: str) -> Path | None:
     return Path(points[0] + paths[0].rstrip("/")) if points and paths else None
 
 
-def _parent() -> Path | None:
+def _cgroup_of(pid: int | str) -> Path | None:
     with contextlib.suppress(OSError):
-        return own_cgroup(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+        return own_cgroup(Path("/proc/self/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
     return None
 
 
 class Freezer:
     """Freezes the processes of one engine, by its name. What it did is seen from outside, so another agent thaws it."""
 
-    def __init__(self, name: str, parent: Path | None = None) -> None:
-        """`parent`: the cgroup to be below; by default this process' own."""
-        parent = parent or _parent()
-        self._parent = parent
-        self._cgroup = parent / f"glowplug-{name}" if parent else None
+    def __init__(self, name: str, parent: Path | None = None, pids: Sequence[int] = ()) -> None:
+        """`parent`: the cgroup to be below; by default this process' own. `pids` may be frozen already: then their
+        cgroup is the one that they are in, wherever the agent that froze them ran."""
+        folder = f"glowplug-{name}"
+        found = [cgroup for pid in pids if (cgroup := _cgroup_of(pid)) is not None and cgroup.name == folder]
+        parent = parent or _cgroup_of("self")
+        self._cgroup = found[0] if found else parent / folder if parent else None
 
     def freeze(self, pids: Sequence[int]) -> str:
         """Returns "cgroup" or "signals": how. Returns when none of them runs any more."""

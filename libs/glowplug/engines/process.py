@@ -18,9 +18,12 @@ HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups, or every process, to the
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
+_OURS = ("GLOWPLUG_", "AWS_", "GOOGLE_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+
+
 def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an engine: ours without our settings and tokens, plus `extra`."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")}
+    """The environment of an engine: ours without our settings and what weights are fetched with, plus `extra`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
     return {**kept, **extra}
 
 

@@ -74,25 +74,33 @@ class Copier:
         self._under_way: list[Piece] = []
 
     def begin(self, address: int, host_address: int, num_bytes: int, urgency: CopyClass) -> list[Piece]:
-        """Return once every piece has begun."""
-        pieces = []
-        for at in range(0, num_bytes, self._piece_bytes):
-            piece_bytes = min(self._piece_bytes, num_bytes - at)
-            with self._changed:
-                self._buckets.ask(urgency)
-                while not self._buckets.admits(urgency, piece_bytes):
-                    if not self._collect():
-                        self._changed.wait(_POLL_S)
-                self._buckets.begin(urgency, piece_bytes)
-                try:
-                    copy = self._memory.copy_in(address + at, host_address + at, piece_bytes)
-                except BaseException:
-                    self._buckets.end(urgency, piece_bytes)
-                    self._changed.notify_all()
-                    raise
-                pieces.append(Piece(copy, piece_bytes, urgency))
-                self._under_way.append(pieces[-1])
+        """Return once every piece has begun. When one cannot begin, those before it are done first."""
+        pieces: list[Piece] = []
+        try:
+            for at in range(0, num_bytes, self._piece_bytes):
+                piece_bytes = min(self._piece_bytes, num_bytes - at)
+                pieces.append(self._begin_one(address + at, host_address + at, piece_bytes, urgency))
+        except BaseException:
+            self.wait(pieces)  # the caller does not know of them, and may unmap what they copy into
+            raise
         return pieces
+
+    def _begin_one(self, address: int, host_address: int, num_bytes: int, urgency: CopyClass) -> Piece:
+        with self._changed:
+            self._buckets.ask(urgency)
+            while not self._buckets.admits(urgency, num_bytes):
+                if not self._collect():
+                    self._changed.wait(_POLL_S)
+            self._buckets.begin(urgency, num_bytes)
+            try:
+                copy = self._memory.copy_in(address, host_address, num_bytes)
+            except BaseException:
+                self._buckets.end(urgency, num_bytes)
+                self._changed.notify_all()
+                raise
+            piece = Piece(copy, num_bytes, urgency)
+            self._under_way.append(piece)
+            return piece
 
     def wait(self, pieces: Iterable[Piece]) -> None:
         """Return once all of them are done."""

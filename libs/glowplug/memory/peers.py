@@ -5,10 +5,12 @@ beside one byte, since the kernel takes no more of them at once (SCM_MAX_FD).
 """
 
 import array
+import errno
 import json
 import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +18,8 @@ from typing import Any
 from glowplug.memory.gpu_memory import Chunk, GpuMemory
 
 BATCH = 250
+_READ_S = 10.0  # for the other side to take descriptors that are on their way
+_POLL_S = 0.001
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 16 << 20
 _CREDENTIALS = struct.Struct("3i")
@@ -69,10 +73,24 @@ def send_descriptors(connection: socket.socket, memory: GpuMemory, chunks: Seque
         try:
             offsets = b"".join(_OFFSETS.pack(offset) for _, offset in exported)
             connection.sendall(offsets)
-            socket.send_fds(connection, [b"\0"], [descriptor for descriptor, _ in exported])
+            _send_batch(connection, [descriptor for descriptor, _ in exported])
         finally:
             for descriptor, _ in exported:
                 os.close(descriptor)
+
+
+def _send_batch(connection: socket.socket, descriptors: Sequence[int]) -> None:
+    """The kernel has no more of them on their way than RLIMIT_NOFILE for one user: then the other side has to read
+    first. Raises OSError, once it has not for too long."""
+    deadline = time.monotonic() + _READ_S
+    while True:
+        try:
+            socket.send_fds(connection, [b"\0"], descriptors)
+            return
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
 
 
 def receive_chunks(connection: socket.socket, memory: GpuMemory, num: int) -> list[Chunk]:

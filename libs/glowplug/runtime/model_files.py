@@ -16,7 +16,7 @@ from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import vllm_sample
 from glowplug.engines.declaration import WeightsForm
-from glowplug.engines.drivers import declaration, driver
+from glowplug.engines.drivers import NAMES, declaration, driver
 from glowplug.engines.port import Ability
 from glowplug.engines.samples import sample_weights_path
 from glowplug.memory.discovery import HOST
@@ -75,7 +75,7 @@ class ModelFile(_Strict):
     """One served model, as its owner writes it."""
 
     name: str = Field(min_length=1, max_length=200)
-    engine: str = Field(pattern=r"^(llamacpp|vllm|emulated)$")
+    engine: str = Field(pattern=f"^({'|'.join(NAMES)})$")
     weights: WeightsFile | str = Field("", description="a uri, or uri with sha256 and num_bytes")
     weights_bytes: Bytes = Field(0, ge=0, description="GPU bytes for weights; 0: the size of the weights")
     kv_bytes: Bytes = Field(DEFAULT_KV_BYTES, ge=0, description="GPU bytes for the KV cache")

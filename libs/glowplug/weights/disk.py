@@ -8,6 +8,7 @@ is whole, however the machine stopped. What it holds is checked again, byte by b
 """
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from glowplug.weights.sources.file import FileSource
 
 DISK = "disk"  # the source of weights that were read here: the label of metrics, facts and spans
 STEP_BYTES = 8 << 20  # a copy is given up between two steps
+FLUSH_BYTES = 64 << 20  # are on the disk before more is written: a copy is not given up during a longer flush
+_OURS = re.compile(r"[0-9a-f]{64}(\.part)?")  # other directories are none of ours
 
 
 class CopyStopped(Exception):
@@ -46,12 +49,12 @@ class DiskCopies:
         return Region.at(self._disk_dir, self._node_id, digest)
 
     def found(self) -> tuple[CachedWeights, ...]:
-        """The whole copies; the rest is removed. Raises OSError where the directory cannot be used."""
+        """The whole copies; what is left of others is removed. Raises OSError where the directory cannot be used."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         whole = read_inventory(self._disk_dir, self._node_id).complete
         names = {copy.digest for copy in whole}
         for path in self.root.iterdir():
-            if path.is_dir() and path.name not in names:
+            if _OURS.fullmatch(path.name) and path.is_dir() and path.name not in names:
                 shutil.rmtree(path)
         return whole
 
@@ -116,10 +119,11 @@ class DiskSource(FileSource):
         self._region, self._info = region, info
 
     def reference(self, wanted: WeightsRef) -> WeightsRef:
-        """`wanted`, held against the size and the checksum that were true when the copy was written."""
-        return replace(wanted, sha256=self._info.sha256, num_bytes=self._info.num_bytes)
+        """`wanted`, held against the size that was true when the copy was written, and the checksum too where none is
+        asked for."""
+        return replace(wanted, sha256=wanted.sha256 or self._info.sha256, num_bytes=self._info.num_bytes)
 
-    async def probe(self) -> SourceInfo:
+    def _probe(self) -> SourceInfo:
         try:
             files = tuple(self._entry(str(path)) for path, _, _ in self.meta["files"])
         except OSError as error:
@@ -181,7 +185,7 @@ def _copy_file(source: Path, target: Path, num_bytes: int, stop: threading.Event
             raise OSError(0, f"{size} bytes of {source.name}, expected {num_bytes}")
         if size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(writing, 0, size)  # a full disk says so at once
-        position = 0
+        position = flushed = 0
         while position < size:
             if stop.is_set():
                 raise CopyStopped
@@ -189,6 +193,10 @@ def _copy_file(source: Path, target: Path, num_bytes: int, stop: threading.Event
             if not chunk:
                 raise OSError(0, f"byte {position} of {source.name} has vanished")
             position += os.pwrite(writing, chunk, position)
+            if position - flushed >= FLUSH_BYTES:
+                _flush_content(writing)
+                _forget_pages(writing)
+                flushed = position
         os.fsync(writing)
         _forget_pages(writing)
 
@@ -196,6 +204,11 @@ def _copy_file(source: Path, target: Path, num_bytes: int, stop: threading.Event
 def _forget_pages(fd: int) -> None:
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _flush_content(fd: int) -> None:
+    """What is written so far, without its times where the system can tell them apart."""
+    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _flush(directory: Path) -> None:

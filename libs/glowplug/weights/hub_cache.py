@@ -8,13 +8,16 @@ from typing import Any
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.sources.hub import HubSnapshot, HubSource
 
+TENSORS = (".safetensors", ".gguf")
+
 
 def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int], None]) -> Path:
     """Download what the cache lacks of `snapshot`; `report` is given the bytes as they come. Returns the snapshot's
-    folder. Blocking; what has come stays when it is interrupted. Raises WeightsUnavailable."""
+    folder. Blocking; what has come stays when it is interrupted, and tensors come last: a snapshot without them is not
+    taken for whole. Raises WeightsUnavailable and SourceInterrupted."""
     hub: Any = import_module("huggingface_hub")
     folder = source.folder(snapshot.commit)
-    for file in snapshot.files:
+    for file in sorted(snapshot.files, key=lambda file: (file.name.lower().endswith(TENSORS), file.name)):
         if file.cached is not None:
             continue
         try:

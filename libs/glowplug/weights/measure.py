@@ -17,6 +17,19 @@ def not_asked(_: str) -> SourceInfo | None:
     return None
 
 
+class Remembered:
+    """`measure`, which asks no address a second time that has answered."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._answers: dict[str, SourceInfo | None] = {}
+
+    def __call__(self, uri: str) -> SourceInfo | None:
+        if uri not in self._answers:
+            self._answers[uri] = self._measure(uri)
+        return self._answers[uri]
+
+
 def measured(uri: str, options: SourceOptions = SourceOptions(), timeout_s: float = ASK_S) -> SourceInfo:
     """What the source of `uri` holds now. Blocks for about `timeout_s` at most, and runs an event loop of its own: for
     a thread without one. Raises WeightsUnavailable; NoAnswer for what may work the next time."""

@@ -44,6 +44,7 @@ class SourceOptions:
     hf_cache_dir: Path | None = None  # None: HF_HUB_CACHE, then `hub` in HF_HOME
     hf_offline: bool | None = None  # None: HF_HUB_OFFLINE
     hf_token: str | None = field(default=None, repr=False)  # None: HF_TOKEN, then the token's file; "": no token
+    hf_falls_back: bool = True  # where the hub does not answer, its cache on this machine does
 
 
 class SourceInterrupted(Exception):

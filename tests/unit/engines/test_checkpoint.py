@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from glowplug.domain.errors import EngineFailed
-from glowplug.engines import checkpoint, process
+from glowplug.engines import checkpoint, freezer, process
 from glowplug.engines.checkpoint import CheckpointFailed, CommandCheckpoints, DriverCheckpoints, State, find
 from glowplug.engines.command import CommandDriver
 from glowplug.engines.freezer import Freezer, own_cgroup
@@ -110,8 +110,29 @@ def test_a_process_that_cannot_be_restored_is_an_error() -> None:
         checkpoint.swap_in(made, [5])
 
 
+def test_a_process_that_was_moved_out_and_cannot_be_asked_is_an_error() -> None:
+    driver = FakeDriver([5])
+    made = DriverCheckpoints(driver)
+    moved = checkpoint.swap_out(made, [3, 5])
+    driver.states.clear()
+    with pytest.raises(CheckpointFailed, match="process 5 was moved out, and the driver says CUDA_ERROR_INVALID_VALUE"):
+        checkpoint.swap_in(made, [3, 5], moved)
+
+
+def test_another_agent_finds_the_cgroup_of_what_it_did_not_freeze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first := tmp_path / "first/glowplug-i-1").mkdir(parents=True)
+    (first / "cgroup.freeze").write_text("1")
+    places = {"self": tmp_path / "second", 5: first, 3: tmp_path / "first"}
+    monkeypatch.setattr(freezer, "_cgroup_of", places.get)
+    monkeypatch.setattr(freezer, "_signal", lambda *_: None)
+    Freezer("i-1", pids=[3, 5]).thaw([3, 5])
+    assert (first / "cgroup.freeze").read_text() == "0"
+
+
 def test_without_a_process_on_a_gpu_there_is_nothing_to_move() -> None:
-    with pytest.raises(CheckpointFailed, match="none of its processes"):
+    with pytest.raises(CheckpointFailed, match=r"uses a GPU \(CUDA_ERROR_INVALID_VALUE\)"):
         checkpoint.swap_out(DriverCheckpoints(FakeDriver()), [3])
 
 

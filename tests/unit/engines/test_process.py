@@ -64,10 +64,13 @@ async def test_another_process_with_that_pid_is_left_alone(tmp_path: Path) -> No
 
 
 def test_engines_do_not_get_our_settings_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOWPLUG_ADMIN_TOKEN", "secret")
-    env = process.engine_environment({"X": "1"})
-    assert "GLOWPLUG_ADMIN_TOKEN" not in env
-    assert env["X"] == "1"
+    secrets = ["GLOWPLUG_ADMIN_TOKEN", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS"]
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("HF_HOME", "/home/hf")
+    env = process.engine_environment({"X": "1", "AWS_REGION": "given"})
+    assert not env.keys() & set(secrets)
+    assert (env["X"], env["AWS_REGION"], env["HF_HOME"]) == ("1", "given", "/home/hf")
 
 
 def test_log_tail_gives_the_last_lines_that_say_something(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An owner lends chunks over a socket: what it refuses, and what a connection that ends gives back."""
 
 import ctypes
+import errno
 import signal
 import socket
 import struct
@@ -8,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from glowplug.memory import peers
 from glowplug.memory.copies import Copier
 from glowplug.memory.gpu_memory import Access, Chunk, GpuError, OutOfGpuMemory
 from glowplug.memory.host_memory import HostMemory
@@ -42,6 +45,22 @@ def running(path: Path) -> Iterator[RunningOwner]:
 def client(running: RunningOwner, path: Path) -> Iterator[OwnerClient]:
     with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) as made:
         yield made
+
+
+def test_descriptors_that_are_too_many_on_their_way_wait(client: OwnerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, send_fds = [errno.ETOOMANYREFS] * 2, socket.send_fds
+
+    def seldom(*given: Any) -> int:
+        if refused:
+            raise OSError(refused.pop(), "Too many references")
+        return send_fds(*given)
+
+    monkeypatch.setattr(socket, "send_fds", seldom)
+    assert len(client.take("m", 2)) == 2 and not refused
+    refused.append(errno.ETOOMANYREFS)
+    monkeypatch.setattr(peers, "_READ_S", -1.0)
+    with pytest.raises(OwnerGone):
+        client.take("m", 1)
 
 
 def test_chunks_are_lent_in_batches_of_descriptors(path: Path) -> None:

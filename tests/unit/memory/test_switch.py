@@ -107,6 +107,23 @@ def test_a_copy_that_cannot_begin_leaves_no_tokens_taken(pool: ChunkPool) -> Non
     assert seen(pool.memory, slot.address, len(data)) == data
 
 
+def test_what_has_begun_is_done_before_a_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, waited = SlowMemory(), list[int]()
+    begin = memory.copy_in
+
+    def third_fails(*where: int) -> SlowCopy:
+        if len(memory.begun) == 2:
+            threading.Timer(0.01, memory.done.update, [(0, 1)]).start()
+            raise GpuError("copy", "no third one")
+        return begin(*where)
+
+    monkeypatch.setattr(memory, "copy_in", third_fails)
+    monkeypatch.setattr(SlowCopy, "is_done", lambda self: waited.append(self.number) or self.number in memory.done)
+    with pytest.raises(GpuError):
+        Copier(memory, piece_bytes=10).begin(0, 0, 30, CRITICAL)
+    assert memory.done == {0, 1} and set(waited) == {0, 1}
+
+
 def test_weights_are_copied_while_they_come(pool: ChunkPool) -> None:
     whole, data, kept = a_source(20 * CHUNK)
     landed = iter([0, 0, 3 * CHUNK, 8 * CHUNK, 8 * CHUNK, 19 * CHUNK])

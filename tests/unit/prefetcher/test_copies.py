@@ -1,7 +1,9 @@
 """Controller, fetch tasks and disk of one prefetcher in this process, without a bus."""
 
 import asyncio
+import os
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.model import WeightsRef
 from glowplug.events.facts import WeightsFetched
 from glowplug.telemetry.tracing import Tracing
+from glowplug.weights import disk
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.region import Region, region_digest
 from services.prefetcher.fetcher import Fetcher
@@ -161,13 +163,71 @@ async def test_weights_on_the_same_file_system_are_not_copied(node: Node) -> Non
     assert node.count("glowplug_disk_failures_total", code="disk_failed") == 0
 
 
-async def test_a_copy_stops_for_weights_that_need_the_memory(node: Node) -> None:
-    """The thread has let go of the region before it is removed."""
+async def held_write(node: Node, ref: WeightsRef, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A copy of which one read does not end before the event is set."""
+    goes_on, reads, pread = threading.Event(), list[int](), os.pread
+
+    def slow(fd: int, num_bytes: int, position: int) -> bytes:
+        reads.append(position)
+        if len(reads) == 2:
+            goes_on.wait(10.0)
+        return pread(fd, num_bytes, position)
+
+    await node.bring(ref)
+    monkeypatch.setattr(disk, "STEP_BYTES", 100_000)
+    monkeypatch.setattr(disk.os, "pread", slow)
+    await node.step(Tick())
+    async with asyncio.timeout(10):
+        while len(reads) < 2:
+            await asyncio.sleep(0.001)
+    return goes_on
+
+
+async def test_a_copy_stops_for_weights_that_need_the_memory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has let go of the region before it is removed, and what it had written is gone."""
     with WeightServer(DATA, step_s=0.002) as server:
         ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
-        await node.bring(ref)
-        await node.step(Tick())
+        goes_on = await held_write(node, ref, monkeypatch)
+        asyncio.get_running_loop().call_later(0.05, goes_on.set)
         await node.bring(other)
-        assert not node.region(ref).directory.exists()
-        await node.until(lambda: region_digest(ref) not in node.controller.disk.copies or not node.queue.qsize())
-    assert msg.CANCELLED not in node.controller.disk.trouble and node.sources == ["http", "http"]
+        assert goes_on.is_set() and not node.region(ref).directory.exists()
+        await node.until(lambda: region_digest(ref) not in node.controller.disk.copies)
+    assert not list(node.copies.root.glob("*.part")) and not node.copies.region(region_digest(ref)).directory.exists()
+    assert node.controller.disk.trouble == "" and node.sources == ["http", "http"]
+
+
+async def test_a_disk_that_does_not_answer_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WeightServer(DATA, step_s=0.002) as server:
+        ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
+        goes_on = await held_write(node, ref, monkeypatch)
+        node.fetcher._copier._wait_s = 0.02
+        await node.bring(other)
+        assert not goes_on.is_set() and "has not ended a write within 0.02 s" in node.controller.disk.trouble
+        goes_on.set()
+        await node.until(lambda: region_digest(ref) not in node.controller.disk.copies)
+
+
+async def test_a_copy_that_fails_in_any_way_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> int:
+        raise ValueError("a surprise")
+
+    monkeypatch.setattr(node.copies, "write", broken)
+    with WeightServer(DATA, step_s=0.002) as server:
+        await node.bring(WeightsRef(uri=server.url))
+        await node.copy()
+    assert node.controller.disk.trouble == "ValueError: a surprise"
+
+
+async def test_weights_that_came_from_disk_are_here_whatever_follows(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk.DiskSource, "forget_pages", broken)
+    with WeightServer(DATA, step_s=0.002) as server:
+        refs = [WeightsRef(uri=f"{server.url}?{n}") for n in range(2)]
+        for ref in [*refs, refs[0]]:
+            await node.bring(ref)
+            await node.copy()
+    assert node.sources == ["http", "http", "disk"]

@@ -1,13 +1,16 @@
 """Model files: what a person writes, what is refused, and that the refusal names the field."""
 
 import json
+import re
 import struct
 from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from glowplug.domain.errors import InvalidModelFile, WeightsUnavailable
+from glowplug.engines.drivers import NAMES
 from glowplug.engines.samples import sample_weights_path
 from glowplug.runtime import model_files
 from glowplug.weights.files import NoAnswer
@@ -31,6 +34,19 @@ def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "model.yaml"
     path.write_text(text)
     return path
+
+
+def test_every_engine_may_be_named() -> None:
+    for engine in NAMES:
+        weights = {"llamacpp": "http://h/w.gguf", "vllm": "s3://b/w/"}.get(engine, "http://h/w")
+        data = {"name": "a", "engine": engine, "weights": weights, "weights_bytes": 1}
+        assert model_files.parse(data, "REST").engine == engine
+
+
+def test_the_model_of_the_page_on_commands_is_one() -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", Path("docs/engines/command.md").read_text(), re.DOTALL | re.MULTILINE)
+    model = model_files.parse(yaml.safe_load(text), "REST")
+    assert (model.engine, model.engine_args["server"], model.weights_bytes) == ("command", "sglang", 15 << 30)
 
 
 def test_sizes_and_durations_are_read(tmp_path):

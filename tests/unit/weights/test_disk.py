@@ -3,6 +3,7 @@
 import errno
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,28 @@ def test_a_removal_that_fails_says_so(tmp_path: Path) -> None:
     (copies.root / ("a" * 64)).write_text("no directory")
     with pytest.raises(OSError, match="Not a directory"):
         copies.remove("a" * 64)
+
+
+def test_directories_that_are_not_copies_stay(tmp_path: Path) -> None:
+    copies = DiskCopies(tmp_path / "disk", "n")
+    for name in ("photos", "a" * 64, "a" * 64 + ".part"):
+        (copies.root / name).mkdir(parents=True)
+    assert copies.found() == () and [path.name for path in copies.root.iterdir()] == ["photos"]
+
+
+async def test_a_large_copy_is_flushed_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = list[int]()
+    monkeypatch.setattr(disk, "STEP_BYTES", 100_000)
+    monkeypatch.setattr(disk, "FLUSH_BYTES", 300_000)
+    monkeypatch.setattr(disk, "_flush_content", flushed.append)
+    _, memory = await in_memory(tmp_path, {"": DATA})
+    DiskCopies(tmp_path / "disk", "n").write(memory, threading.Event())
+    assert len(flushed) == 3
+
+
+async def test_the_checksum_that_was_asked_for_counts(tmp_path: Path) -> None:
+    ref, memory = await in_memory(tmp_path, {"": DATA})
+    copies = DiskCopies(tmp_path / "disk", "n")
+    copies.write(memory, threading.Event())
+    source = copies.open(ref.digest, OPTIONS)
+    assert source.reference(replace(ref, sha256="0" * 64)).sha256 == "0" * 64

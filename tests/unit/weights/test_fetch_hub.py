@@ -1,6 +1,8 @@
 """Weights of the Hugging Face hub: which files an address stands for, how they come, what the cache answers, and where
 the token goes."""
 
+import asyncio
+import errno
 import hashlib
 import logging
 import os
@@ -8,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.fetch import Fetch, FetchOptions
+from glowplug.weights.hub_cache import fill_cache
 from glowplug.weights.hub_files import Chosen, choose
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, region_digest
@@ -181,7 +185,7 @@ async def test_the_set_comes_as_a_directory(hub: HubServer, tmp_path: Path) -> N
 
 
 async def test_sizes_are_asked_of_files_where_the_listing_lacks_them(hub: HubServer, tmp_path: Path) -> None:
-    hub.sizes_told = False
+    hub.tells_sizes = False
     info = await HubSource("hf:org/one", options(hub, tmp_path)).measure()
     assert [(f.path, f.num_bytes, f.validator) for f in info.files] == [("", len(GGUF), etag_of(GGUF))]
 
@@ -246,6 +250,27 @@ async def test_where_the_hub_does_not_answer_the_cache_does(
     assert "no answer" in caplog.text and "cache" in caplog.text
     with pytest.raises(WeightsUnavailable, match="given up after 2 tries"):
         await fetched("hf:org/set", None, tmp_path)
+
+
+async def test_a_fetch_does_not_go_on_at_an_older_commit(hub: HubServer, tmp_path: Path) -> None:
+    hub.fill_cache(tmp_path / "cache", "org/one")
+    hub.commits["main"] = "b" * 40
+    source = HubSource("hf:org/one", options(hub, tmp_path / "cache"))
+    assert (await source.resolve()).commit == "b" * 40
+    hub.statuses = [503]
+    with pytest.raises(SourceInterrupted, match="HTTP 503"):
+        await source.probe()
+    hub.statuses = [503]
+    checking = HubSource("hf:org/one", options(hub, tmp_path / "cache", hf_falls_back=False))
+    with pytest.raises(SourceInterrupted, match="HTTP 503"):
+        await checking.probe()
+
+
+async def test_what_the_cache_lacks_is_asked_of_the_hub_again(hub: HubServer, tmp_path: Path) -> None:
+    hub.fill_cache(tmp_path / "cache", "org/set", ["config.json"])
+    hub.statuses = [503]
+    fetch = await fetched("hf:org/set", hub, tmp_path)
+    assert fetch.num_retries == 1 and len(list(fetch.region.files.iterdir())) == len(SET_NAMES)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -375,3 +400,34 @@ async def test_bytes_of_another_file_are_not_taken(hub: HubServer, tmp_path: Pat
     with pytest.raises(SourceChanged, match="another file"):
         async for _ in source.read(info.files[0], 0, 10):
             pass
+
+
+async def test_parts_of_two_versions_are_not_mixed_where_a_mirror_names_no_commit(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    hub.commits["main"], hub.tells_sizes = "no-commit", False
+    source = HubSource("hf:org/set", options(hub, tmp_path))
+    found = await source.resolve()
+    source._snapshot = replace(found, files=tuple(replace(file, etag="") for file in found.files))
+    (config,) = [replace(file, validator="") for file in found.info.files if file.path == "config.json"]
+    assert b"".join([chunk async for chunk in source.read(config, 0, 1)]) == b"{"
+    hub.repos["org/set"] = SET | {"config.json": b"[]"}
+    with pytest.raises(SourceChanged, match="another file"):
+        async for _ in source.read(config, 1, 2):
+            pass
+    assert b"".join([chunk async for chunk in source.read(config, 0, 2)]) == b"[]"
+
+
+def test_tensors_come_last_so_that_a_part_of_a_snapshot_is_not_whole(hub: HubServer, tmp_path: Path) -> None:
+    hub.repos["org/set"] = {"a.safetensors": GGUF, "config.json": b"{}", "vocab.txt": b"v"}
+    source = HubSource("hf:org/set", options(hub, tmp_path / "cache"))
+    fill_cache(source, asyncio.run(source.resolve()), lambda _: None)
+    names = list(dict.fromkeys(path.rsplit("/", 1)[1] for path in hub.fetched() if "/resolve/" in path))
+    assert names == ["config.json", "vocab.txt", "a.safetensors"]
+
+
+def test_a_fault_of_this_machine_is_not_the_hubs(hub: HubServer, tmp_path: Path) -> None:
+    source = HubSource("hf:org/one", options(hub, tmp_path))
+    said = source.translated(OSError(errno.ENOSPC, "No space left on device"))
+    assert isinstance(said, WeightsUnavailable) and said.message == f"{tmp_path}: No space left on device"
+    assert isinstance(source.translated(ConnectionResetError(errno.ECONNRESET, "reset")), SourceInterrupted)

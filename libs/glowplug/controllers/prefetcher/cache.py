@@ -93,7 +93,7 @@ class HostCache:
         own = self.entries.get(digest)
         free = self.capacity_bytes - self.used_bytes + (own.num_bytes if own else 0)
         if max(size, 1) <= free:
-            return Fit(size or free, EvictDecision(reason="there is room"))
+            return Fit(size or free, EvictDecision(reason="enough is free"))
         residents = self._residents(held, without=digest)
         decision = ordering.evict(self._order, residents, max(size, 1) - free, now_s)
         if decision.victims:

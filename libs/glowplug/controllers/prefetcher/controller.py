@@ -431,6 +431,8 @@ class PrefetcherController:
 
     def _on_disk_failed(self, failed: msg.DiskFailed, now_s: float) -> list[Effect]:
         self.disk.failed(failed.message, now_s)
+        if failed.digest:
+            self.disk.not_removed(failed.digest, failed.num_bytes, now_s)
         return []
 
     def _moved(self, digest: str, source: Tier, target: Tier, num_bytes: int, seconds: float, now_s: float) -> None:
@@ -513,7 +515,7 @@ class PrefetcherController:
             if job.stage is Stage.QUEUED:
                 del self.jobs[digest]
                 self.cache.remove(digest)
-                return effects
+                return [*self.disk.drop(digest), *effects]
             job.stage = Stage.STOPPING
             return [msg.StopFetch(digest), *self.disk.drop(digest), *effects]
         if self.held(digest, now_s):

@@ -30,9 +30,10 @@ REFUSED_REMEMBERED = 4096
 
 
 class CopyState(StrEnum):
-    WRITING = "writing"  # its bytes are promised to it
+    WRITING = "being written"  # its bytes are promised to it
     WHOLE = "whole"  # it may be read
-    STOPPING = "stopping"  # it is being given up
+    STOPPING = "being given up"  # it is being given up
+    UNREMOVED = "not removed"  # its bytes could not be given back: it is not read, and its removal is tried again
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class DiskTier:
             return []
         self._forget(end.digest, evicted=False)
         if not end.code:
-            return [DropCopy(end.digest)]  # it was written before it could be given up
+            return [DropCopy(end.digest, num_bytes=copy.num_bytes)]  # it was written before it could be given up
         if end.is_needless:
             self._refused[end.digest] = end.message
             while len(self._refused) > REFUSED_REMEMBERED:
@@ -139,6 +140,11 @@ class DiskTier:
         """The disk is full, or does not do what it is asked."""
         self.trouble, self._again_at = message, now_s + self._params.disk_retry_s
 
+    def not_removed(self, digest: str, num_bytes: int, now_s: float) -> None:
+        """A copy that was dropped is there still: its bytes count."""
+        if digest not in self.copies:
+            self.adopt(Copy(digest, num_bytes, CopyState.UNREMOVED, now_s))
+
     def drop(self, digest: str) -> list[Effect]:
         """Weights have changed, are damaged, or are not wanted. One that is written is given up first."""
         copy = self.copies.get(digest)
@@ -148,7 +154,7 @@ class DiskTier:
         if copy.state is CopyState.WRITING:
             return self.stop(digest)
         self._forget(digest, evicted=False)
-        return [DropCopy(digest)]
+        return [DropCopy(digest, num_bytes=copy.num_bytes)]
 
     def stop(self, digest: str) -> list[Effect]:
         """The weights leave host memory while their copy is written: it is given up."""
@@ -172,6 +178,8 @@ class DiskTier:
         free space; `leaving` names the others, which leave host memory next."""
         if not self.capacity_bytes or now_s < self._again_at or self.is_writing:
             return []
+        if unremoved := [digest for digest, copy in self.copies.items() if copy.state is CopyState.UNREMOVED]:
+            return [effect for digest in unremoved for effect in self.drop(digest)]
         wanted = {digest: c for digest, c in present.items() if self._is_wanted(c, now_s)}
         if not wanted:
             return []
@@ -201,7 +209,7 @@ class DiskTier:
     @property
     def is_writing(self) -> bool:
         """Whether a copy is on its way, or on its way out."""
-        return any(copy.state is not CopyState.WHOLE for copy in self.copies.values())
+        return any(copy.state in (CopyState.WRITING, CopyState.STOPPING) for copy in self.copies.values())
 
     def _is_wanted(self, entry: Cached, now_s: float) -> bool:
         if not entry.complete or entry.stale or entry.digest in self.copies:
@@ -226,9 +234,7 @@ class DiskTier:
         effects: list[Effect] = []
         if decision.victims:
             effects.append(Record(self._record(decision, entry, now_s)))
-        for digest in decision.victims:
-            self._forget(digest, evicted=True)
-            effects.append(DropCopy(digest, evicted=True))
+        effects += self._evict(decision)
         copy = Copy(entry.digest, entry.num_bytes, CopyState.WRITING, entry.last_used_at, set(entry.model_keys))
         self.copies[entry.digest] = copy
         self._order.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
@@ -240,13 +246,19 @@ class DiskTier:
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)
         decision = ordering.evict(self._order, residents, min(excess, could), now_s)
+        return self._evict(decision)
+
+    def _evict(self, decision: EvictDecision) -> list[Effect]:
+        leaving = [
+            DropCopy(digest, evicted=True, num_bytes=self.copies[digest].num_bytes) for digest in decision.victims
+        ]
         for digest in decision.victims:
             self._forget(digest, evicted=True)
-        return [DropCopy(digest, evicted=True) for digest in decision.victims]
+        return [*leaving]
 
     def _residents(self, held: Held) -> list[Resident]:
         return [
-            replace(_resident(c), held=held(c.digest) if c.state is CopyState.WHOLE else "it is being written")
+            replace(_resident(c), held=held(c.digest) if c.state is CopyState.WHOLE else f"it is {c.state}")
             for c in self.copies.values()
         ]
 

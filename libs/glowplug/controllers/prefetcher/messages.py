@@ -121,9 +121,12 @@ class CopyLost:
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """The disk does not do what it is asked, whatever the copy."""
+    """The disk does not do what it is asked, whatever the copy. `digest` and `num_bytes` are of a copy that could not
+    be removed and takes its bytes still."""
 
     message: str
+    digest: str = ""
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,7 @@ class DropCopy:
 
     digest: str
     evicted: bool = False
+    num_bytes: int = 0
 
 
 EFFECTS: tuple[type, ...] = (

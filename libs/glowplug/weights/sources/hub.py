@@ -8,6 +8,7 @@ holds of that commit is read from there. With HF_HUB_OFFLINE, or where the hub d
 import asyncio
 import logging
 import re
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 HOSTS = ("huggingface.co", "*.huggingface.co", "*.hf.co")  # where the hub keeps its files
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)  # OSErrors that are not of this machine's files
 _UNSIZED = -1  # bytes of a file whose size a listing leaves out
 
 
@@ -114,6 +116,7 @@ class HubSource:
         self._token = ""
         self._web = WebReader(self._shown, options, hosts=HOSTS, bearer=lambda: self._token, transport=transport)
         self._snapshot: HubSnapshot | None = None
+        self._first_etags: dict[tuple[str, bool], str] = {}  # (file, of the hub or its store) -> of the first answer
 
     async def measure(self) -> SourceInfo:
         return await self.probe()
@@ -145,10 +148,17 @@ class HubSource:
         try:
             return self._from_hub()
         except SourceInterrupted as error:
-            if not self._commit_in_cache():
+            if not self._options.hf_falls_back or not (commit := self._commit_in_cache()):
                 raise
+            if self._snapshot is not None and self._snapshot.commit != commit:
+                raise  # bytes of another commit have come already
+            try:
+                found = self._from_cache(str(error))
+            except WeightsUnavailable as lacking:
+                log.debug("%s", lacking)
+                raise error from None  # the hub may answer the next time, and has what the cache lacks
             log.warning("%s; what the cache holds is used", error)
-            return self._from_cache(str(error))
+            return found
 
     # the hub
 
@@ -207,6 +217,8 @@ class HubSource:
             return self._refused("no such repository, or a private one that needs an HF_TOKEN")
         if isinstance(error, errors.HFValidationError):
             return self._refused(str(error).splitlines()[0])
+        if isinstance(error, OSError) and error.errno and not isinstance(error, (*_NETWORK, errors.HTTPError)):
+            return WeightsUnavailable(f"{self.cache_dir}: {error.strerror or error}", param="weights.uri")
         status, server = 0, redacted(self.endpoint)
         if isinstance(error, errors.HfHubHTTPError):
             status = error.response.status_code
@@ -275,7 +287,8 @@ class HubSource:
                 yield chunk
 
     def _from_web(self, file: HubFile, commit: str, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
-        """A file at a commit never changes, so that no If-Range is needed; what comes is held against its etag."""
+        """A file at a commit never changes, so that no If-Range is needed; what comes is held against its etag, and
+        where a mirror names no commit against that of the first answer."""
         is_whole = not first_byte and last_byte in (0, file.num_bytes)
 
         def check(answer: WebAnswer) -> None:
@@ -284,7 +297,12 @@ class HubSource:
             else:
                 self._web.check_part(answer.response, file.num_bytes, first_byte)
             etag = _plain_etag(answer.linked_etag)
-            if etag and file.etag and etag != file.etag:
+            is_other = bool(etag and file.etag and etag != file.etag)
+            if not _COMMIT.fullmatch(commit):
+                now = etag or _plain_etag(answer.response.headers.get("etag", ""))
+                is_other |= now != self._first_etags.setdefault((file.name, bool(etag)), now)
+            if is_other:
+                self._first_etags.clear()  # what has come is thrown away
                 raise SourceChanged(f"{self._shown}: {file.name} is another file by now")
 
         headers = {} if is_whole else byte_range(first_byte, last_byte)

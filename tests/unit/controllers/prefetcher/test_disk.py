@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.controllers.effects import Publish, Record, Tick
 from glowplug.controllers.prefetcher import messages as msg
-from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.controller import PrefetcherController, Stage
 from glowplug.controllers.prefetcher.tiers import Tier
 from glowplug.domain.errors import Conflict, NotFound
 from glowplug.domain.hardware import CachedWeights
@@ -101,7 +101,7 @@ def test_a_lost_copy_is_dropped_and_the_fetch_goes_on() -> None:
     prefetcher.handle(msg.RegionsFound((), on_disk=(CachedWeights(digest=region_digest(A), num_bytes=50),)), 0.0)
     assert only(prefetcher.handle(fetch(A, "i-1"), 1.0), msg.StartFetch).from_disk
     lost = prefetcher.handle(msg.CopyLost(region_digest(A), "sha256 differs"), 1.1)
-    assert lost == [msg.DropCopy(region_digest(A))]
+    assert lost == [msg.DropCopy(region_digest(A), num_bytes=50)]
     prefetcher.handle(msg.FetchSized(region_digest(A), 50), 1.2)
     end = ended(prefetcher, A, 2.0, 50, whole=True, seconds=SLOW_S, source="http")
     assert "weights.fetched" in kinds(end)
@@ -169,7 +169,7 @@ def test_one_that_ended_before_it_could_be_given_up_is_removed() -> None:
     bring(prefetcher, A, 1.0)
     prefetcher.handle(Tick(), 1.5)
     assert kinds(prefetcher.handle(drop(A), 2.0))[:2] == ["StopCopy", "DropRegion"]
-    assert written(prefetcher, A, 2.1) == [msg.DropCopy(region_digest(A))]
+    assert written(prefetcher, A, 2.1) == [msg.DropCopy(region_digest(A), num_bytes=50)]
     assert prefetcher.disk.used_bytes == 0
 
 
@@ -204,8 +204,31 @@ def test_weights_whose_source_has_changed_leave_the_disk_at_once_and_memory_once
     prefetcher.handle(an_event(InstanceStarting(instance=an_instance("i-1", gpu_id="node-1/0"))), 1.1)
     prefetcher.handle(Tick(), 1.5)
     written(prefetcher, A, 2.0)
-    assert prefetcher.handle(msg.RegionChanged(region_digest(A)), 3.0) == [msg.DropCopy(region_digest(A))]
+    assert prefetcher.handle(msg.RegionChanged(region_digest(A)), 3.0) == [msg.DropCopy(region_digest(A), num_bytes=50)]
     assert "WriteCopy" not in kinds(prefetcher.handle(Tick(), 4.0)), "nor is it written again"
+
+
+def test_a_copy_that_could_not_be_removed_counts_and_is_removed_later() -> None:
+    prefetcher = with_disk(50)
+    found = CachedWeights(digest=region_digest(A), num_bytes=50)
+    prefetcher.handle(msg.RegionsFound((), on_disk=(found,)), 0.0)
+    (dropped,) = prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 1.0)
+    prefetcher.handle(msg.DiskFailed("fails", dropped.digest, dropped.num_bytes), 2.0)
+    assert prefetcher.disk.used_bytes == 50 and not copies(prefetcher)
+    bring(prefetcher, B, 3.0)
+    assert kinds(prefetcher.handle(Tick(), 30.0)) == []
+    assert only(prefetcher.handle(Tick(), 62.0), msg.DropCopy).digest == region_digest(A)
+    assert only(prefetcher.handle(Tick(), 63.0), msg.WriteCopy).digest == region_digest(B)
+
+
+def test_a_queued_fetch_that_is_given_up_leaves_no_copy() -> None:
+    prefetcher = with_disk(max_fetches=1)
+    found = CachedWeights(digest=region_digest(A), num_bytes=50)
+    prefetcher.handle(msg.RegionsFound((), on_disk=(found,)), 0.0)
+    prefetcher.handle(fetch(B, "i-1"), 1.0)
+    prefetcher.handle(fetch(A, ""), 2.0)
+    assert prefetcher.jobs[region_digest(A)].stage is Stage.QUEUED
+    assert only(prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 3.0), msg.DropCopy).digest == region_digest(A)
 
 
 def test_a_person_drops_a_copy_as_well() -> None:
@@ -214,7 +237,9 @@ def test_a_person_drops_a_copy_as_well() -> None:
     prefetcher.handle(msg.RegionsFound((), on_disk=(found,)), 0.0)
     with pytest.raises(NotFound):
         prefetcher.handle(msg.DropAsked(region_digest(B), "r"), 1.0)
-    assert prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 1.0) == [msg.DropCopy(region_digest(A))]
+    assert prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 1.0) == [
+        msg.DropCopy(region_digest(A), num_bytes=50)
+    ]
     bring(prefetcher, B, 2.0, "i-1")
     with pytest.raises(Conflict):
         prefetcher.handle(msg.DropAsked(region_digest(B), "r"), 3.0)
