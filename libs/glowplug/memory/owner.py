@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import selectors
 import signal
@@ -273,6 +274,8 @@ def main() -> int:
     parser.add_argument("--chunk", default="32MiB")
     parser.add_argument("--total", required=True, help="how much of the GPU, e.g. 110GiB: engines' contexts need some")
     args = parser.parse_args()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # it bounds the descriptors on their way too
     ended, stop = socket.socketpair()
     signal.signal(signal.SIGTERM, lambda *_: ended.close())
     try:
