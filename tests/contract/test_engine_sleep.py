@@ -142,7 +142,7 @@ async def test_weights_wake_before_their_kv_cache(case: EngineCase, awake: Engin
         await case.driver.wake(awake, ["kv_cache"])
     asleep = private_bytes(awake)
     await case.driver.wake(awake, ["weights"])
-    assert asleep < private_bytes(awake) <= whole
+    assert asleep + DRIFT_BYTES < private_bytes(awake) <= whole + DRIFT_BYTES
     await case.driver.wake(awake, ["kv_cache"])
     assert (await continued(awake, "One two three"))["text"] == answer
 
