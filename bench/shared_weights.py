@@ -6,17 +6,14 @@ packed one: private memory of each beside the pages that both read.
 """
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import httpx
 import psutil
 
-from bench.swap import MIB, private_mib
+from bench.swap import MIB, private_mib, streamed
 from glowplug.engines.port import EngineHandle
 from tests.contract.engine_rig import EngineCase
 
@@ -25,17 +22,8 @@ NUM_TOKENS, LONG_WORDS = 64, 800
 
 async def stream(handle: EngineHandle, prompt: str, num_tokens: int) -> tuple[float, float, str]:
     """(seconds to the first token, tokens a second after it, the text) of one greedy stream."""
-    body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    began, moments, texts = time.monotonic(), list[float](), list[str]()
-    async with (
-        httpx.AsyncClient(base_url=handle.url, timeout=120) as client,
-        client.stream("POST", "/v1/completions", json={"model": "Contract/Tiny", **body}) as answer,
-    ):
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {") and (choices := json.loads(line[6:])["choices"]):
-                moments.append(time.monotonic())
-                texts.append(choices[0]["text"])
-    return moments[0] - began, (num_tokens - 1) / max(1e-9, moments[-1] - moments[0]), "".join(texts)
+    moments, text = await streamed(handle, prompt=prompt, max_tokens=num_tokens, ignore_eos=True)
+    return moments[0], (num_tokens - 1) / max(1e-9, moments[-1] - moments[0]), text
 
 
 def mapped_mib(handle: EngineHandle) -> float:

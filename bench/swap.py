@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -30,19 +31,25 @@ RUNGS = {"prewarmed": Ability.PREWARM, "swapped_out": Ability.SWAP}
 Figures = dict[str, list[float]]
 
 
-async def first_token(handle: EngineHandle, num_tokens: int = NUM_TOKENS) -> tuple[float, str]:
-    """(seconds to the first token, all of the text) of one greedy stream."""
-    body = {"prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "stream": True}
-    began, moments, texts = time.monotonic(), [], []
+async def streamed(handle: EngineHandle, **asked: Any) -> tuple[list[float], str]:
+    """(seconds to each piece, all of the text) of one greedy stream of what is `asked`."""
+    body = {"temperature": 0, "stream": True, **asked}
+    began, moments, texts = time.monotonic(), list[float](), list[str]()
     async with (
         httpx.AsyncClient(base_url=handle.url, timeout=120) as client,
         client.stream("POST", "/v1/completions", json={"model": "Contract/Tiny", **body}) as answer,
     ):
         async for line in answer.aiter_lines():
             if line.startswith("data: {") and (choices := json.loads(line[6:])["choices"]):
-                moments.append(time.monotonic())
+                moments.append(time.monotonic() - began)
                 texts.append(choices[0]["text"])
-    return moments[0] - began, "".join(texts)
+    return moments, "".join(texts)
+
+
+async def first_token(handle: EngineHandle, num_tokens: int = NUM_TOKENS) -> tuple[float, str]:
+    """(seconds to the first token, all of the text) of one greedy stream."""
+    moments, text = await streamed(handle, prompt=PROMPT, max_tokens=num_tokens)
+    return moments[0], text
 
 
 def private_mib(handle: EngineHandle) -> float:

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.weight_servers import LocalServer
 
 _API = re.compile(r"/api/models/([^/]+/[^/]+?)/revision/([^/]+)")
 _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -19,7 +20,7 @@ def etag_of(content: bytes) -> str:
 
 
 @dataclass
-class HubServer:
+class HubServer(LocalServer):
     """`repos` maps a repository to its files; every revision in `commits` is one commit. A file whose name ends in
     .gguf or .safetensors is redirected to a path of the store, whose ETag is another one, as the real hub's is; a HEAD
     is answered at once, as mirrors do."""
@@ -31,11 +32,6 @@ class HubServer:
     tells_sizes: bool = True  # False: a mirror's listing without sizes
     statuses: list[int] = field(default_factory=list)  # answered first, one each
     requests: list[tuple[str, str, str, str]] = field(default_factory=list)  # method, path, Range, Authorization
-    _server: Any = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def fetched(self) -> list[str]:
         """Paths whose bytes were asked for."""
@@ -56,30 +52,6 @@ class HubServer:
         (root / "refs").mkdir(parents=True, exist_ok=True)
         (root / "refs" / revision).write_text(self.commits[revision])
         return snapshot
-
-    def __enter__(self) -> "HubServer":
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                outer._answer(self)
-
-            def do_HEAD(self) -> None:
-                outer._answer(self)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(handler.path).path)

@@ -5,35 +5,21 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 STEP = 64 * 1024
 
 
-@dataclass
-class WeightServer:
-    """Serves `data` at any path on 127.0.0.1. Knobs may be turned while it runs; `requests` logs Range headers."""
+class LocalServer:
+    """A web server on 127.0.0.1, in a thread, while its context is open; `_answer` sends what it answers."""
 
-    data: bytes
-    etag: str = '"v1"'
-    ranges: bool = True
-    statuses: list[int] = field(default_factory=list)  # answered first, one each, then 200/206
-    cuts: list[int] = field(default_factory=list)  # bytes after which each of the next bodies is cut
-    moved: str = ""  # what is asked for at any other path is at this one (302)
-    step_s: float = 0.0  # pause between steps of a body
-    length_told: bool = True  # False: no Content-Length, the end of the connection ends the body
-    extra: bytes = b""  # sent after a whole body of an honest length
-    head: bool = False  # answers a HEAD; many servers refuse it
-    requests: list[str] = field(default_factory=list)
-    bytes_sent: int = 0
     _server: Any = None
-    _lock: Any = field(default_factory=threading.Lock)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/weights.gguf"
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def __enter__(self) -> "WeightServer":
+    def __enter__(self) -> Self:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,6 +42,35 @@ class WeightServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        raise NotImplementedError
+
+    def _answer_head(self, handler: BaseHTTPRequestHandler) -> None:
+        self._answer(handler)
+
+
+@dataclass
+class WeightServer(LocalServer):
+    """Serves `data` at any path on 127.0.0.1. Knobs may be turned while it runs; `requests` logs Range headers."""
+
+    data: bytes
+    etag: str = '"v1"'
+    ranges: bool = True
+    statuses: list[int] = field(default_factory=list)  # answered first, one each, then 200/206
+    cuts: list[int] = field(default_factory=list)  # bytes after which each of the next bodies is cut
+    moved: str = ""  # what is asked for at any other path is at this one (302)
+    step_s: float = 0.0  # pause between steps of a body
+    length_told: bool = True  # False: no Content-Length, the end of the connection ends the body
+    extra: bytes = b""  # sent after a whole body of an honest length
+    head: bool = False  # answers a HEAD; many servers refuse it
+    requests: list[str] = field(default_factory=list)
+    bytes_sent: int = 0
+    _lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"{super().url}/weights.gguf"
 
     def _answer_head(self, handler: BaseHTTPRequestHandler) -> None:
         self.requests.append("HEAD")
