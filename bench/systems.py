@@ -8,6 +8,7 @@ fleet and the same load, the next round another load. What is printed pools the 
 
     python -m bench.systems --seconds 600                        (two rounds of five minutes each: 80 minutes)
     python -m bench.systems --systems union serverless_vllm      (23 minutes)
+    python -m bench.systems --systems union+asleep ...           (models deployed asleep: each is started once before)
     python -m bench.systems --again DIR                          (recordings that were kept)
 
 TTFT is what the router reports of each request that was answered; a start's seconds go from its first phase to READY.
@@ -52,6 +53,7 @@ max_concurrency: 4
 keep_alive_s: 30s
 slo: {{ttft_s: 5, tpot_s: 0.2}}
 """
+ASLEEP: Final = "+asleep"  # behind the name of a system
 SKEW: Final = 0.9  # model i is asked in proportion to 1 / (i + 1) ** SKEW
 BURSTS_PER_S: Final = 0.16
 BURST_REQUESTS: Final = 5.0  # on average, geometric
@@ -125,13 +127,15 @@ def load_of(seed: int, seconds: float) -> list[Ask]:
 def write_models(folder: Path) -> None:
     """Weights and a model file of each model. Trailing bytes are no tensor's: llama.cpp reads past none."""
     weights = sample_weights_path().read_bytes()
-    (folder / "models").mkdir(parents=True)
+    for name in ("models", f"models{ASLEEP}"):
+        (folder / name).mkdir(parents=True)
     for number in range(NUM_MODELS):
         name, path = f"model-{number}", folder / f"model-{number}.gguf"
         content = weights + number.to_bytes(8, "little")
         path.write_bytes(content)
         text = MODEL.format(name=name, path=path, sha256=hashlib.sha256(content).hexdigest())
         (folder / "models" / f"{name}.yaml").write_text(text, encoding="utf-8")
+        (folder / f"models{ASLEEP}" / f"{name}.yaml").write_text(text + "asleep: true\n", encoding="utf-8")
 
 
 async def ask(http: httpx.AsyncClient, one: Ask, began: float) -> int:
@@ -175,13 +179,25 @@ async def drive(asks: Sequence[Ask], urls: dict[str, str], headers: dict[str, st
     return Counter(type(a).__name__ if isinstance(a, BaseException) else str(a) for a in answers), held
 
 
+def wait_until_asleep(env: dict[str, str]) -> None:
+    """Until each model has been started once. Raises SystemExit when that takes longer than WAIT_S."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        done = subprocess.run([*GLOWPLUG, "ps", "-o", "json"], env=env, check=True, capture_output=True)
+        asleep = {row["model_key"] for row in json.loads(done.stdout) if row["state"] == "swapped_out"}
+        if len(asleep) == NUM_MODELS:
+            return
+        time.sleep(1.0)
+    raise SystemExit(f"only {sorted(asleep)} sleep after {WAIT_S:g} s")
+
+
 def run(system: str, seed: int, seconds: float, folder: Path, out: Path, port_base: int) -> None:
     """One live fleet under one system and one load: `out` is its recording, beside it what else was seen."""
     state = Path(tempfile.mkdtemp(prefix="glowplug-bench-systems-"))
     env = {key: value for key, value in os.environ.items() if not key.startswith("GLOWPLUG_")} | {
         "GLOWPLUG_STATE_DIR": str(state),
-        "GLOWPLUG_POLICIES": system,
-        "GLOWPLUG_MODELS_DIR": str(folder / "models"),
+        "GLOWPLUG_POLICIES": system.removesuffix(ASLEEP),
+        "GLOWPLUG_MODELS_DIR": str(folder / (f"models{ASLEEP}" if system.endswith(ASLEEP) else "models")),
         "GLOWPLUG_GPU_BUDGETS": str(GPU_BUDGET),
         "GLOWPLUG_HOST_CACHE_BYTES": str(HOST_CACHE),
     }
@@ -189,6 +205,8 @@ def run(system: str, seed: int, seconds: float, folder: Path, out: Path, port_ba
     try:
         subprocess.run([*GLOWPLUG, *command], env=env, check=True, stdout=subprocess.DEVNULL)
         document = json.loads((state / "fleet.json").read_text())
+        if system.endswith(ASLEEP):
+            wait_until_asleep(env)
         before = os.getloadavg()[0]
         length = seconds + TAIL_S
         recorder = subprocess.Popen([*GLOWPLUG, "record", str(out), "--seconds", str(length)], env=env)
