@@ -3,7 +3,7 @@
 One machine is three nodes of one "GPU" each, a budget of host memory. Eight models with weights of their own (copies of
 the sample model that differ in their last bytes) share them; a node serves one at a time and has memory for one replica
 beside it, and its cache in host memory holds five of the eight. The load comes in bursts: a model is quiet, then asked
-some five times within seconds; how often by a power law. Systems take turns: in each round every system gets a fresh
+some four times within seconds; how often by a power law. Systems take turns: in each round every system gets a fresh
 fleet and the same load, the next round another load. What is printed pools the rounds of a system.
 
     python -m bench.systems --seconds 600                        (two rounds of five minutes each: 80 minutes)
@@ -54,11 +54,11 @@ keep_alive_s: 30s
 slo: {{ttft_s: 5, tpot_s: 0.2}}
 """
 ASLEEP: Final = "+asleep"  # behind the name of a system
-SKEW: Final = 0.9  # model i is asked in proportion to 1 / (i + 1) ** SKEW
-BURSTS_PER_S: Final = 0.16
-BURST_REQUESTS: Final = 5.0  # on average, geometric
-GAP_S: Final = 0.7  # between the requests of a burst, on average
-PROMPT_WORDS, ANSWER_TOKENS = (6, 16), (4, 20)
+SKEW: Final = 0.7  # model i is asked in proportion to 1 / (i + 1) ** SKEW
+BURSTS_PER_S: Final = 0.3
+BURST_REQUESTS: Final = 4.0  # on average, geometric
+GAP_S: Final = 1.2  # between the requests of a burst, on average
+PROMPT_WORDS, ANSWER_TOKENS = (6, 16), (2, 8)
 WORDS: Final = [
     "river",
     "stone",
