@@ -60,13 +60,13 @@ def gpu_digest(memory: GpuMemory, address: int, num_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def mark(memory: GpuMemory, address: int, text: bytes) -> None:
+def write(memory: GpuMemory, address: int, data: bytes) -> None:
     """Write a few bytes."""
-    source = ctypes.create_string_buffer(text, len(text))
-    memory.copy_in(address, ctypes.addressof(source), len(text)).wait()
+    source = ctypes.create_string_buffer(data, len(data))
+    memory.copy_in(address, ctypes.addressof(source), len(data)).wait()
 
 
-def marked(memory: GpuMemory, address: int, num_bytes: int) -> bytes:
+def read(memory: GpuMemory, address: int, num_bytes: int) -> bytes:
     """Read a few bytes."""
     buffer = ctypes.create_string_buffer(num_bytes)
     memory.copy_out(ctypes.addressof(buffer), address, num_bytes)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.buffers import gpu_digest, host_digest, mark, marked, pinned
+from bench.gpu.buffers import gpu_digest, host_digest, pinned, read, write
 from bench.gpu.report import GIB, MIB, Place, Row, not_measured
 from glowplug.engines.freezer import own_cgroup
 from glowplug.memory.copies import Copier, CopyClass
@@ -197,8 +197,8 @@ def _usable(memory: GpuMemory, slot: Slot) -> bool:
     begins = slot.address + slot.weights_end
     places = range(begins, begins + slot.kv_bytes, memory.chunk_bytes)
     for number, at in enumerate(places):
-        mark(memory, at, number.to_bytes(8, "little"))
-    return all(marked(memory, at, 8) == number.to_bytes(8, "little") for number, at in enumerate(places))
+        write(memory, at, number.to_bytes(8, "little"))
+    return all(read(memory, at, 8) == number.to_bytes(8, "little") for number, at in enumerate(places))
 
 
 def stalls(place: Place) -> Row:

@@ -203,17 +203,6 @@ def mapped(memory: GpuMemory, address: int, num_chunks: int, access: Access = Ac
     return chunks
 
 
-def write(memory: GpuMemory, address: int, data: bytes) -> None:
-    source = ctypes.create_string_buffer(data, len(data))
-    memory.copy_in(address, ctypes.addressof(source), len(data)).wait()
-
-
-def read(memory: GpuMemory, address: int, num_bytes: int) -> bytes:
-    buffer = ctypes.create_string_buffer(num_bytes)
-    memory.copy_out(ctypes.addressof(buffer), address, num_bytes)
-    return buffer.raw
-
-
 class RunningOwner:
     """An owner in a thread of this process."""
 

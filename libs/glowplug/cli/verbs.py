@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Final
 
 import typer
@@ -243,23 +244,20 @@ _BYTES: Final = {
     "freed_host_bytes": "{} of host memory come free",
 }
 _STATES: Final = {
-    Rung.READY: ("ready",),
+    Rung.READY: ("starting", "loading", "ready", "draining"),
     Rung.PREWARMED: ("prewarmed",),
     Rung.ASLEEP: ("swapped_out",),
 }
-_NEARER: Final = {
-    Rung.READY: ("ready",),
-    Rung.PREWARMED: ("prewarmed", "ready"),
-    Rung.ASLEEP: ("swapped_out", "prewarmed", "ready"),
+_AT_LEAST: Final = {
+    Rung.READY: {"ready"},
+    Rung.PREWARMED: {"prewarmed", "ready"},
+    Rung.ASLEEP: {"swapped_out", "prewarmed", "ready"},
 }
 
 
 def _at(row: Row, rung: Rung | None) -> list[Any]:
     """The instances of a model that stand there; of None: all."""
-    serving = ("starting", "loading", "ready", "draining")
-    states = (
-        (*serving, "prewarmed", "swapped_out") if rung is None else serving if rung is Rung.READY else _STATES[rung]
-    )
+    states = _STATES[rung] if rung else tuple(chain.from_iterable(_STATES.values()))
     return [one for one in row["instances"] if one["state"] in states]
 
 
@@ -268,9 +266,8 @@ def _stands(rung: Rung, node: str) -> Reached:
 
     def reached(_: FleetClient, row: Row) -> bool:
         here = {one["state"] for one in row["instances"] if node in ("", one["node_id"])}
-        if rung is not Rung.READY and not here & {*_STATES[rung]}:
-            return bool(here & {*_NEARER[rung]}) and not row.get("is_being_put_away", False)
-        return bool(here & {*_NEARER[rung]})
+        is_on_its_way = here.isdisjoint(_STATES[rung]) and row.get("is_being_put_away", False)
+        return bool(here & _AT_LEAST[rung]) and not is_on_its_way
 
     return reached
 

@@ -23,9 +23,7 @@ Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 MOST_HELD: Final = 3  # of those who stay, that a reason names
-LEAVE_S: Final = (
-    0.15  # of an engine that runs nothing, none seen yet: an agent gives routers 0.05 s, and ticks each 0.05 s
-)
+LEAVE_S: Final = 0.15  # of an engine that runs nothing, none seen yet: 0.05 s for routers, and ticks of 0.05 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
