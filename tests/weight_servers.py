@@ -13,6 +13,7 @@ STEP = 64 * 1024
 class LocalServer:
     """A web server on 127.0.0.1, in a thread, while its context is open; `_answer` sends what it answers."""
 
+    host = "127.0.0.1"
     _server: Any = None
 
     @property
@@ -34,7 +35,7 @@ class LocalServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Quiet."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((self.host, 0), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self

@@ -87,7 +87,9 @@ def _library() -> Any:
     try:
         for part in ("errors", "file_download", "constants"):
             import_module(f"huggingface_hub.{part}")
-        return import_module("huggingface_hub")
+        hub = import_module("huggingface_hub")
+        hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # else it asks one more file of the hub, and a start waits
+        return hub
     except ImportError:
         return None
 

@@ -1,0 +1,193 @@
+"""The first token of a real vLLM whose weights are on another machine: `python -m bench.coldstart.run`.
+
+Nodes are network namespaces of this machine; each lets so many bytes a second in (fleet.py). Per round each kind of
+start happens once, the kinds in turns, each with a model that the fleet has not seen before: SmolLM2-135M-Instruct
+under another name, from a hub of its own. What is printed are medians over the rounds, beside the floor, which is what
+the network alone needs: bytes / (stages x bytes per second).
+
+    python -m bench.coldstart.run --rounds 5                 (needs root, iproute2, nftables and `make vllm-env`)
+    python -m bench.coldstart.run --kinds parked streamed    (those alone)
+
+TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are
+those that the instance's row says, of the slowest of its stages; they overlap where a start streams.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.coldstart.fleet import TOKENS, Machines
+from bench.measured.load import load_now
+from glowplug.engines import vllm_env, vllm_sample
+
+MIB: Final = 1 << 20
+PROMPT: Final = "Why is the sky blue?"
+NUM_TOKENS, WAIT_S = 24, 240.0
+PARK_S: Final = 150.0  # every node parks vLLM at first, on the same cores
+MODEL: Final = {
+    "engine": "vllm",
+    "kv_bytes": 128 * MIB,
+    "context_tokens": 1024,
+    "max_concurrency": 4,
+    "keep_alive_s": 600,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to start. `model` is added to the model file."""
+
+    name: str
+    num_stages: int = 1
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS: Final = (
+    Kind("fresh", model={"engine_args": {"parked": False}}),
+    Kind("parked"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One start. Seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    text: str
+    phases: Mapping[str, float]  # name -> seconds of the slowest stage
+    num_stages: int
+    load: float  # of the machine, before
+
+
+def start_once(machines: Machines, kind: Kind, name: str) -> Seen:
+    """A model of that name is asked for the first time, and removed."""
+    engine_args = {"num_threads": 1, **kind.model.get("engine_args", {})}
+    weights = {"uri": f"hf:bench/{name}"}
+    machines.deploy({**MODEL, **kind.model, "name": name, "weights": weights, "engine_args": engine_args})
+    load = load_now()
+    try:
+        ttft_s, tpot_s, text = machines.inside(lambda: stream(machines.url("data"), name))
+        rows = machines.rows("placer", "/v1/instances", model=name)
+        phases: dict[str, float] = {}
+        for phase in (phase for row in rows for phase in row["phases"]):
+            seconds = phase["ended_at"] - phase["started_at"]
+            phases[phase["name"]] = max(phases.get(phase["name"], 0.0), seconds)
+        return Seen(ttft_s, tpot_s, text, phases, max((row["num_stages"] for row in rows), default=0), load)
+    finally:
+        machines.remove(name)
+
+
+def stream(url: str, model: str) -> tuple[float, float, str]:
+    """Seconds to the first text, seconds per further token, and the text. Greedy."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    headers = {"Authorization": f"Bearer {TOKENS['GLOWPLUG_API_KEY']}"}
+    began = time.monotonic()
+    parts: list[str] = []
+    first = last = 0.0
+    with httpx.stream(
+        "POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT_S, trust_env=False
+    ) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(f"{model}: {event['error']['message']}")
+            if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
+                last = time.monotonic()
+                first = first or last
+                parts.append(text)
+    if not parts:
+        raise RuntimeError(f"{model}: status {answer.status_code} and no text")
+    return first - began, (last - first) / max(1, len(parts) - 1), "".join(parts)
+
+
+def until_parked(machines: Machines) -> None:
+    """Until every node has vLLM parked. Raises RuntimeError."""
+    deadline = time.monotonic() + PARK_S
+    while not all(_is_parked(machines.log(f"agent-{node}")) for node in machines.nodes):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"vLLM is not parked on every node after {PARK_S:g} s")
+        time.sleep(0.5)
+
+
+def _is_parked(log: str) -> bool:
+    """Whether what an agent has begun to park answers on its socket."""
+    found = re.search(r"parking vLLM.* log=(\S+)", log)
+    return found is not None and Path(found[1]).with_name("zygote.sock").exists()
+
+
+def shown(kind: Kind, seen: Sequence[Seen], num_bytes: int, rate: float) -> str:
+    """One row of the table."""
+    floor_s = num_bytes / (kind.num_stages * rate)
+    ttft = [one.ttft_s for one in seen]
+    names = dict.fromkeys(name for one in seen for name in one.phases)
+    phases = ", ".join(f"{n} {statistics.median(one.phases.get(n, 0.0) for one in seen):.2f}" for n in names)
+    stages = "/".join(str(num) for num in sorted({one.num_stages for one in seen}))
+    cells = [
+        kind.name,
+        stages,
+        f"{statistics.median(ttft):.2f} ({min(ttft):.2f}-{max(ttft):.2f})",
+        f"{floor_s:.2f}",
+        f"{statistics.median(ttft) / floor_s:.2f}",
+        phases,
+        f"{statistics.median(one.tpot_s for one in seen) * 1000:.0f}",
+        f"{min(one.load for one in seen):.1f}-{max(one.load for one in seen):.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run and print the table."""
+    by_name = {kind.name: kind for kind in KINDS}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kinds", nargs="+", choices=by_name, default=list(by_name))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="that a node's network card lets in")
+    args = parser.parse_args()
+    kinds, rate = [by_name[name] for name in args.kinds], args.mbytes_per_s * 1e6
+    sample = vllm_sample.prepare()
+    files = {path.name: path.read_bytes() for path in sorted(sample.iterdir()) if path.is_file()}
+    num_bytes = sum(map(len, files.values()))
+    names = [(number, kind, f"{kind.name}-{number}") for number in range(args.rounds) for kind in kinds]
+    env = {"GLOWPLUG_POLICIES": "hydraserve"}
+    node_env = {
+        "GLOWPLUG_ENGINES": "vllm",
+        "GLOWPLUG_VLLM_PYTHON": str(vllm_env.interpreter()),
+        "GLOWPLUG_GPU_BUDGETS": "1536MiB",
+        "GLOWPLUG_HOST_CACHE_BYTES": str(2 * num_bytes),  # what was fetched before makes way
+    }
+    seen: dict[str, list[Seen]] = {kind.name: [] for kind in kinds}
+    repos = {f"bench/{name}": files for _, _, name in names}
+    with Machines(max(kind.num_stages for kind in kinds), rate, repos, env, node_env) as machines:
+        until_parked(machines)
+        for number, kind, name in names:
+            one = start_once(machines, kind, name)
+            seen[kind.name].append(one)
+            print(f"round {number + 1}, {kind.name}: {one.ttft_s:.2f} s", flush=True)
+    print(f"\n{num_bytes / 1e6:.0f} MB at {args.mbytes_per_s:g} MB/s; seconds, medians of {args.rounds}")
+    head = ["start", "stages", "TTFT (range)", "floor", "TTFT / floor", "phases, which may overlap", "TPOT ms", "load"]
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for kind in kinds:
+        print(shown(kind, seen[kind.name], num_bytes, rate))
+    texts = {one.text for some in seen.values() for one in some}
+    print(f"\n{'all texts are equal' if len(texts) == 1 else f'{len(texts)} different texts: {sorted(texts)}'}")
+
+
+if __name__ == "__main__":
+    main()
