@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from glowplug.controllers.router.messages import RequestArrived
-from glowplug.domain.errors import GlowplugError, ModelNotFound, NotFound, Unauthorized
+from glowplug.domain.errors import GlowplugError, NotFound, Unauthorized
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
@@ -57,9 +57,7 @@ class Intake:
             return self._refuse(client, request, STOPPING)
         try:
             asked = read_body(path, request.body, self._readers)
-            model = self._table.lookup(asked.model)
-            if model is None:
-                raise ModelNotFound(f"The model `{asked.model[:200]}` does not exist.", param="model")
+            model = self._table.find(asked.model)
             needs = check_model(asked, model, self._api(model), path, len(request.body))
         except GlowplugError as error:
             return self._refuse(client, request, error)
@@ -124,7 +122,11 @@ class Intake:
         elif path.startswith(b"/v1/") and not self._access.has_key(request):
             self._refuse(client, request, WRONG_KEY)
         else:
-            client.respond(request, *_answer(path, self._table))
+            try:
+                answer = _answer(path, self._table)
+            except GlowplugError as error:
+                return self._refuse(client, request, error)
+            client.respond(request, *answer)
         return False
 
     def _not_allowed(self, client: ClientSink, request: HttpRequest, allowed: bytes) -> None:
@@ -147,16 +149,12 @@ def _is_local(path: bytes) -> bool:
 
 
 def _answer(path: bytes, table: RequestTable[Exchange]) -> tuple[int, bytes]:
-    """(status, JSON) of a GET on a local path."""
+    """(status, JSON) of a GET on a local path. Raises ModelNotFound or NoCapacity."""
     if path == b"/v1/models":
-        models = sorted(table.controller.fleet.models.values(), key=lambda m: m.key)
-        return 200, encode_json({"object": "list", "data": [_model_row(m, table) for m in models]})
+        return 200, encode_json({"object": "list", "data": [_model_row(model, table) for model in table.models()]})
     if path.startswith(b"/v1/models/"):
         name = unquote_to_bytes(path.removeprefix(b"/v1/models/")).decode("utf-8", "replace")
-        model = table.lookup(name)
-        if model is None:
-            return 404, api_errors.body(path, ModelNotFound(f"The model `{name}` does not exist.", param="model"))
-        return 200, encode_json(_model_row(model, table))
+        return 200, encode_json(_model_row(table.find(name), table))
     if path in (b"/ready", b"/readyz"):
         why = table.not_ready()
         return 503 if why else 200, encode_json({"ready": not why, "reason": why})

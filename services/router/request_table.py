@@ -22,6 +22,7 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.domain.errors import ModelNotFound, NoCapacity
 from glowplug.domain.model import Model
 
 
@@ -88,8 +89,19 @@ class RequestTable(Generic[R]):
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def lookup(self, name: str) -> Model | None:
-        return self.controller.fleet.lookup(name)
+    def find(self, name: str) -> Model:
+        """The model of that name, alias or key. Raises ModelNotFound, and NoCapacity while nothing is known of any."""
+        model = self.controller.fleet.lookup(name)
+        if model is None:
+            self.models()
+            raise ModelNotFound(f"The model `{name[:200]}` does not exist.", param="model")
+        return model
+
+    def models(self) -> list[Model]:
+        """All of them, by key. Raises NoCapacity while nothing is known of any."""
+        if not self.table_loaded:
+            raise NoCapacity("The router has just started and has not read its table of models yet.", retry_after_s=1)
+        return sorted(self.controller.fleet.models.values(), key=lambda model: model.key)
 
     def eta_s(self, model_key: str) -> float:
         return self.controller.eta_s(model_key, self.clock())

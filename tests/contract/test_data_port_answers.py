@@ -194,6 +194,13 @@ async def test_health_live_and_ready(rig: Rig) -> None:
     assert (await rig.ask(get("/ready"))).status == 503
 
 
+async def test_before_its_tables_are_read_a_router_knows_no_model_rather_than_none(rig: Rig) -> None:
+    rig.table.table_loaded = False
+    for asked in (get("/v1/models"), get("/v1/models/unknown"), chat("unknown")):
+        answer = await rig.ask(asked)
+        assert (answer.status, answer.headers["retry-after"], answer.code) == (503, "1", "no_capacity"), asked
+
+
 async def test_token_counts_come_from_usage_timings_or_events(rig: Rig) -> None:
     engine = await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}))
     await rig.ask(chat())
