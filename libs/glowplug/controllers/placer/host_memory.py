@@ -25,13 +25,6 @@ MAX_BACKOFF_S = 60.0
 
 
 @dataclass(slots=True)
-class _Fetch:
-    """Weights on their way to a node because an operator, or a pin, wants them there."""
-
-    sent_at: float
-
-
-@dataclass(slots=True)
 class _Drop:
     """Weights that are to leave a node once nobody reads them."""
 
@@ -47,11 +40,12 @@ class _Failed:
 
 
 class HostMemory:
-    """Fetches and drops by (model_key, node_id), and how often the fetches for a pin have failed."""
+    """Fetches, by when they were asked for last, and drops, by (model_key, node_id); and how often the fetches for a
+    pin have failed."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._fetches: dict[tuple[str, str], _Fetch] = {}
+        self._fetches: dict[tuple[str, str], float] = {}
         self._drops: dict[tuple[str, str], _Drop] = {}
         self._failed: dict[str, _Failed] = {}
 
@@ -128,7 +122,7 @@ class HostMemory:
 
     def failed(self, model_key: str, node_id: str, now_s: float) -> None:
         """A prefetcher could not bring them: who asked is answered by the fact, a pin tries again later."""
-        is_ours, model = self._fetches.pop((model_key, node_id), None), self.fleet.models.get(model_key)
+        is_ours, model = self._fetches.pop((model_key, node_id), None) is not None, self.fleet.models.get(model_key)
         if is_ours and model is not None and model.kept_at is KeptAt.HOST:
             known = self._failed.setdefault(model_key, _Failed())
             known.num += 1
@@ -140,14 +134,14 @@ class HostMemory:
 
     def _repeat_fetches(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for (model_key, node_id), fetch in list(self._fetches.items()):
+        for (model_key, node_id), sent_at in list(self._fetches.items()):
             model, node = self.fleet.models.get(model_key), self.fleet.nodes.by_id.get(node_id)
             is_over = model is None or node is None or has_weights(node, model)
             if is_over or not self.fleet.nodes.is_alive(node_id, now_s):
                 del self._fetches[model_key, node_id]
                 self._failed.pop(model_key, None)
-            elif model is not None and now_s - fetch.sent_at >= self.fleet.params.give_up_s:
-                fetch.sent_at = now_s
+            elif model is not None and now_s - sent_at >= self.fleet.params.give_up_s:
+                self._fetches[model_key, node_id] = now_s
                 effects.append(Publish(_fetch_command(model, node_id)))
         return effects
 
@@ -183,7 +177,7 @@ class HostMemory:
         return effects
 
     def _bring(self, model: Model, node: Node, why: str, rule: str, now_s: float) -> list[Effect]:
-        self._fetches[model.key, node.node_id] = _Fetch(now_s)
+        self._fetches[model.key, node.node_id] = now_s
         chosen, figures = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
         decided = self.fleet.about_node(node.node_id, "prefetch", rule, why, chosen, figures, now_s)
         return [Record(decided), Publish(_fetch_command(model, node.node_id))]
