@@ -122,7 +122,11 @@ class ResumeInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchWeights:
-    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first."""
+    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first.
+
+    For a stage of a pipeline what it reads is brought, by the order of the weights' tensors; bytes [first_byte,
+    last_byte) where they have no such order. `peers` are prefetchers of other nodes that hold these weights, or are
+    bringing them."""
 
     TYPE: ClassVar[str] = "prefetcher.fetch"
     target: str
@@ -132,6 +136,12 @@ class FetchWeights:
     priority: int = 0
     first_byte: int = 0
     last_byte: int = 0
+    stage: int = 0  # which of `num_stages`, from 0
+    num_stages: int = 1
+    peers: tuple[str, ...] = ()  # their addresses, the best first
+
+    def __post_init__(self) -> None:
+        check_num_stages(self.num_stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,8 +118,9 @@ class Fetch:
         writer = RegionWriter(self.region, self._ref, info, await self._on_sized(info.num_bytes))
         self.num_bytes_resumed = await asyncio.to_thread(writer.open)
         self._writer = writer
+        digester = Digester(writer)
         try:
-            sha256 = await self._transfer(writer)
+            sha256 = await self._transfer(writer, digester)
         finally:
             try:
                 if self.region.directory.is_dir():
@@ -140,12 +141,13 @@ class Fetch:
             source=self._source.scheme,
             seconds=self._clock() - started,
         )
+        if writer.layout is not None:
+            self.region.write_piece_digests(writer.layout, digester.piece_digests)
         self.region.complete(done)
         return done
 
-    async def _transfer(self, writer: RegionWriter) -> str | None:
+    async def _transfer(self, writer: RegionWriter, digester: Digester) -> str | None:
         """All parts; then the digest, or None while bytes outside the range asked for are missing."""
-        digester = Digester(writer)
         digest = asyncio.create_task(digester.run())
         try:
             if not writer.info.ranges:
