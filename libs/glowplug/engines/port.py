@@ -120,6 +120,7 @@ class Ability(StrEnum):
     SWAP = "swap"  # give all of their GPU memory back while their process lives, and take it again
     STAGES = "stages"  # serve as the stages of a pipeline
     FIRST_LAYERS = "first_layers"  # hold the first layers alone while they are prewarmed
+    STREAM = "stream"  # load their weights while these arrive
     SHARE = "share"  # read their weights where the node keeps them (Model.weights_shared)
 
 
@@ -158,7 +159,9 @@ class EngineDriver(Protocol):
         ...
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        """Give it the complete weights and return when it is READY to serve.
+        """Give it the weights and return when it is READY to serve. Where it has the ability "stream" they may still
+        arrive (weights/pieces.py): it reads nothing that has not landed, and what it has read counts once its caller
+        has seen them complete.
 
         Raises EngineFailed with the last lines of its log; the process is gone by then. Cancelled, the process
         goes on loading: call it again (a second call with the same handle just waits) or `stop`.
