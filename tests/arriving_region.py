@@ -4,6 +4,7 @@ fetch over a slow link looks like to an engine."""
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.order import Header, NeedMore, read_header, reading_order
@@ -29,7 +30,8 @@ class ArrivingRegion:
         self.writer.open()
         self.root = self.writer.path()
         self.num_bytes = info.num_bytes
-        self._left = self._pieces()
+        there = self.writer.landed
+        self._left = [piece for piece in self._pieces() if there.gaps(*self._span(piece))]
 
     def _pieces(self) -> list[int]:
         """In the order in which they are read; a piece that belongs to several ranges comes with the first."""
@@ -40,13 +42,25 @@ class ArrivingRegion:
         order = reading_order(layout, headers, config.read_bytes() if config.is_file() else b"")
         return list(dict.fromkeys(piece for one in order.ranges for piece in layout.touched(one.first, one.last)))
 
+    def _span(self, piece: int) -> tuple[int, int]:
+        assert self.writer.layout is not None
+        return self.writer.layout.piece(piece)
+
     def _file(self, name: str) -> Path:
         return self._source / name if name else self._source
 
+    def layout(self) -> dict[str, Any]:
+        """As layout.json has it."""
+        assert self.writer.layout is not None
+        return self.writer.layout.to_json()
+
+    def taken_up(self) -> "ArrivingRegion":
+        """The same, by another writer: what a prefetcher does after its restart."""
+        return ArrivingRegion(self._source, self.region.directory.parent)
+
     def put(self, piece: int) -> int:
         """Land one piece; returns its bytes."""
-        assert self.writer.layout is not None
-        first, last = self.writer.layout.piece(piece)
+        first, last = self._span(piece)
         position = first
         while position < last:
             index = self.writer.file_at(position)
@@ -66,7 +80,7 @@ class ArrivingRegion:
 
     def complete(self) -> None:
         """Everything is there, and checked."""
-        assert not self._left
+        assert self.writer.landed.total == self.num_bytes
         info = RegionInfo(
             path=str(self.root.absolute()), num_bytes=self.num_bytes, sha256="", source="file", seconds=1.0
         )

@@ -12,6 +12,7 @@ agent waits for it, and ends a server that has read bytes which were dropped.
 
 import json
 import mmap
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ class Landing:
         try:
             with (self._region / "landed").open("rb") as file:
                 pages = mmap.mmap(file.fileno(), self._num_pieces, prot=mmap.PROT_READ)
-                return pages, (self._region / "landed").stat().st_ino
+                return pages, os.fstat(file.fileno()).st_ino
         except (OSError, ValueError) as error:
             raise WeightsDropped(f"what has landed of {self._region.name[:12]} cannot be read: {error}") from error
 

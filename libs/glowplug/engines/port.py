@@ -1,8 +1,9 @@
 """The engine port: what an agent asks of an engine, whichever engine it is.
 
 A start has two halves so that they overlap with the fetch of the weights: `launch` brings the process up (imports,
-library, device context) and `load` gives it the weights once they are complete in host memory. Engines outlive the
-agent: a handle is plain data, written to disk, and `adopt` takes the process back after a restart.
+library, device context) and `load` gives it the weights once they are complete in host memory, or while they still
+arrive there (ability "stream"). Engines outlive the agent: a handle is plain data, written to disk, and `adopt` takes
+the process back after a restart.
 """
 
 from collections.abc import Mapping
@@ -110,6 +111,7 @@ class EngineSettings:
     health_timeout_s: float = 2.0
     servers_file: str = ""  # of servers by command; empty: none
     emulated_time_scale: float = 1.0  # emulated seconds per second: 10 runs ten times as fast
+    emulated_streams: bool = False  # emulated engines load their weights while these arrive
     extra: Mapping[str, Any] = field(default_factory=dict)  # options of one driver alone
 
 
