@@ -71,6 +71,7 @@ class Link:
     bytes_per_s: float
     bytes_in_flight: int = 0
     num_transfers: int = 0
+    is_measured: bool = False  # bytes_per_s is what was seen to come in; else it is declared, or 0 where it is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ class RegionWriter:
         self.landed = Intervals()
         self.layout = Layout.of([(f.path, f.num_bytes) for f in info.files]) if info.num_bytes else None
         self._landing = LandingMap(region.directory, self.layout) if self.layout else None
+        self.checked_pieces: dict[int, str] = {}  # whose checksum was found to hold before they landed
         self.grown = asyncio.Event()  # set when the watermark moved
         self._identity = _identity(ref, info)
         self._max_bytes = max_bytes
@@ -173,10 +174,13 @@ class RegionWriter:
         end = offset + len(chunk)
         if end > self._max_bytes:
             raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
-        index = self.file_at(offset)
-        before = self.landed.prefix_end
+        before, position = self.landed.prefix_end, offset
         try:
-            os.pwrite(self._fds[index], chunk, offset - self._starts[index])
+            while position < end:
+                index = self.file_at(position)
+                stop = min(end, self.file_end(index)) if self.num_bytes else end
+                content = chunk if stop - position == len(chunk) else chunk[position - offset : stop - offset]
+                position += os.pwrite(self._fds[index], content, position - self._starts[index])
             self.landed.add(offset, end)
             if self.layout is not None and self._landing is not None:
                 for piece in self.layout.touched(offset, end):
@@ -191,10 +195,31 @@ class RegionWriter:
         except OSError as error:
             raise self._translated(error) from error
 
+    def retract(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """What landed there was wrong: it is to be brought again, in another generation of the region."""
+        if self.layout is None or self._landing is None:
+            return
+        self.layout = replace(self.layout, generation=Layout.of([]).generation)
+        self.region.write_layout(self.layout)  # before any mark goes: a reader that has used them notices
+        lost = Intervals(self.layout.rounded(*one) for one in ranges)
+        self.landed = Intervals(gap for one in self.landed.as_list() for gap in lost.gaps(*one))
+        for first, last in lost.as_list():
+            for piece in self.layout.touched(first, last):
+                self._landing.mark(piece, landed=False)
+                self.checked_pieces.pop(piece, None)
+        self.region.set_watermark(self.landed.prefix_end)
+        self.save()
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Landed bytes, not across a file's end. Blocking: runs in a thread."""
         index = self.file_at(offset)
         return os.pread(self._fds[index], min(num_bytes, self.file_end(index) - offset), offset - self._starts[index])
+
+    def read_all(self, offset: int, num_bytes: int) -> bytes:
+        """Bytes that have landed, within one file; fewer where some of them have not."""
+        if self.landed.gaps(offset, offset + num_bytes):
+            return b""
+        return self.read(offset, num_bytes) if num_bytes else b""
 
     def file_at(self, offset: int) -> int:
         """Index of the file that holds `offset`; empty files hold nothing."""
@@ -291,7 +316,8 @@ class Digester:
             taken = view[at : at + (last - first) - len(self._piece)]
             at += len(taken)
             if not self._piece and len(taken) == last - first:
-                self._pieces.append(piece_digest(taken))
+                known = self._writer.checked_pieces.get(len(self._pieces))
+                self._pieces.append(known or piece_digest(taken))
                 continue
             self._piece += taken
             if len(self._piece) == last - first:

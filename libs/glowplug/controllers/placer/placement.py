@@ -205,6 +205,8 @@ def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
         priority=model.priority,
         first_byte=stage.first_byte,
         last_byte=last_byte,
+        stage=number,
+        num_stages=len(sent.stages),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import (
     MakingSpace,
     Placement,
@@ -27,7 +28,7 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.events.commands import as_if_asked
+from glowplug.events.commands import FetchWeights, as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
 from glowplug.fleet.status import lacks_one_asleep
@@ -335,7 +336,9 @@ class Placing:
         """Its starts, for those stages that no agent has reported."""
         known = self.fleet.instances.by_id
         numbers = [number for number in range(len(sent.stages)) if placement.stage_id(number) not in known]
-        return [Publish(command, placement.event) for command in start_commands(placement, sent, numbers)]
+        commands = start_commands(placement, sent, numbers)
+        ordered = [with_peers(one, self.fleet) if isinstance(one, FetchWeights) else one for one in commands]
+        return [Publish(command, placement.event) for command in ordered]
 
     # starts that have been sent
 

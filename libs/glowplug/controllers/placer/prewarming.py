@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Worker
@@ -155,7 +156,7 @@ class Prewarming:
             instance_id=replica_id,
             priority=URGENCY,
         )
-        commands = (fetch, start) if model.weights.uri else (start,)
+        commands = (with_peers(fetch, self.fleet), start) if model.weights.uri else (start,)
         self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)
         return [Record(decided), *(Publish(command) for command in commands)]
 

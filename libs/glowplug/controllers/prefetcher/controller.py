@@ -91,6 +91,8 @@ class FetchJob:
     stage: Stage = Stage.QUEUED
     first_byte: int = 0
     last_byte: int = 0
+    pipeline_stage: int = 0
+    num_stages: int = 1
     started_at: float = 0.0
     asks: MemoryAsk | None = None  # its size is known (or will not be), memory not granted
     num_bytes: int = 0
@@ -269,6 +271,9 @@ class PrefetcherController:
             data.last_byte,
             data.priority + (WAITED_FOR if data.instance_id else 0),
             command,
+            data.stage,
+            data.num_stages,
+            data.peers,
         )
         try:
             digest = self._digest_of(data.weights)
@@ -323,6 +328,7 @@ class PrefetcherController:
             first = max(job.wants, key=lambda w: w.urgency)
             job.stage, job.started_at = Stage.SIZING, now_s
             job.first_byte, job.last_byte = first.first_byte, first.last_byte
+            job.pipeline_stage, job.num_stages = first.stage, first.num_stages
             job.from_disk = self.disk.has(job.digest)
             effects.append(
                 msg.StartFetch(
@@ -334,6 +340,9 @@ class PrefetcherController:
                     last_byte=job.last_byte,
                     cause=first.cause,
                     from_disk=job.from_disk,
+                    stage=first.stage,
+                    num_stages=first.num_stages,
+                    peers=tuple(dict.fromkeys(url for want in job.wants for url in want.peers)),
                 )
             )
 
@@ -486,7 +495,8 @@ class PrefetcherController:
     def _after_part(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         """A byte range is here, or a fetch was stopped: go on for those who want more, drop what nobody wants."""
         if not end.code:
-            job.wants = [w for w in job.wants if not w.within(job.first_byte, job.last_byte)]
+            part = (job.first_byte, job.last_byte, job.pipeline_stage, job.num_stages)
+            job.wants = [w for w in job.wants if not w.within(*part)]
         if job.wants:
             job.stage, job.asks, job.is_resumed = Stage.QUEUED, None, True
             self.jobs[job.digest] = job
