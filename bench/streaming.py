@@ -2,10 +2,10 @@
 
     python -m bench.streaming [--engine vllm|llamacpp] [--rounds N] [--mb-per-s N]
 
-Needs `make vllm-env` for vLLM. Real engines, parked, one at a time, through the driver an agent uses; the two kinds take
-turns. The fetch is played: the files land in a region piece by piece at that rate, in the order in which the prefetcher
-brings them, and no prefetcher, agent or router runs. The floor is the bytes over the rate. Greedy tokens of both must be
-equal, else it fails.
+Needs `make vllm-env` for vLLM. Real engines, parked, one at a time, through the driver an agent uses; the two kinds
+take turns. The fetch is played: the files land in a region piece by piece at that rate, in the order in which the
+prefetcher brings them, and no prefetcher, agent or router runs. The floor is the bytes over the rate. Greedy tokens of
+both must be equal, else it fails.
 """
 
 import argparse
