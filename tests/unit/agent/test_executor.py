@@ -29,7 +29,6 @@ from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 from tests.agent_rig import write_weights
 from tests.agent_steps import workers
-from tests.arriving_region import ArrivingRegion
 from tests.fleet_builder import a_model
 from tests.waiting import until
 
@@ -294,46 +293,6 @@ async def test_weights_in_memory_already_are_cached(rig: Rig) -> None:
     write_weights(rig.settings.shm_dir.absolute(), MODEL)
     await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
     assert (await rig.outcome(msg.WeightsComplete)).cached
-
-
-async def arriving(rig: Rig, folder: Path, *, streams: bool = True) -> ArrivingRegion:
-    """Weights of i-1 that begin to arrive, and are watched."""
-    source = folder / "weights"
-    source.write_bytes(bytes(range(256)) * 64)
-    ref = WeightsRef(uri=f"file:{source}")
-    region = ArrivingRegion(source, rig.settings.shm_dir.absolute() / rig.settings.node)
-    assert region.region.directory.name == ref.digest
-    await rig.do(msg.AwaitWeights("i-1", ref, 9e9, streams=streams))
-    return region
-
-
-async def test_an_engine_that_streams_is_given_its_weights_as_they_arrive(rig: Rig, tmp_path: Path) -> None:
-    region = await arriving(rig, tmp_path)
-    assert (await rig.outcome(msg.WeightsArriving)).path == str(region.root)
-    await region.land()
-    region.complete()
-    assert not (await rig.outcome(msg.WeightsComplete)).cached
-
-
-async def test_weights_that_are_dropped_and_come_again_are_reported_before_they_are_complete(
-    rig: Rig, tmp_path: Path
-) -> None:
-    region = await arriving(rig, tmp_path)
-    await rig.outcome(msg.WeightsArriving)
-    region.region.clear_bytes()
-    again = region.taken_up()
-    await again.land()
-    again.complete()
-    await rig.outcome(msg.WeightsComplete)
-    assert [type(o) for o in rig.outcomes][:2] == [msg.WeightsArriving, msg.WeightsReplaced]
-
-
-async def test_an_engine_that_does_not_stream_waits_for_all(rig: Rig, tmp_path: Path) -> None:
-    region = await arriving(rig, tmp_path, streams=False)
-    await asyncio.sleep(0.05)
-    assert not rig.outcomes
-    region.region.fail("weights_corrupt", "checksum differs", failed_at=1.0)
-    assert (await rig.outcome(msg.WeightsFailed)).code == "weights_corrupt"
 
 
 async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(rig: Rig) -> None:
