@@ -8,6 +8,9 @@ import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.model import WeightsRef
+from glowplug.engines.drivers import driver
+from glowplug.engines.port import Ability
+from services.agent.service import engine_kind
 from tests.arriving_region import ArrivingRegion
 from tests.unit.agent.test_executor import FakeEngineDriver, Rig, rig_of
 
@@ -56,3 +59,11 @@ async def test_an_engine_that_does_not_stream_waits_for_all(rig: Rig, tmp_path: 
     assert not rig.outcomes
     region.region.fail("weights_corrupt", "checksum differs", failed_at=1.0)
     assert (await rig.outcome(msg.WeightsFailed)).code == "weights_corrupt"
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "vllm"])
+def test_an_operator_may_have_engines_wait(name: str) -> None:
+    made = driver(name)
+    assert Ability.STREAM in engine_kind(made, "host").abilities
+    without = engine_kind(made, "host", streams=False)
+    assert without.abilities == engine_kind(made, "host").abilities - {Ability.STREAM}
