@@ -354,7 +354,7 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
 
 
 async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
-    with TraceSink() as sink, WeightServer(DATA, cuts=[100_000, 100_000]) as server:
+    with TraceSink() as sink, WeightServer(DATA, cuts=[100_000, 1]) as server:
         prefetcher.process.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
         await prefetcher.start()
         await prefetcher.fetched(WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA), "i-1")
