@@ -24,6 +24,7 @@ from glowplug.weights.transfer import Holder, Holding, Peer, Tally, Transfer, Wr
 from glowplug.weights.writer import Digester, RegionWriter
 
 log = logging.getLogger(__name__)
+FILE = "file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,8 @@ class Fetch:
     async def _filled(
         self, writer: RegionWriter, looks: "Looks", lost: Exception | None, started: float
     ) -> RegionInfo | None:
-        digester = Digester(writer)
+        # Of a file of this machine no other node reads: its checksums would only delay the start.
+        digester = Digester(writer, with_pieces=self._source.scheme != FILE)
         origin = Holder(
             self._source.scheme, self._options.max_parts, source=self._source, digests=self._digests, lost=lost
         )
@@ -204,7 +206,7 @@ class Fetch:
         if wanted and sha256 != wanted:
             raise ChecksumMismatch(f"{redacted(self._ref.uri)}: sha256 is {sha256}, expected {wanted}")
         done = self._info(writer, writer.num_bytes, sha256, started)
-        if writer.layout is not None:
+        if writer.layout is not None and digester.piece_digests:
             self.region.write_piece_digests(writer.layout, digester.piece_digests)
         self.region.complete(done)
         return done

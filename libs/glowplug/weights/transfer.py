@@ -147,7 +147,8 @@ class Transfer:
         what is missing."""
         layout = self._writer.layout
         assert layout is not None
-        wanted = [gap for first, last in ranges for gap in self._writer.landed.gaps(*layout.rounded(first, last))]
+        done = Intervals([*self._writer.landed.as_list(), *((one.first, one.last) for one in self.wrong)])
+        wanted = [gap for first, last in ranges for gap in done.gaps(*layout.rounded(first, last))]
         parts = Parts(layout, distinct(wanted), self._part_bytes)
         if parts.is_done:
             return
@@ -290,7 +291,7 @@ class Transfer:
                 if not piece or holder.lost is not None:
                     break  # it goes on past what was asked for, or is not wanted any more
                 first = landing.position
-                landing.take(piece)
+                await landing.take(piece)
                 position += len(piece)
                 if holder.peer is not None:
                     self.from_peers.add(first, landing.position)
@@ -361,7 +362,7 @@ class _Landing:
         self._writer, self._holder, self.position = writer, holder, position
         self._waiting = bytearray()  # of the piece that is coming in
 
-    def take(self, chunk: bytes) -> None:
+    async def take(self, chunk: bytes) -> None:
         """Raises WrongPiece."""
         layout, digests = self._writer.layout, self._holder.digests
         if not digests:
@@ -377,7 +378,7 @@ class _Landing:
                 return
             content = bytes(self._waiting[: last - first])
             del self._waiting[: last - first]
-            if piece_digest(content) != digests[index]:
+            if await asyncio.to_thread(piece_digest, content) != digests[index]:
                 raise WrongPiece(self._holder.name, index, first, last)
             self._writer.write(first, content)
             self._writer.checked_pieces[index] = digests[index]

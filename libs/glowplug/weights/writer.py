@@ -263,14 +263,15 @@ class RegionWriter:
 
 
 class Digester:
-    """SHA-256 of what is in the region, read back in order behind the watermark while later parts still land; in the
-    same pass, the checksum of each piece.
+    """SHA-256 of what is in the region, read back in order behind the watermark while later parts still land; with
+    `with_pieces`, in the same pass, the checksum of each piece.
 
     A directory's digest is that of `sha256sum`'s listing: `<hex>  <path>` lines, in path order.
     """
 
-    def __init__(self, writer: RegionWriter, step_bytes: int = 4 << 20) -> None:
+    def __init__(self, writer: RegionWriter, step_bytes: int = 4 << 20, *, with_pieces: bool = True) -> None:
         self._writer, self._step_bytes = writer, step_bytes
+        self._layout = writer.layout if with_pieces else None
         self._position = 0
         self._stopped = False
         self._hashes = [hashlib.sha256() for _ in writer.info.files]
@@ -279,7 +280,7 @@ class Digester:
 
     @property
     def piece_digests(self) -> tuple[str, ...]:
-        """Of every piece, once `run` has returned; () for weights whose size was not known before."""
+        """Of every piece, once `run` has returned; () without them, and for weights whose size was not known before."""
         return tuple(self._pieces)
 
     def stop(self) -> None:
@@ -306,8 +307,8 @@ class Digester:
                 raise OSError(errno.EIO, f"byte {self._position} of the region has vanished")
             self._hashes[self._writer.file_at(self._position)].update(chunk)
             self._position += len(chunk)
-            if self._writer.layout is not None:
-                self._take_pieces(chunk, self._writer.layout)
+            if self._layout is not None:
+                self._take_pieces(chunk, self._layout)
 
     def _take_pieces(self, chunk: bytes, layout: Layout) -> None:
         view, at = memoryview(chunk), 0
