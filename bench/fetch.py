@@ -4,9 +4,9 @@
 
 The registry is a web server that is throttled over all its connections; each peer is the prefetcher's own routes
 (services/prefetcher/peer_rest.py) on a link that is throttled to the same rate; each is a process of its own. The
-reader's link is not throttled. Printed are the seconds until all is there and checked, beside the floor bytes / (sources x rate);
-when the first half of the layers had landed; how much came from peers; and the processor seconds of the reader per
-gigabyte, with what the checksums of pieces and the reading order take of them.
+reader's link is not throttled. Printed are the seconds until all is there and checked, beside the floor bytes /
+(sources x rate); when the first half of the layers had landed; how much came from peers; and the processor seconds of
+the reader per gigabyte, with what the checksums of pieces and the reading order take of them.
 """
 
 import argparse
