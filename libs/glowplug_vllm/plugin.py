@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import kv_limit, process, rundir, sleeping
+from glowplug_vllm import arriving, kv_limit, process, rundir, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -42,6 +42,10 @@ def register() -> None:
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.glowplug_kv = kv_limit.kv  # the API server calls it by its name
+    if arriving.is_on():
+        from glowplug_vllm import arriving_load
+
+        arriving_load.install()
 
 
 class CoreWatch:
@@ -98,6 +102,7 @@ class GlowplugEndpoint:
         if engine_client is not None:
             self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
             self._sleeping = sleeping.Sleeping(engine_client, int(os.environ.get(sleeping.FIRST_BYTES) or 0))
+        arriving.check()
         if START is not None:
             port = args.port or process.bound_port()
             self._announcement = asyncio.create_task(announce(START, args.host or "", port, holds(engine_client)))

@@ -1,7 +1,7 @@
 """The files by which the agent's driver and one server speak, all in the instance's run directory.
 
     spec.json    driver -> server  {"argv", "launched_at", "wait_s", "system_prompt"}, before the process starts
-    go.json      driver -> server  {"path"}: the weights are complete
+    go.json      driver -> server  {"path"}: the weights are complete, or arrive there (landing.py)
     ready.json   server -> driver  {"port", "phases": [[name, started_at, ended_at], ...], "num_slots", "kv_tokens"}
     failed.json  server -> driver  {"message"}
     exit.json    zygote -> driver  {"code", "at"}: how a parked-started server ended

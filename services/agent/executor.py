@@ -234,16 +234,25 @@ class EngineExecutor:
         await watch.run(self._settings.engine_memory_s)
 
     async def _await_weights(self, effect: msg.AwaitWeights) -> None:
-        """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
+        """Look until the region says complete or failed; past the deadline the controller has given up by itself. An
+        engine that streams may begin once the region has a layout, and for nothing where that has another generation
+        afterwards."""
         if not effect.weights.uri:
             await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
             return
         digest = region_digest(effect.weights)
         region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
         began = self._clock()
-        is_first = True
+        is_first, generation = True, ""
         while self._clock() < effect.deadline_at:
-            status = region.read_state(effect.instance_id)
+            status = region.read_state(effect.instance_id, stage=effect.stage, num_stages=effect.num_stages)
+            if generation and status.state is not RegionState.FAILED and status.generation != generation:
+                why = "they were dropped, and come again from the start"
+                await self._report(msg.WeightsReplaced(effect.instance_id, why))
+                generation = ""
+            if effect.streams and not generation and status.state is RegionState.FETCHING and status.path:
+                generation = status.generation
+                await self._report(msg.WeightsArriving(effect.instance_id, status.path))
             if status.state is RegionState.COMPLETE and status.info is not None:
                 declared, found = effect.weights.num_bytes, status.info.num_bytes
                 if declared and found and declared != found:  # kept for another model, which says otherwise or nothing

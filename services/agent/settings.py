@@ -32,6 +32,8 @@ class AgentSettings(ServiceSettings):
     llamacpp_parked: bool = True  # engines are forks of a process that has imported all they need (20 MB)
     vllm_parked: bool = True
     emulated_time_scale: float = Field(1.0, gt=0)
+    emulated_streams: bool = False  # emulated engines load their weights while these arrive
+    stream_weights: bool = True  # engines that can do so load their weights while these arrive; else afterwards
     engines_on_stop: Literal["stop", "leave"] = "stop"
 
     tick_s: float = Field(0.05, gt=0)
@@ -118,5 +120,6 @@ class AgentSettings(ServiceSettings):
             load_timeout_s=self.load_timeout_s,
             health_timeout_s=self.health_timeout_s,
             emulated_time_scale=self.emulated_time_scale,
+            emulated_streams=self.emulated_streams,
             servers_file=self.servers,
         )

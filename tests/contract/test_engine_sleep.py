@@ -8,6 +8,7 @@ import os
 import signal
 import statistics
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -19,6 +20,7 @@ from glowplug.domain.errors import EngineFailed, EngineMisconfigured
 from glowplug.engines.port import Ability, EngineHandle, LoadReport, Sleeper
 from glowplug.engines.process import anonymous_bytes
 from glowplug.engines.vllm import VllmDriver
+from tests.arriving_region import ArrivingRegion
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
 from tests.waiting import until
 
@@ -79,6 +81,31 @@ async def test_it_answers_after_the_wake_as_before_its_sleep(
         await sleeper(case).wake(awake)
         assert (await continued(awake, prompt))["text"] == before[prompts.index(prompt)]
     assert all(answer["text"] for answer in await asyncio.gather(*(continued(awake, prompt) for prompt in prompts)))
+
+
+async def test_weights_that_arrive_while_it_loads_make_the_same_engine(
+    case: EngineCase, awake: EngineHandle, tmp_path: Path
+) -> None:
+    """It waits for the last byte, answers as one that was given whole weights, and sleeps and wakes as that one."""
+    if Ability.STREAM not in case.driver.abilities("host"):
+        pytest.skip("its engines do not load while their weights arrive")
+    arriving = ArrivingRegion(case.weights, tmp_path)
+    handle = await case.launch()
+    await arriving.land(0.5)
+    loading = asyncio.create_task(case.driver.load(handle, arriving.root))
+    await asyncio.sleep(1.0)
+    assert not loading.done(), "half of its weights have not come"
+    await arriving.land()
+    arriving.complete()
+    handle = (await loading).handle
+    case.handles.append(handle)
+    expected = [await continued(awake, prompt) for prompt in ("The sea is", "Once upon")]
+    assert [await continued(handle, prompt) for prompt in ("The sea is", "Once upon")] == expected
+    for becomes in ("prewarmed", "swapped_out"):
+        await sleeper(case).sleep(handle, becomes)
+        await sleeper(case).wake(handle)
+        assert (await continued(handle, "The sea is"))["text"] == expected[0]["text"]
+    await case.driver.stop(handle, 0.0)
 
 
 async def test_asleep_it_keeps_its_process_and_its_port_and_says_that_it_is_healthy(

@@ -1,18 +1,22 @@
 """The union and the baselines on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle
 to zero."""
 
+import hashlib
 import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from glowplug.engines.samples import sample_weights_path
 from glowplug.policies.systems import SYSTEMS, System
 from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
+from tests.weight_servers import WeightServer
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
 MODEL = """
@@ -117,6 +121,35 @@ def test_what_is_pinned_asleep_leaves_for_its_sleep_under_any_system(fleet: Flee
     assert fleet.chat("brief").status_code == 200
     (woken,) = [i for i in fleet.instances("brief") if i["state"] == "ready"]
     assert (woken["source"], woken["start_kind"]) == (asleep["instance_id"], "wake")
+
+
+ARRIVING = MODEL.replace("weights: sample:smollm2", "weights: {{uri: {uri}, sha256: {sha256}}}\nweights_bytes: 94MiB")
+
+
+def test_an_engine_loads_its_weights_while_they_arrive_and_serves_none_that_are_wrong(
+    fleet: Fleet, system: System, tmp_path: Path
+) -> None:
+    """HydraServe section 5.1: fetch and load overlap. Its server is built long before the last byte."""
+    if system is not SYSTEMS["union"]:
+        pytest.skip("the engine does the same under every system")
+    data = sample_weights_path().read_bytes()
+    with WeightServer(data, step_s=0.001) as server:
+        for name, content in (("arriving", data), ("wrong", b"other")):
+            sha256 = hashlib.sha256(content).hexdigest()
+            text = ARRIVING.format(name=name, keep_alive_s=600, uri=server.url, sha256=sha256)
+            (tmp_path / f"{name}.yaml").write_text(text)
+        done = fleet.cli("deploy", *map(str, tmp_path.glob("*.yaml")))
+        assert done.returncode == 0, done.stderr
+        answer = fleet.chat("arriving", temperature=0)
+        assert answer.status_code == 200, answer.text
+        server.step_s = 0.0
+        refused = fleet.chat("wrong")
+    (row,) = [row for row in fleet.instances("arriving") if row["phases"]]
+    phases = {phase["name"]: phase for phase in row["phases"]}
+    assert phases["load"]["started_at"] < phases["fetch"]["ended_at"] - 0.1, phases
+    assert phases["warmup"]["ended_at"] > phases["load"]["ended_at"]
+    assert refused.status_code == 503 and "sha256" in refused.text, refused.text
+    assert all(row["state"] == "failed" and not row.get("ready_at") for row in fleet.instances("wrong"))
 
 
 def test_no_service_stumbled(fleet: Fleet) -> None:

@@ -22,7 +22,8 @@ class EmulatedDriver(HostedDriver):
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        return frozenset({Ability.PREWARM, Ability.SWAP, Ability.FIRST_LAYERS})
+        streams = {Ability.STREAM} if self._settings.emulated_streams else set()
+        return frozenset({Ability.PREWARM, Ability.SWAP, Ability.FIRST_LAYERS} | streams)
 
     @staticmethod
     def api(model: Model) -> EngineApi:

@@ -16,7 +16,7 @@ from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Model
-from glowplug.engines import probe, process, rendezvous
+from glowplug.engines import landing, probe, process, rendezvous
 from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm
 from glowplug.engines.port import (
@@ -156,7 +156,7 @@ class HostedDriver:
         run_dir = Path(handle.run_dir)
         rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
         try:
-            ready = await self._wait_ready(handle, run_dir)
+            ready = await self._wait_ready(handle, run_dir, weights_path)
         except EngineFailed:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
             raise
@@ -169,7 +169,8 @@ class HostedDriver:
             lacks=tuple(ready.get("lacks", ())),
         )
 
-    async def _wait_ready(self, handle: EngineHandle, run_dir: Path) -> dict[str, Any]:
+    async def _wait_ready(self, handle: EngineHandle, run_dir: Path, weights_path: Path) -> dict[str, Any]:
+        """READY within `load_timeout_s`, which begins anew while the weights still arrive: the start bounds that."""
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
         while True:
             alive = self.adopt(handle)  # asked first: what it wrote before it died is still read below
@@ -184,6 +185,9 @@ class HostedDriver:
             if not alive:
                 raise self._failure(handle, "the process ended before it was ready")
             if asyncio.get_running_loop().time() > deadline:
+                if landing.is_arriving(weights_path):
+                    deadline += self._settings.load_timeout_s
+                    continue
                 raise self._failure(handle, f"not ready within {self._settings.load_timeout_s:g} s")
             await asyncio.sleep(process.POLL_S)
 

@@ -49,9 +49,10 @@ class LlamacppDriver(HostedDriver):
         return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On host memory both, by pages: see llamacpp_sleep.py. On a GPU its server is dropped and built again, which
-        leaves nothing there that could be prewarmed."""
-        return frozenset({Ability.PREWARM, Ability.SWAP} if gpu_kind == "host" else {Ability.SWAP})
+        """On host memory it sleeps by pages (llamacpp_sleep.py), and maps a file that still fills (llamacpp_host.py).
+        On a GPU its server is dropped and built again, which leaves nothing there that could be prewarmed, and weights
+        are copied when it is built."""
+        return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM} if gpu_kind == "host" else {Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:

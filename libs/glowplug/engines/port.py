@@ -1,8 +1,9 @@
 """The engine port: what an agent asks of an engine, whichever engine it is.
 
 A start has two halves so that they overlap with the fetch of the weights: `launch` brings the process up (imports,
-library, device context) and `load` gives it the weights once they are complete in host memory. Engines outlive the
-agent: a handle is plain data, written to disk, and `adopt` takes the process back after a restart.
+library, device context) and `load` gives it the weights once they are complete in host memory, or while they still
+arrive there (ability "stream"). Engines outlive the agent: a handle is plain data, written to disk, and `adopt` takes
+the process back after a restart.
 """
 
 from collections.abc import Mapping
@@ -110,6 +111,7 @@ class EngineSettings:
     health_timeout_s: float = 2.0
     servers_file: str = ""  # of servers by command; empty: none
     emulated_time_scale: float = 1.0  # emulated seconds per second: 10 runs ten times as fast
+    emulated_streams: bool = False  # emulated engines load their weights while these arrive
     extra: Mapping[str, Any] = field(default_factory=dict)  # options of one driver alone
 
 
@@ -120,6 +122,7 @@ class Ability(StrEnum):
     SWAP = "swap"  # give all of their GPU memory back while their process lives, and take it again
     STAGES = "stages"  # serve as the stages of a pipeline
     FIRST_LAYERS = "first_layers"  # hold the first layers alone while they are prewarmed
+    STREAM = "stream"  # load their weights while these arrive
     SHARE = "share"  # read their weights where the node keeps them (Model.weights_shared)
 
 
@@ -158,7 +161,9 @@ class EngineDriver(Protocol):
         ...
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        """Give it the complete weights and return when it is READY to serve.
+        """Give it the weights and return when it is READY to serve. Where it has the ability "stream" they may still
+        arrive (weights/pieces.py): it reads nothing that has not landed, and what it has read counts once its caller
+        has seen them complete.
 
         Raises EngineFailed with the last lines of its log; the process is gone by then. Cancelled, the process
         goes on loading: call it again (a second call with the same handle just waits) or `stop`.

@@ -1,7 +1,7 @@
 """How a driver and the engine process it started exchange messages: small JSON files in the run directory.
 
     spec.json    driver -> host  what to serve, written before the process starts
-    go.json      driver -> host  {"path"}: the weights are complete
+    go.json      driver -> host  {"path"}: the weights are complete, or arrive there (landing.py)
     ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}, and what the engine holds, as
                                  far as it says so: "num_slots", "kv_tokens", "lacks"
     failed.json  host -> driver  {"message", "code" where waiting for another start would not help}

@@ -45,8 +45,9 @@ class VllmDriver(HostedDriver):
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode."""
-        everywhere = frozenset({Ability.PREWARM, Ability.SWAP})
+        """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode. Weights are read as they
+        land by vLLM's own loader everywhere (glowplug_vllm/arriving_load.py)."""
+        everywhere = frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM})
         return everywhere | {Ability.FIRST_LAYERS, Ability.SHARE} if gpu_kind != "cuda" else everywhere
 
     @staticmethod

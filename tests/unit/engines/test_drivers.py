@@ -1,8 +1,11 @@
 """The registry, what each driver refuses before it starts a process, and what the process is started with."""
 
+import asyncio
 import re
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +18,13 @@ from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous, vllm_args
 from glowplug.engines.drivers import NAMES, driver
-from glowplug.engines.gguf import GgufFacts
+from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.landing import Landing
 from glowplug.engines.llamacpp import LlamacppDriver
-from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines.port import Ability, EngineHandle, EngineSettings, LaunchRequest
 from glowplug.engines.samples import sample_weights_path
+from tests.arriving_region import ArrivingRegion
 
 host = pytest.importorskip("glowplug.engines.llamacpp_host", exc_type=ImportError)
 
@@ -124,6 +129,68 @@ async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(t
     assert phases["fetch"].actual_s >= 0.5
     assert phases["fetch"].started_at == phases["launch"].started_at
     assert phases["fetch"].ended_at <= phases["load"].started_at
+
+
+async def test_an_emulated_engine_that_streams_ends_its_load_behind_the_last_byte(tmp_path: Path) -> None:
+    """At 100 times the speed: 100 MB at 1 GB/s take 1 ms, the last 16 MB behind the fetch less."""
+    source = tmp_path / "w"
+    source.write_bytes(b"x" * (64 << 10))
+    region = ArrivingRegion(source, tmp_path / "shm")
+    made = driver("emulated", EngineSettings(emulated_time_scale=100.0, emulated_streams=True))
+    assert Ability.STREAM in made.abilities("emulated")
+    assert Ability.STREAM not in driver("emulated", EngineSettings()).abilities("emulated")
+    args = {"launch_s": 1.0, "warmup_s": 0, "load_bytes_per_s": 1e9}
+    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
+    try:
+        loading = asyncio.create_task(made.load(handle, region.root))
+        await region.land()
+        await asyncio.sleep(0.3)
+        assert not loading.done(), "its weights are not checked"
+        completed_at = time.time()
+        region.complete()
+        phases = {phase.name.value: phase for phase in (await loading).phases}
+    finally:
+        await made.stop(handle, grace_s=5.0)
+    assert completed_at < phases["load"].ended_at
+
+
+def test_what_a_header_says_is_known_before_a_tensor_has_landed(tmp_path: Path) -> None:
+    region = ArrivingRegion(sample_weights_path(), tmp_path)
+    threading.Timer(0.02, lambda: asyncio.run(region.land(0.05))).start()
+    landing = Landing.of(region.root)
+    assert landing is not None
+    found = host.facts_of(region.root, landing, 10.0)
+    assert found == read_facts(sample_weights_path())
+    assert found.header_bytes == 1_785_664 and found.tensor_types == {0, 3, 8}, "F32, Q4_1, Q8_0"
+    assert region.writer.landed.total < 0.1 * region.num_bytes
+
+
+def test_a_header_that_is_none_is_refused_once_all_of_it_is_there(tmp_path: Path) -> None:
+    source = tmp_path / "w.gguf"
+    source.write_bytes(b"GGUF" + bytes(5 << 20))
+    region = ArrivingRegion(source, tmp_path / "shm")
+    threading.Timer(0.02, lambda: asyncio.run(region.land())).start()
+    with pytest.raises(InvalidGguf):
+        host.facts_of(region.root, Landing.of(region.root), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("types", "machine", "system", "stays"),
+    [
+        ({0, 3, 8}, "x86_64", "AVX2 = 1 | REPACK = 1", True),
+        ({0, 3, 8}, "x86_64", "AMX_INT8 = 1 | REPACK = 1", False),
+        ({0, 2}, "x86_64", "REPACK = 1", False),  # Q4_0
+        ({0, 12}, "x86_64", "REPACK = 1", False),  # Q4_K
+        ({0, 1, 30}, "aarch64", "NEON = 1", True),
+        ({0, 8}, "aarch64", "NEON = 1", False),
+    ],
+)
+def test_weights_that_could_be_repacked_are_not_mapped_early(
+    types: set[int], machine: str, system: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host.platform, "machine", lambda: machine)
+    monkeypatch.setattr(host.xllamacpp, "get_system_info", lambda: system)
+    assert host.stay_mapped(frozenset(types)) is stays
 
 
 def test_waiting_threads_give_their_core_away_unless_the_operator_says_otherwise(

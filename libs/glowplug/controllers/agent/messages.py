@@ -36,6 +36,22 @@ class EngineLaunched(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsArriving(Outcome):
+    """The files at `path` have their names and their sizes, and bytes land in them: an engine that streams may load
+    them now. What it has loaded counts only after WeightsComplete."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReplaced(Outcome):
+    """What has arrived was dropped and is fetched again from the start: what an engine has read of it may be wrong.
+    WeightsArriving or WeightsComplete follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsComplete(Outcome):
     """`path` is the file or directory to load. `cached`: they were there at the first look."""
 
@@ -215,17 +231,20 @@ class LaunchEngine(ForEngine):
 @dataclass(frozen=True, slots=True)
 class AwaitWeights(ForEngine):
     """Watch the region in host memory; of a pipeline's stage, its part of it. Outcome: WeightsComplete or
-    WeightsFailed; none at all past the deadline."""
+    WeightsFailed, before them WeightsArriving and WeightsReplaced where it `streams`; none at all past the
+    deadline."""
 
     weights: WeightsRef
     deadline_at: float
     stage: int = 0
     num_stages: int = 1
+    streams: bool = False  # its engine loads them while they arrive
 
 
 @dataclass(frozen=True, slots=True)
 class LoadEngine(ForEngine):
-    """Outcome: EngineReady (of a replica EnginePrewarmed) or EngineStartFailed."""
+    """The weights at `path` may still arrive. Outcome: EngineReady (of a replica EnginePrewarmed) or
+    EngineStartFailed."""
 
     path: str
 

@@ -22,6 +22,8 @@ class State(StrEnum):
     """Where one instance is on its node. What each means stands in RULES."""
 
     STARTING = "starting"
+    STREAMING = "streaming"
+    UNCHECKED = "unchecked"
     RESTARTING = "restarting"
     LOADING = "loading"
     STAGE_LOADED = "stage_loaded"
@@ -52,6 +54,7 @@ class Start:
     deadline_at: float
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
     is_launched: bool = False  # its process is up
+    arriving_path: str | None = None  # where they arrive, of an engine that streams
     weights_path: str | None = None  # once they are in host memory
     fetch: Phase | None = None
     grew_from: InstanceState | None = None  # what the instance was that it took over
@@ -189,6 +192,8 @@ class Holding:
         start = self.start
         if self.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
             yield f"{name} has its process and its weights, and does not load"
+        if self.state in (State.STREAMING, State.UNCHECKED) and start is not None and start.weights_path is not None:
+            yield f"{name} is {self.state} and its weights are whole"
         if self.state is State.FALLING_ASLEEP and self.drain is not None and not self.drain.becomes:
             yield f"{name} falls asleep to become nothing"
         for gpu_id, of_gpu in self.shares.items():
@@ -216,6 +221,8 @@ S, P = State, InstanceState
 # state, what the fleet sees of it, the parts that it needs, those that it may have, what it means
 _RULES = (
     (S.STARTING, P.STARTING, "start shares", "engine_id", "its process starts, and its weights are on their way"),
+    (S.STREAMING, P.STARTING, "start shares", "engine_id", "its engine takes the weights while they arrive"),
+    (S.UNCHECKED, P.STARTING, "start shares", "engine_id", "its engine is loaded, and its weights are not checked yet"),
     (S.RESTARTING, P.STARTING, "start stop shares", "engine_id", "its process ends, and its start begins again then"),
     (S.LOADING, P.LOADING, "start shares", "", "its engine takes the weights"),
     (S.STAGE_LOADED, P.LOADING, "start shares", "", "a pipeline's first stage is loaded and waits for the others"),
@@ -236,6 +243,7 @@ RULES: Mapping[State, Rule] = {
     for state, public, needs, may, means in _RULES
 }
 
-COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
+FETCHING = frozenset({State.STARTING, State.STREAMING, State.UNCHECKED})  # its weights may still be on their way
+COMING = FETCHING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
 ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left

@@ -2,8 +2,8 @@
 
 An instance that grows from another (`StartInstance.source`) takes its bytes and its engine; the other one ends STOPPED
 in the same transaction. Whatever that command finds is used as far as it goes: a source that is loading is activated
-and streams on, one that has not begun to load is begun under its own id (`Holding.engine_id`) and activated then, and
-one that is gone, or holds other weights or other GPUs, leaves a start from scratch.
+and loads on, one whose weights are on their way goes on under its own id (`Holding.engine_id`) and is activated once
+they are whole, and one that is gone, or holds other weights or other GPUs, leaves a start from scratch.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,18 @@ from dataclasses import replace
 from glowplug.controllers.agent import lifecycle, stages
 from glowplug.controllers.agent.messages import GivesWay, Recalled, SleepEngine, TakenOver
 from glowplug.controllers.agent.params import EngineKind
-from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, RULES, Holding, Pipeline, Start, State, Stop
+from glowplug.controllers.agent.record import (
+    COMING,
+    DORMANT,
+    ENDED,
+    FETCHING,
+    RULES,
+    Holding,
+    Pipeline,
+    Start,
+    State,
+    Stop,
+)
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState, Worker
@@ -147,7 +158,13 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
     from_id, was, start = source.instance.instance_id, source.instance.state, holding.start
     assert start is not None
     if source.start is not None:
-        start = replace(start, is_launched=source.start.is_launched, weights_path=source.start.weights_path)
+        begun = source.start
+        start = replace(
+            start,
+            is_launched=begun.is_launched,
+            arriving_path=begun.arriving_path,
+            weights_path=begun.weights_path,
+        )
     if was.is_dormant:  # nothing is loaded: one that takes long hangs, and requests wait for it
         deadline_at = min(start.deadline_at, transaction.now_s + transaction.params.wake_deadline_s)
         start = replace(start, deadline_at=deadline_at)
@@ -158,9 +175,9 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
         was_cached=source.was_cached,
         start=replace(start, grew_from=was),
     )
-    if source.state is State.STARTING:
-        begun = replace(holding, engine_id=from_id)
-        transaction.publish(begun, reason=f"it takes over the start of {from_id}")
+    if source.state in FETCHING:
+        taken = holding.enter(source.state, engine_id=from_id)
+        transaction.publish(taken, reason=f"it takes over the start of {from_id}")
     else:
         holding = lifecycle.activate(transaction, holding, from_id)
         transaction.publish(holding, reason=f"it grows from {from_id}, which was {was.value}")

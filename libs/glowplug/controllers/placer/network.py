@@ -76,8 +76,10 @@ class Network:
 
     def _after_fetch_s(self, node: Node, model: Model, num_stages: int) -> float:
         """Seconds between a stage's last byte there and its being warm."""
-        took = self.times.predict(model, StartKind.COLD, gpu_kind_of(node))
-        load_s = 0.0 if node.can(model.engine, STREAMS) else took.load_s / num_stages
+        gpu_kind = gpu_kind_of(node)
+        took = self.times.predict(model, StartKind.COLD, gpu_kind)
+        streams = node.can(model.engine, STREAMS)
+        load_s = self.times.tail_s(model, gpu_kind) if streams else took.load_s / num_stages
         return load_s + took.warmup_s + took.rest_s
 
     def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:

@@ -14,7 +14,8 @@ from glowplug.engines.emulated_host.batch import BLOCK_TOKENS
 from glowplug.engines.emulated_host.engine import Engine, EngineConfig
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.http import Connection
-from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES, ColdStart
+from glowplug.engines.emulated_host.profiles import CHUNK_BYTES, DEFAULT_PROFILE, PROFILES, ColdStart
+from glowplug.engines.landing import Landing
 
 
 def configuration(spec: dict[str, Any]) -> EngineConfig:
@@ -57,7 +58,12 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
         raise ValueError(f"the weights at {weights} are empty")
     if faults.startup_failure:
         raise RuntimeError(faults.startup_failure)
-    sleep_until(load_at + config.first_bytes / config.load_bytes_per_s / scale)
+    moved_s = config.first_bytes / config.load_bytes_per_s / scale
+    if (landing := Landing.of(weights)) is not None:  # moved as they come, the last chunk behind the last byte
+        landing.wait_complete(spec["wait_s"], stage=spec.get("stage", 0), num_stages=spec.get("num_stages", 1))
+        last_s = min(CHUNK_BYTES, config.first_bytes) / config.load_bytes_per_s / scale
+        moved_s = max(moved_s, time.time() - load_at + last_s)
+    sleep_until(load_at + moved_s)
     warmup_at = time.time()
     sleep_until(warmup_at + args.get("warmup_s", ColdStart().warmup_s) / scale)
     return [

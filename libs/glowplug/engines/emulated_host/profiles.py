@@ -42,6 +42,7 @@ PROFILES = {  # prefill: constant, per tok, per sq; decode: constant, per sequen
 }
 
 DEFAULT_PROFILE = "llama-2-7b/a10"
+CHUNK_BYTES = 16e6  # of weights that are moved while they arrive: HydraServe Eq. 5's last chunk (erratum E15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ Departures:
   nothing. Eq. 5 is of engines that stream what they fetch (`ServerOffer.streams`); of any other the process comes up
   beside the fetch, and the load waits for both: max(t_cc + t_cu + t_l, M/(s b_q)) + M/(s p_q).
 - Algorithm 1 still names Eq. 1 (`overlap=False`: t_c + M/s max(1/b + 1/p), then the same), which section 5 replaces by
-  Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15).
+  Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15), or
+  what an engine was seen to do behind the last byte (`StageSeconds.tail_s`).
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
@@ -48,6 +49,7 @@ class StageSeconds:
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d
     warmup_s: float = 0.0  # t_w
+    tail_s: float = 0.0  # of a streamed load behind the last byte, where it was seen; 0: the last chunk's way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,13 +276,13 @@ def ready_s(
         return started_s + stages.library_s + fetch_s + load_s + stages.warmup_s
     if not server.streams:
         return max(started_s + stages.library_s, fetch_s) + load_s + stages.warmup_s
-    last_chunk_s = min(params.chunk_bytes, part_bytes / num_gpus) / server.pcie_bytes_per_s
-    return max(started_s + max(load_s, stages.library_s), fetch_s + last_chunk_s) + stages.warmup_s
+    last_s = stages.tail_s or min(params.chunk_bytes, part_bytes / num_gpus) / server.pcie_bytes_per_s
+    return max(started_s + max(load_s, stages.library_s), fetch_s + last_s) + stages.warmup_s
 
 
 def after_fetch_s(stages: StageSeconds, part_bytes: float, server: ServerOffer) -> float:
     """Seconds on a server between the last byte of `part_bytes` for each GPU and a warm engine (erratum E17)."""
-    return stages.warmup_s + (0.0 if server.streams else part_bytes / server.pcie_bytes_per_s)
+    return stages.warmup_s + (stages.tail_s if server.streams else part_bytes / server.pcie_bytes_per_s)
 
 
 def _slowdown(num_stages: int, num_full: int) -> float:
