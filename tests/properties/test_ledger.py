@@ -100,12 +100,9 @@ def test_what_several_holders_share_counts_once_whoever_comes_and_goes(deeds):
             shared = (key, KEYS[key]) if key else None
             share = {owner: own + KEYS.get(key, 0)} | ({} if replica else {GrantOwner.KV: kv})
             try:
-                ledger.exchange(sorted(gone), holder, {gpu_id: share}, shared)
+                ledger.exchange(sorted({*gone, holder}), holder, {gpu_id: share}, shared)
             except OutOfMemory:
                 assert ledger.gpus == before and any(_used(wanted, at) > SIZES[at] for at in SIZES)
-                continue
-            except ValueError:
-                assert ledger.gpus == before and holder in _less(model, gone)
                 continue
             model = {name: has for name, has in wanted.items() if has[1] or has[2]}
         for gpu in ledger.gpus:
