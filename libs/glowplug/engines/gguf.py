@@ -87,17 +87,30 @@ def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
     return values, at, num_tensors
 
 
+def tensor_spans(path: Path) -> list[tuple[int, int]]:
+    """(first byte, end) of each tensor of a file that `read_facts` has read. Raises OSError."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        values, at, num_tensors = _read_values(data)
+        return _spans(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))
+
+
 def _end_of_tensors(data: mmap, at: int, num_tensors: int, alignment: int) -> int:
     """Bytes a whole file has at least: the end of its last tensor (its start, when the type of numbers is unknown)."""
-    end = 0
+    return max((end for _, end in _spans(data, at, num_tensors, alignment)), default=at)
+
+
+def _spans(data: mmap, at: int, num_tensors: int, alignment: int) -> list[tuple[int, int]]:
+    """(first byte, end) of each tensor; a type of numbers that is unknown has no length."""
+    spans = []
     for _ in range(num_tensors):
         _, at = _string(data, at)
         (num_dimensions,) = struct.unpack_from("<I", data, at)
         *shape, kind, offset = struct.unpack_from(f"<{num_dimensions}QIQ", data, at + 4)
         at += 4 + 8 * num_dimensions + 12
         block, block_bytes = _BLOCKS.get(kind, (1, 0))
-        end = max(end, offset + math.prod(shape) // block * block_bytes)
-    return -(-at // alignment) * alignment + end if num_tensors else at
+        spans.append((offset, offset + math.prod(shape) // block * block_bytes))
+    base = -(-at // alignment) * alignment
+    return [(base + first, base + end) for first, end in spans]
 
 
 def _string(data: mmap, at: int) -> tuple[str, int]:

@@ -49,9 +49,11 @@ class LlamacppDriver(HostedDriver):
         return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On host memory both, by pages: see llamacpp_sleep.py. On a GPU its server is dropped and built again, which
-        leaves nothing there that could be prewarmed."""
-        return frozenset({Ability.PREWARM, Ability.SWAP} if gpu_kind == "host" else {Ability.SWAP})
+        """On host memory by pages: see llamacpp_sleep.py; its weights are those of the file it maps. On a GPU its
+        server is dropped and built again, which leaves nothing there that could be prewarmed or shared."""
+        if gpu_kind == "host":
+            return frozenset({Ability.PREWARM, Ability.SWAP, Ability.SHARE})
+        return frozenset({Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:

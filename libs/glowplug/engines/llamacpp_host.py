@@ -132,7 +132,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
     server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0)
     warmup_at = time.time()
-    held = holds(server.warm_up())
+    held = {**holds(server.warm_up()), "shared_bytes": server.shared_bytes()}
     phases = [
         ["launch", spec["launched_at"], imported_at],
         ["load", load_at, warmup_at],

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.engines import pages, rendezvous
+from glowplug.engines.gguf import tensor_spans
 from glowplug.engines.pages import Pages
 
 PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
@@ -41,10 +42,12 @@ class EngineServer:
     """One llama.cpp server, which may be built more than once; `build(port)` makes it."""
 
     def __init__(self, build: Callable[[int], Any], kv_bytes: int, weights: Path, host_memory: bool) -> None:
-        self._build, self._weights = build, weights
+        self._build, self._weights, self._host_memory = build, weights, host_memory
         self._server: Any = build(0)
         self.address: str = self._server.listening_address
         self._kv = kv_pages(kv_bytes) if host_memory else []
+        if host_memory:  # what the first token reads comes back, and shows what of the weights is read in place
+            pages.give_back(pages.mapped(weights))
         self._num_slots = 0
         self._likeliest: Likeliest = {}
         self.becomes = ""  # PREWARMED or SWAPPED_OUT while it sleeps
@@ -60,6 +63,11 @@ class EngineServer:
         props: dict[str, Any] = json.loads(self._ask("GET", "/props"))
         self._num_slots = int(props["total_slots"])
         return props
+
+    def shared_bytes(self) -> int:
+        """Of the weights' file, the tensors that have been read in the pages that every engine of them reads: after
+        `warm_up`. llama.cpp repacks some kinds for the processor, and reads its own copy of those."""
+        return pages.num_bytes_read(self._weights, tensor_spans(self._weights)) if self._host_memory else 0
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """What the driver asks: {"do": "sleep", "becomes"}, {"do": "wake"} or {"do": "state"}. Returns {"state",

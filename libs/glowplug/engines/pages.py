@@ -16,7 +16,9 @@ from pathlib import Path
 
 CHUNK_BYTES = 1 << 18
 _PRESENT = 1 << 63  # in an entry of /proc/self/pagemap: the page is in memory
+_PRESENT_BYTE = 1 << 7  # ... in its last byte
 _ENTRY_BYTES = 8
+_AROUND_BYTES = 1 << 16  # what a fault on a file's page brings in with it (fault_around_bytes of Linux)
 _SAMPLE_BYTES = 64
 _ZEROS = bytes(CHUNK_BYTES)
 
@@ -48,24 +50,54 @@ def zero_runs(least_bytes: int) -> list[Pages]:
 
 def _private() -> list[Pages]:
     """Mappings of this process that can be written and have no file behind them."""
-    return [pages for pages, permissions, path in _mappings() if permissions == "rw-p" and path in ("", "[heap]")]
+    return [pages for pages, permissions, path, _ in _mappings() if permissions == "rw-p" and path in ("", "[heap]")]
 
 
 def mapped(path: Path) -> list[Pages]:
     """Where this process has mapped that file, deleted or not; none on another system than Linux."""
+    return [pages for pages, _ in _mapped(path)]
+
+
+def num_bytes_read(path: Path, spans: Iterable[tuple[int, int]]) -> int:
+    """Bytes of those spans (first byte, end) of a mapped file in which this process has read since its pages were last
+    given back; 0 on another system than Linux. A span counts whole: of a table one row may have been read. The kernel
+    brings neighbours of a page in with it, so that what lies near the ends of a long span says nothing."""
+    mappings = _mapped(path)
+    if not mappings:
+        return 0
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        return sum(end - first for first, end in spans if _was_read(first, end, mappings, pagemap.fileno()))
+
+
+def _was_read(first: int, end: int, mappings: list[tuple[Pages, int]], pagemap: int) -> bool:
+    if end - first > 2 * _AROUND_BYTES + mmap.PAGESIZE:
+        first, end = first + _AROUND_BYTES, end - _AROUND_BYTES
+    for pages, offset in mappings:
+        low, high = max(first, offset), min(end, offset + pages.num_bytes)
+        if low < high:
+            start = (pages.start + low - offset) // mmap.PAGESIZE
+            stop = (pages.start + high - offset - 1) // mmap.PAGESIZE + 1
+            entries = os.pread(pagemap, (stop - start) * _ENTRY_BYTES, start * _ENTRY_BYTES)
+            if max(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES], default=0) & _PRESENT_BYTE:
+                return True
+    return False
+
+
+def _mapped(path: Path) -> list[tuple[Pages, int]]:
+    """(addresses, first byte of the file) of each mapping of it."""
     name = str(path.resolve())
-    return [pages for pages, _, its_path in _mappings() if its_path.removesuffix(" (deleted)") == name]
+    return [(pages, offset) for pages, _, at, offset in _mappings() if at.removesuffix(" (deleted)") == name]
 
 
-def _mappings() -> list[tuple[Pages, str, str]]:
-    """(addresses, permissions, path or "") of each mapping."""
+def _mappings() -> list[tuple[Pages, str, str, int]]:
+    """(addresses, permissions, path or "", first byte of its file) of each mapping."""
     if sys.platform != "linux":
         return []
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
+        addresses, permissions, offset, _, _, *path = line.split(maxsplit=5)
         low, high = addresses.split("-")
-        found.append((Pages(int(low, 16), int(high, 16)), permissions, path[0] if path else ""))
+        found.append((Pages(int(low, 16), int(high, 16)), permissions, path[0] if path else "", int(offset, 16)))
     return found
 
 
