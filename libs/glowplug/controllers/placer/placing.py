@@ -124,8 +124,9 @@ class Placing:
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
-            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up)) for g in stage.gpu_ids}
-            capacity.claim(placement.stage_id(number), claims)
+            key = placement.command.model.share_key if len(placement.stages) == 1 else ""
+            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up, key)) for g in stage.gpu_ids}
+            capacity.claim(placement.stage_id(number), claims, key)
         for dormant in sent.promised if sent else ():
             capacity.take(dormant, placement.instance_id)
 
@@ -220,7 +221,10 @@ class Placing:
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
-        with capacity.without(placement.instance_id) if placement.stages else nullcontext():
+        with (
+            capacity.without(placement.instance_id) if placement.stages else nullcontext(),
+            capacity.seen_by(placement.command.model.share_key),
+        ):
             decision = _place(self._place, _request(placement, now_s), self._view(placement, now))
         if not decision.stages:
             placement.refusal = Refusal(capacity.version, now_s, decision)
