@@ -92,7 +92,9 @@ def test_what_several_holders_share_counts_once_whoever_comes_and_goes(deeds):
     for verb, *given_ in deeds:
         before = ledger.gpus
         if verb == "release":
-            assert ledger.release(given_[0]) == _used(model) - _used(model := _less(model, given_))
+            left = _less(model, given_)
+            assert ledger.release(given_[0]) == _used(model) - _used(left)
+            model = left
         else:
             gone, holder, gpu_id, key, (own, kv, replica) = given_
             owner = GrantOwner.PREWARM if replica else GrantOwner.WEIGHTS

@@ -35,6 +35,9 @@ class Grant:
 WEIGHT_OWNERS = frozenset({GrantOwner.WEIGHTS, GrantOwner.PREWARM})  # of a running engine, of a replica
 
 
+SHARED = "shared"  # beside the owners, where bytes are told apart by them: Gpu.shared of several holders
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
     """Bytes of weights that all `holders` on one GPU read in the same pages. They count once: in the grant of a single
@@ -75,6 +78,17 @@ class Gpu:
             if weights.counts:
                 used += weights.num_bytes
         return used
+
+    @property
+    def bytes_by_owner(self) -> dict[str, int]:
+        """What is held for each owner, sleepers too; `shared` for weights that several holders read."""
+        held: dict[str, int] = {}
+        for grant in self.all_grants:
+            held[grant.owner.value] = held.get(grant.owner.value, 0) + grant.num_bytes
+        for weights in self.shared:
+            if weights.counts:
+                held[SHARED] = held.get(SHARED, 0) + weights.num_bytes
+        return held
 
     @property
     def free_bytes(self) -> int:

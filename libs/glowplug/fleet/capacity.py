@@ -87,7 +87,9 @@ class Capacity:
         self._claims: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claimed: dict[str, tuple[str, ...]] = {}  # holder -> gpu_ids
         self._share_keys: dict[str, str] = {}  # holder of claims -> under which it shares its weights where others do
-        self._sharing: dict[str, dict[str, str]] = {}  # share_key -> GPUs where weights are shared so, each with its node
+        self._sharing: dict[
+            str, dict[str, str]
+        ] = {}  # share_key -> GPUs where weights are shared so, each with its node
         self._rows: dict[str, Instance] = {}
         self._gone: list[tuple[float, str]] = []
 
@@ -178,10 +180,14 @@ class Capacity:
         _, gpu = self._gpus.get(gpu_id, ("", None))
         return gpu.shares(share_key) if gpu is not None and share_key else None
 
-    def freed_by(self, gpu_id: str, holders: Collection[str]) -> int:
-        """Bytes of that GPU that come free once all of these have gone."""
+    def counted_twice(self, gpu_id: str, holders: Collection[str]) -> int:
+        """By how much too much comes free once these have gone if all that they hold of that GPU is added up."""
         _, gpu = self._gpus.get(gpu_id, ("", None))
-        return gpu.freed_by(holders) if gpu is not None else 0
+        extra = 0
+        for weights in gpu.shared if gpu is not None else ():
+            num_going = sum(holder in holders for holder in weights.holders)
+            extra += weights.num_bytes * (num_going - (num_going == len(weights.holders)))
+        return extra
 
     @contextmanager
     def seen_by(self, share_key: str) -> Iterator[None]:
@@ -228,11 +234,12 @@ class Capacity:
             self.version = version
 
     def _add_up(self, gpu_id: str) -> None:
-        claims = self._claims.get(gpu_id)
+        claims = self._claims.get(gpu_id, {})
         granted = self._granted.get(gpu_id, {})
         total = sum(num for holder, num in claims.items() if holder not in granted) if claims else 0
         if total and self._share_keys:
-            total -= sum(self._shared_already(gpu_id, holder, num) for holder, num in claims.items() if holder not in granted)
+            waiting = ((holder, num) for holder, num in claims.items() if holder not in granted)
+            total -= sum(self._shared_already(gpu_id, holder, num) for holder, num in waiting)
         if total != self.reserved.get(gpu_id, 0) and gpu_id in self._gpus:
             self.nodes.touch(self._gpus[gpu_id][0])
         if total:

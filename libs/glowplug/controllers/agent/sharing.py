@@ -47,7 +47,9 @@ def said(transaction: Transaction, holding: Holding) -> str:
     if holding.shared is None:
         return ""
     key, num_bytes = holding.shared
-    shared = (weights for gpu in transaction.ledger.gpus if gpu.gpu_id in holding.shares and (weights := gpu.shares(key)))
+    shared = (
+        weights for gpu in transaction.ledger.gpus if gpu.gpu_id in holding.shares and (weights := gpu.shares(key))
+    )
     others = sum(len(weights.holders) - 1 for weights in shared)
     if not others:
         return f"; it reads {show_bytes(num_bytes)} of its weights in host memory, where others can share them"

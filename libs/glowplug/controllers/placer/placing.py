@@ -27,6 +27,7 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.units import show_bytes
 from glowplug.events.commands import as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
@@ -331,9 +332,21 @@ class Placing:
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
-        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision))
+        figures = {}
+        if shared := self.shared_bytes(placement.command.model, decision):
+            figures["shared_bytes"] = shared
+            reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
+        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
         sent.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self._orders(placement, sent)]
+
+    def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
+        """Of what a start takes by that decision, the bytes of weights that others read there already, and go on to."""
+        if len(decision.stages) != 1 or len(decision.stages[0].gpu_ids) != 1:
+            return 0
+        known = self.fleet.capacity.shared(decision.stages[0].gpu_ids[0], model.share_key)
+        gone = (decision.source, *decision.drops)
+        return known.num_bytes if known and any(holder not in gone for holder in known.holders) else 0
 
     def _orders(self, placement: Placement, sent: Sent) -> list[Effect]:
         """Its starts, for those stages that no agent has reported."""

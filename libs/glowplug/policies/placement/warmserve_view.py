@@ -97,7 +97,9 @@ def _that_may_go(node: Node, replicas: tuple[Prewarmed, ...]) -> tuple[Prewarmed
     """The same; those whose weights others on their GPU read too stay in a plan, since they alone free nothing."""
     shared = [weights for gpu in node.gpus for weights in gpu.shared if weights.counts]
     kept = {holder for weights in shared for holder in weights.holders}
-    return tuple(replace(one, may_go=False) if one.replica_id in kept else one for one in replicas) if kept else replicas
+    return (
+        tuple(replace(one, may_go=False) if one.replica_id in kept else one for one in replicas) if kept else replicas
+    )
 
 
 def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[Prewarmed, ...]:

@@ -13,7 +13,6 @@ from tests.agent_steps import (
     ALL,
     EQ1,
     MODEL,
-    PARAMS,
     code,
     facts,
     make,

@@ -29,8 +29,8 @@ def test_a_gpu_that_holds_two_instances_holds_three_where_their_weights_are_shar
     assert "60 MiB of its weights count once with 2 other instances there" in agent.instance("i-3").reason
     assert agent.instance("i-3").shared_bytes == 60 * MIB
     private = make(abilities=ALL)
-    for n in (1, 2, 3):
-        private.serving(f"i-{n}", model=SMALL, shared=60) if n < 3 else private.handle(start_of("i-3", model=SMALL), 9.0)
+    private.serving("i-1", model=SMALL, shared=60).serving("i-2", model=SMALL, shared=60)
+    private.handle(start_of("i-3", model=SMALL), 30.0)
     assert private.state("i-3") == "failed" and private.used() == 260, "an engine that cannot share is granted all"
 
 

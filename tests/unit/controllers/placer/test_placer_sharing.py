@@ -105,5 +105,7 @@ def test_an_instance_that_grows_takes_what_its_replica_holds_and_no_second_copy(
 def test_a_row_without_the_field_shares_nothing():
     """Of an agent of an earlier version."""
     grants = (Grant(holder="i-1", owner=GrantOwner.WEIGHTS, num_bytes=140 * MIB),)
-    node = replace(a_node(gpus_mib=(220,), revision=5), gpus=(Gpu(gpu_id="node-1/0", total_bytes=220 * MIB, grants=grants),))
+    node = replace(
+        a_node(gpus_mib=(220,), revision=5), gpus=(Gpu(gpu_id="node-1/0", total_bytes=220 * MIB, grants=grants),)
+    )
     assert placed(placer(node, ("i-1", A)), A, "i-2")[0] == []
