@@ -43,7 +43,7 @@ class SharedWeights:
     """Bytes of weights that all `holders` on one GPU read in the same pages. They count once: in the grant of a single
     holder, and here alone where there are several."""
 
-    key: str  # Model.share_key
+    key: str  # of the engine and the weights: Model.share_key
     num_bytes: int
     holders: tuple[str, ...]  # in the order they came
 
@@ -63,7 +63,7 @@ class Gpu:
     role: GpuRole = GpuRole.IDLE
     grants: tuple[Grant, ...] = ()
     sleepers: tuple[Grant, ...] = ()  # what engines that sleep keep: it is free, since they give way to what starts
-    shared: tuple[SharedWeights, ...] = ()
+    shared: tuple[SharedWeights, ...] = ()  # weights that engines read in the same pages, which count once
 
     @property
     def all_grants(self) -> tuple[Grant, ...]:
