@@ -3,8 +3,8 @@
 A node's ledger says what is granted. A claim is bytes promised to a holder (an instance, a replica, one stage of a
 pipeline): it stands until it is replaced or given up, and for nothing where its GPU's ledger shows the holder, so that
 bytes count once. An instance that its agent has reported claims by its row. What is neither granted nor claimed is
-free. `version` grows when bytes come free anywhere or a node joins: a placement that was refused for want of bytes need
-not ask again before.
+free. `version` grows when bytes come free anywhere, weights begin to be shared or a node joins: a placement that was
+refused for want of bytes need not ask again before.
 
 Weights that several read in the same pages count once (Gpu.shared): a claim of one more of them is for the rest, and
 `seen_by` shows the fleet as a placement of it is to see it.
@@ -115,7 +115,8 @@ class Capacity:
             for grant in gpu.grants:
                 granted[grant.holder] = granted.get(grant.holder, 0) + grant.num_bytes
             self._add_up(gpu.gpu_id)
-            self.version += self.free_bytes(gpu.gpu_id) > free
+            offers_more = was is not None and {one.key for one in gpu.shared} > {one.key for one in was.shared}
+            self.version += self.free_bytes(gpu.gpu_id) > free or offers_more
         self._offer(node)
         return self.version > before
 
