@@ -46,7 +46,7 @@ MODES: dict[str, tuple[dict[str, Any], ...]] = {
     "command": ({},),
     "emulated": ({},),
 }
-NO_ROW = {"emulated"}  # the first column of words; a number
+NO_ROW = {"emulated", "shares_when_asked"}  # the first column of words; what is said of an ability
 CAN = {
     Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
     Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
@@ -88,7 +88,9 @@ def _can(engine: Declaration, ability: Ability) -> str:
     on_host, on_gpus = (ability in made.abilities(kind) for kind in ("host", "cuda"))
     if engine.capabilities.emulated or not on_host:
         return _word(engine, on_host)
-    return "real on host memory; on GPUs " + ("not measured" if on_gpus else "no")
+    asked = ability is Ability.SHARE and engine.capabilities.shares_when_asked
+    real = "real on host memory, with `weights_shared`" if asked else "real on host memory"
+    return f"{real}; on GPUs " + ("not measured" if on_gpus else "no")
 
 
 def _simulated(ability: Ability) -> str:

@@ -59,6 +59,10 @@ class CheckedAgent(AgentController):
     def used(self, gpu: int = 0) -> int:
         return self.ledger.gpus[gpu].used_bytes // MIB
 
+    def shared(self, gpu: int = 0) -> dict[int, tuple[str, ...]]:
+        """MiB -> the holders that share them."""
+        return {one.num_bytes // MIB: one.holders for one in self.ledger.gpus[gpu].shared}
+
     def owned(self, gpu: int = 0) -> dict[tuple[str, str], int]:
         """(holder, owner) -> MiB of one GPU."""
         return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].all_grants}
@@ -97,16 +101,16 @@ class CheckedAgent(AgentController):
         self.halves(instance_id, now_s)
         return self
 
-    def replica(self, instance_id: str = "r-1", now_s: float = 10.0, **fields: Any) -> Self:
-        """A replica, PREWARMED a second after `now_s`."""
+    def replica(self, instance_id: str = "r-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
+        """A replica, PREWARMED a second after `now_s`; `shared` MiB of its weights were seen to be shared."""
         self.loading(instance_id, now_s, replica=True, **fields)
-        self.handle(msg.EnginePrewarmed(instance_id), now_s + 1)
+        self.handle(msg.EnginePrewarmed(instance_id, shared * MIB), now_s + 1)
         return self
 
-    def serving(self, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> Self:
-        """An instance that is READY a second after `now_s`."""
+    def serving(self, instance_id: str = "i-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
+        """An instance that is READY a second after `now_s`; `shared` MiB of its weights were seen to be shared."""
         self.loading(instance_id, now_s, **fields)
-        self.handle(msg.EngineReady(instance_id, "http://e"), now_s + 1)
+        self.handle(msg.EngineReady(instance_id, "http://e", shared_bytes=shared * MIB), now_s + 1)
         return self
 
     def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:

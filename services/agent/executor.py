@@ -271,12 +271,12 @@ class EngineExecutor:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
         await self._until_freed(handle)
-        loaded = _with_holds(await driver.load(handle, Path(effect.path)))
+        loaded = _with_holds(await driver.load(handle, Path(effect.path)), effect.path)
         self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
             if isinstance(driver, Sleeper):
                 await driver.sleep(loaded.handle, "prewarmed")
-            await self._report(msg.EnginePrewarmed(effect.instance_id))
+            await self._report(msg.EnginePrewarmed(effect.instance_id, _shared_bytes(loaded.handle)))
             return
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -294,7 +294,7 @@ class EngineExecutor:
         driver, began = self._driver(handle), self._clock()
         await self._until_freed(handle)
         if not handle.url:
-            handle = _with_holds(await driver.load(handle, Path(path))).handle
+            handle = _with_holds(await driver.load(handle, Path(path)), path).handle
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
@@ -342,6 +342,7 @@ class EngineExecutor:
             key_id=_key_id(handle),
             num_slots=holds.get("num_slots", 0),
             lacks=tuple(holds.get("lacks", ())),
+            shared_bytes=_shared_bytes(handle),
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
@@ -507,11 +508,30 @@ def file_name(given: str) -> str:
     return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _with_holds(report: LoadReport) -> LoadReport:
-    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew."""
-    holds = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+def _with_holds(report: LoadReport, path: str = "") -> LoadReport:
+    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
+    `path`: of the weights that it has loaded."""
+    holds: dict[str, Any] = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+    if report.shared_bytes and path:
+        holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
     data = {**report.handle.data, HOLDS: json.dumps(holds)}
     return replace(report, handle=replace(report.handle, data=data))
+
+
+def _shared_bytes(handle: EngineHandle) -> int:
+    """What it reads of its weights in the pages that others read: nothing once the node has fetched them anew, since
+    the engine keeps the pages of the file that it has opened."""
+    holds = json.loads(handle.data.get(HOLDS, "{}"))
+    is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
+    return int(holds["shared_bytes"]) if is_same else 0
+
+
+def _file(path: str) -> str:
+    """What tells a file or folder from another that has taken its place; "" where there is none."""
+    with contextlib.suppress(OSError):
+        found = Path(path).stat()
+        return f"{found.st_dev}:{found.st_ino}"
+    return ""
 
 
 def _key_id(handle: EngineHandle) -> str:

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import ReportDrain, ReportStart
-from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.hardware import SHARED, GrantOwner
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
 from glowplug.policies.start_times import StartKind
@@ -40,9 +40,9 @@ class NodeCollector(Collector):
         node = self._controller.node_id
         for gpu in self._controller.ledger.gpus:
             total.add_metric([node, gpu.gpu_id], gpu.total_bytes)
-            for owner in GrantOwner:
-                held = sum(g.num_bytes for g in gpu.all_grants if g.owner is owner)
-                used.add_metric([node, gpu.gpu_id, owner.value], held)
+            held = gpu.bytes_by_owner
+            for owner in (*(one.value for one in GrantOwner), SHARED):
+                used.add_metric([node, gpu.gpu_id, owner], held.get(owner, 0))
         states = collections.Counter(instance.state for instance in self._controller.instances)
         instances = GaugeMetricFamily(
             semconv.INSTANCES, "Instances known to the agent, by state", labels=["node", "state"]

@@ -174,9 +174,9 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
 
 
 async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, tmp_path: Path) -> None:
-    """A replica of the first layers takes their bytes and answers whole; one that shares its weights takes none."""
+    """A replica of the first layers takes their bytes and answers whole; of those that share the weights count once."""
     await lane.zygote()  # parked, before the first start counts its seconds
-    rig, model = AgentRig(tmp_path, gpu_budgets="900MiB"), lane.request().model
+    rig, model = AgentRig(tmp_path, gpu_budgets="1400MiB"), lane.request().model
     await rig.start({"vllm": VllmDriver(lane.settings())})
     region = write_weights(rig.settings.shm_dir.absolute(), model)
     region.complete(RegionInfo(path=str(lane.weights), num_bytes=4, sha256="", source="file", seconds=0.01))
@@ -194,7 +194,12 @@ async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, t
         await rig.send(start_command(shared, "i-2"))
         ready = await rig.reaches("i-2", InstanceState.READY)
         assert await say(ready.url) == said
-        assert rig.used_bytes() == model.memory_bytes + shared.kv_bytes
+        assert rig.used_bytes() == model.memory_bytes + shared.memory_bytes
+        assert 200 << 20 < ready.shared_bytes <= shared.weights_bytes
+        await rig.send(start_command(shared, "i-3"))
+        also = await rig.reaches("i-3", InstanceState.READY)
+        assert await say(also.url) == said
+        assert rig.used_bytes() == model.memory_bytes + 2 * shared.memory_bytes - also.shared_bytes
     finally:
         await rig.service.engines.end_all()
         await rig.service.stop()

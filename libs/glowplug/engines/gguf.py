@@ -44,10 +44,10 @@ def read_facts(path: Path) -> GgufFacts:
             try:
                 values, at, num_tensors = _read_values(data)
                 alignment = int(values.get("general.alignment") or _ALIGNMENT)
-                header_bytes, num_bytes, types = _tensors(data, at, num_tensors, alignment)
+                header_bytes, spans, types = _tensors(data, at, num_tensors, alignment)
             except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
                 raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
-            if num_bytes > len(data):
+            if (num_bytes := max((end for _, end in spans), default=header_bytes)) > len(data):
                 raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes of {num_bytes}")
     architecture = str(values.get("general.architecture", ""))
 
@@ -92,10 +92,19 @@ def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
     return values, at, num_tensors
 
 
-def _tensors(data: mmap, at: int, num_tensors: int, alignment: int) -> tuple[int, int, frozenset[int]]:
-    """Where the tensors begin; the bytes a whole file has at least, up to the end of its last tensor (its start, when
-    the type of numbers is unknown); their types."""
-    end, types = 0, set()
+def tensor_spans(path: Path) -> list[tuple[int, int]]:
+    """(first byte, end) of each tensor of a file that `read_facts` has read. Raises OSError."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        values, at, num_tensors = _read_values(data)
+        return _tensors(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))[1]
+
+
+def _tensors(
+    data: mmap, at: int, num_tensors: int, alignment: int
+) -> tuple[int, list[tuple[int, int]], frozenset[int]]:
+    """Where the tensors begin; (first byte, end) of each, no length where the type of numbers is unknown; their
+    types."""
+    spans, types = [], set()
     for _ in range(num_tensors):
         _, at = _string(data, at)
         (num_dimensions,) = struct.unpack_from("<I", data, at)
@@ -103,9 +112,9 @@ def _tensors(data: mmap, at: int, num_tensors: int, alignment: int) -> tuple[int
         at += 4 + 8 * num_dimensions + 12
         types.add(kind)
         block, block_bytes = _BLOCKS.get(kind, (1, 0))
-        end = max(end, offset + math.prod(shape) // block * block_bytes)
+        spans.append((offset, offset + math.prod(shape) // block * block_bytes))
     begin = -(-at // alignment) * alignment if num_tensors else at
-    return begin, begin + end, frozenset(types)
+    return begin, [(begin + first, begin + end) for first, end in spans], frozenset(types)
 
 
 def _string(data: mmap, at: int) -> tuple[str, int]:

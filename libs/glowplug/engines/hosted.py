@@ -167,6 +167,7 @@ class HostedDriver:
             num_slots=int(ready.get("num_slots", 0)),
             kv_tokens=int(ready.get("kv_tokens", 0)),
             lacks=tuple(ready.get("lacks", ())),
+            shared_bytes=int(ready.get("shared_bytes", 0)),
         )
 
     async def _wait_ready(self, handle: EngineHandle, run_dir: Path, weights_path: Path) -> dict[str, Any]:

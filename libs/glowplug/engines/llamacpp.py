@@ -49,10 +49,12 @@ class LlamacppDriver(HostedDriver):
         return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On host memory it sleeps by pages (llamacpp_sleep.py), and maps a file that still fills (llamacpp_host.py).
-        On a GPU its server is dropped and built again, which leaves nothing there that could be prewarmed, and weights
-        are copied when it is built."""
-        return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM} if gpu_kind == "host" else {Ability.SWAP})
+        """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which may
+        still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there that
+        could be prewarmed or shared, and weights are copied when it is built."""
+        if gpu_kind == "host":
+            return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE})
+        return frozenset({Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:

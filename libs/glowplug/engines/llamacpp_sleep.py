@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.engines import pages, rendezvous
+from glowplug.engines.gguf import tensor_spans
 from glowplug.engines.pages import Pages
 
 PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
@@ -31,6 +32,7 @@ _TIMEOUT_S = 120.0
 _CANARY = {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "logprobs": 5, "cache_prompt": False}
 _SAME = 1e-3  # of a log probability; another order of additions changes less
 _LEAST_RUN_BYTES = 1 << 20
+_LOAD_BYTES = 64 << 20  # that a load takes besides weights and KV cache: the vocabulary, buffers; 30 MB of SmolLM2
 _FOUND = 0.9  # of the planned KV cache: chunks at its ends are not counted
 _RUNNING = re.compile(r"^llamacpp:requests_(?:processing|deferred)[ \t]+(\S+)", re.MULTILINE)
 
@@ -41,10 +43,14 @@ class EngineServer:
     """One llama.cpp server, which may be built more than once; `build(port)` makes it."""
 
     def __init__(self, build: Callable[[int], Any], kv_bytes: int, weights: Path, host_memory: bool) -> None:
-        self._build, self._weights = build, weights
+        self._build, self._weights, self._host_memory = build, weights, host_memory
+        before = pages.anonymous_bytes()
         self._server: Any = build(0)
+        self._own_bytes = max(0, pages.anonymous_bytes() - before - kv_bytes)
         self.address: str = self._server.listening_address
         self._kv = kv_pages(kv_bytes) if host_memory else []
+        if host_memory:  # what the first token reads comes back, and shows what of the weights is read in place
+            pages.give_back_small(pages.mapped(weights))
         self._num_slots = 0
         self._likeliest: Likeliest = {}
         self.becomes = ""  # PREWARMED or SWAPPED_OUT while it sleeps
@@ -60,6 +66,21 @@ class EngineServer:
         props: dict[str, Any] = json.loads(self._ask("GET", "/props"))
         self._num_slots = int(props["total_slots"])
         return props
+
+    def shared_bytes(self) -> int:
+        """Of the weights' file, the tensors that are read in the pages that every engine of them reads: after
+        `warm_up`. llama.cpp repacks some kinds for the processor, and reads its own copy of those.
+
+        Two measures have to agree: whose pages came back with the first token, and how much memory of its own the load
+        took. Where a kernel brings many pages in at once the first one sees too much, and the second one counts."""
+        if not self._host_memory:
+            return 0
+        spans = tensor_spans(self._weights)
+        whole = sum(end - first for first, end in spans)
+        shared = pages.num_bytes_read(self._weights, spans)
+        if self._own_bytes > whole - shared + max(_LOAD_BYTES, whole // 8):
+            shared = min(shared, max(0, whole - self._own_bytes))
+        return shared
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """What the driver asks: {"do": "sleep", "becomes"}, {"do": "wake"} or {"do": "state"}. Returns {"state",

@@ -32,6 +32,7 @@ class EngineCapabilities:
     overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
     asleep_bytes: int = 0  # GPU memory that a sleeping engine may keep; 0: that is not looked at
     groups: bool = False  # one instance may spread over several GPUs of a node
+    shares_when_asked: bool = False  # of the ability "share": for models with weights_shared alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class LoadReport:
     num_slots: int = 0  # requests it runs at once; 0: as many as its model's max_concurrency
     kv_tokens: int = 0  # tokens that its KV cache holds, of all requests together; 0: the engine does not say
     lacks: tuple[str, ...] = ()  # of its kind's features, those that these weights do not have: see Instance.lacks
+    shared_bytes: int = 0  # of its weights, seen to be read in the pages of their file, as others of them read them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ class Ability(StrEnum):
     STAGES = "stages"  # serve as the stages of a pipeline
     FIRST_LAYERS = "first_layers"  # hold the first layers alone while they are prewarmed
     STREAM = "stream"  # load their weights while these arrive
-    SHARE = "share"  # read their weights where the node keeps them (Model.weights_shared)
+    SHARE = "share"  # read their weights in the pages where the node keeps them (EngineCapabilities.shares_when_asked)
 
 
 class EngineDriver(Protocol):

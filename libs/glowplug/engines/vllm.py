@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Hea
 from glowplug.engines.vllm_zygote import Zygote, default_dir
 
 _log = structlog.get_logger(__name__)
+_SHARES = "shares"  # in a handle's data: its weights are the pages of their files
 _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
 _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
@@ -40,7 +42,7 @@ class VllmDriver(HostedDriver):
     name = "vllm"
     arguments = vllm_args.ARGUMENTS
     weights = vllm_args.WEIGHTS
-    capabilities = EngineCapabilities(parked=True, metrics=True, asleep_bytes=2 << 30)
+    capabilities = EngineCapabilities(parked=True, metrics=True, asleep_bytes=2 << 30, shares_when_asked=True)
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
@@ -123,6 +125,10 @@ class VllmDriver(HostedDriver):
             return await super().launch(request)
         return self._handle(request, pid, parked="true")
 
+    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
+        shares = {_SHARES: "true"} if request.model.weights_shared else {}
+        return super()._handle(request, pid, **data, **shares)
+
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         if why := self.weights.unreadable(weights_path):
             await self.stop(handle, 0.0)
@@ -130,6 +136,8 @@ class VllmDriver(HostedDriver):
             error.code = WeightsUnavailable.code  # another start would find the same
             raise error
         report = await super().load(handle, weights_path)
+        if _SHARES in handle.data:  # else it would not have loaded: see glowplug_vllm/cpu_weights.py
+            report = replace(report, shared_bytes=sum(p.stat().st_size for p in weights_path.glob("*.safetensors")))
         if handle.data.get("parked"):
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
         return report

@@ -17,7 +17,7 @@ SwapServeLLM section 3 (swap out and in). Departures:
 
 from dataclasses import replace
 
-from glowplug.controllers.agent import lifecycle, stages
+from glowplug.controllers.agent import lifecycle, sharing, stages
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import COMING, DORMANT, Drain, Holding, Shares, State
 from glowplug.controllers.agent.transaction import Transaction
@@ -44,7 +44,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
     able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-        num_bytes = int(holding.model.private_weights_bytes * transaction.params.snapshot_ratio)
+        num_bytes = int((holding.model.weights_bytes - instance.shared_bytes) * transaction.params.snapshot_ratio)
         lack = _lack_of_host(transaction, holding, num_bytes)
         able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
@@ -198,6 +198,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
         asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
+        asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))  # it has given its pages back
         asleep = transaction.grant(asleep) if rest else asleep
         transaction.publish(asleep, url="", reason="it sleeps in host memory")
         return
@@ -227,12 +228,18 @@ def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:
     return {gpu_id: {GrantOwner.SLEEPER: -(-num_bytes // len(gpu_ids))} for gpu_id in gpu_ids}
 
 
-def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewarmed) -> None:
+def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePrewarmed) -> None:
     """A replica has its weights on its GPUs."""
-    if holding.instance.replica:
-        seconds = transaction.now_s - holding.instance.created_at
-        why = f"its weights came to the GPU within {seconds:.2f} s"
-        transaction.publish(holding.enter(State.PREWARMED), ready_at=transaction.now_s, reason=why)
+    if not holding.instance.replica:
+        return
+    try:
+        holding = sharing.seen(transaction, holding, seen.shared_bytes)
+    except OutOfMemory as error:
+        lifecycle.fail(transaction, holding, error.code, error.message)
+        return
+    seconds = transaction.now_s - holding.instance.created_at
+    why = f"its weights came to the GPU within {seconds:.2f} s{sharing.said(transaction, holding)}"
+    transaction.publish(holding.enter(State.PREWARMED), ready_at=transaction.now_s, reason=why)
 
 
 def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
@@ -293,7 +300,7 @@ def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int])
     free = {gpu.gpu_id: gpu.free_bytes for gpu in transaction.ledger.gpus}
     given = {gpu_id: min(n, held[gpu_id] + free[gpu_id]) for gpu_id, n in wanted.items()}
     if given != held:
-        transaction.ledger.exchange((instance_id,), instance_id, _with_kv(holding, given))
+        transaction.ledger.exchange((instance_id,), instance_id, _with_kv(holding, given), holding.shared)
         _limit(transaction, holding, given)
 
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent import sharing
 from glowplug.controllers.agent.record import ENDED, FETCHING, Holding, Start, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
+from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.start_times import fresh_kind, kind_from
@@ -84,8 +86,14 @@ def activate(transaction: Transaction, holding: Holding, source: str) -> Holding
 def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
     """The engine answers. Its phases and the fetch are published with what was expected of them, and what the start
     had found: whoever learns from starts learns from this."""
-    start, instance = holding.start, holding.instance
+    start = holding.start
     assert start is not None
+    try:
+        holding = sharing.seen(transaction, holding, report.shared_bytes)
+    except OutOfMemory as error:
+        fail(transaction, holding, error.code, error.message)
+        return
+    instance = holding.instance
     measured = (*((start.fetch,) if start.fetch else ()), *report.phases)
     if start.has_restarted:
         kind = INTERRUPTED
@@ -103,7 +111,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         lacks=report.lacks,
         key_id=report.key_id,
         start_kind=kind,
-        reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s",
+        reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s{sharing.said(transaction, holding)}",
     )
     transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.was_cached))
 

@@ -78,6 +78,7 @@ class EngineReady(Outcome):
     key_id: str = ""  # as in Instance
     num_slots: int = 0  # requests it runs at once; 0: what was planned for it
     lacks: tuple[str, ...] = ()  # as in Instance
+    shared_bytes: int = 0  # of its weights, seen to be pages of host memory that its fellows read too
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,9 @@ class InFlight(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrewarmed(Outcome):
-    """A replica's weights are on its GPUs."""
+    """A replica's weights are on its GPUs. `shared_bytes` as in EngineReady."""
+
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,11 @@ class Holding:
         return self.engine_id or self.instance.instance_id
 
     @property
+    def shared(self) -> tuple[str, int] | None:
+        """Under which key it shares how many bytes of its weights; None for none."""
+        return (self.model.share_key, self.instance.shared_bytes) if self.instance.shared_bytes else None
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended and no process is left."""
         return self.state in ENDED and self.stop is None

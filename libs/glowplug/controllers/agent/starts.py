@@ -9,7 +9,7 @@ they are whole, and one that is gone, or holds other weights or other GPUs, leav
 from collections.abc import Iterable
 from dataclasses import replace
 
-from glowplug.controllers.agent import lifecycle, stages
+from glowplug.controllers.agent import lifecycle, sharing, stages
 from glowplug.controllers.agent.messages import GivesWay, Recalled, SleepEngine, TakenOver
 from glowplug.controllers.agent.params import EngineKind
 from glowplug.controllers.agent.record import (
@@ -45,6 +45,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         return
     source = _source(transaction, command)
     drops = [i for i in dict.fromkeys(command.drops) if _is_replica(transaction, i, command)]
+    holding = sharing.expected(transaction, holding)
     try:
         holding = transaction.grant(holding, [*drops, *([source.instance.instance_id] if source else ())])
     except OutOfMemory as error:
@@ -58,9 +59,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         _grow(transaction, holding, source)
         return
     why = "its memory is granted, its engine starts and its weights are on their way"
-    if command.model.weights_shared:
-        why += f"; all instances on {transaction.node_id} share them, so they count there once, in host memory"
-    lifecycle.begin(transaction, transaction.publish(holding, reason=why))
+    lifecycle.begin(transaction, transaction.publish(holding, reason=why + sharing.said(transaction, holding)))
 
 
 def on_early_stop(transaction: Transaction, _: None, command: StopInstance) -> None:

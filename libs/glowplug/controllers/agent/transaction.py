@@ -74,9 +74,14 @@ class Ledger(Protocol):
     def release(self, holder: str) -> int: ...
 
     def exchange(
-        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+        self,
+        releases: Iterable[str],
+        holder: str,
+        bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
+        shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all."""
+        """Free and grant in one step or, raising OutOfMemory, not at all. `shared` (key, bytes): of the holder's
+        weights, what it reads in the same pages as others with that key."""
         ...
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
@@ -158,7 +163,7 @@ class Transaction:
         Raises OutOfMemory, with nothing changed.
         """
         shares = holding.shares or holding.shares_on(self.node_id)
-        self.ledger.exchange(releases, holding.instance.instance_id, shares)
+        self.ledger.exchange(releases, holding.instance.instance_id, shares, holding.shared)
         return replace(holding, shares=shares)
 
     def ungrant(self, holding: Holding) -> Holding:

@@ -134,7 +134,9 @@ class Costs:
         if leaving and seen.victims:
             drain_s = [self._leave_s(rows[name]) for name in seen.victims if name in rows]
             after_s += max(drain_s, default=0.0)
-        kept = {Rung.READY: decision.num_bytes, Rung.PREWARMED: model.weights_bytes}.get(to, 0)
+        shared = self._placing.shared_bytes(model, decision)
+        num_bytes = decision.num_bytes - shared
+        kept = {Rung.READY: num_bytes, Rung.PREWARMED: model.weights_bytes - shared}.get(to, 0)
         return replace(
             blank,
             seconds=round(expected.start_s + after_s, 4),
@@ -145,7 +147,7 @@ class Costs:
             source=_source(scope, num, expected.kind, model, blank.is_emulated),
             node_id=decision.node_id,
             gpu_ids=tuple(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids),
-            gpu_bytes=decision.num_bytes,
+            gpu_bytes=num_bytes,
             kept_gpu_bytes=kept,
             fetch_bytes=model.fetch_bytes if expected.kind is StartKind.COLD and model.weights.uri else 0,
             leaving=tuple(leaving),
@@ -198,7 +200,7 @@ class Costs:
             num_measured=num,
             node_id=rows[0].node_id,
             leaving=leaving,
-            freed_gpu_bytes=sum(one.num_bytes for one in leaving if one.state != InstanceState.SWAPPED_OUT),
+            freed_gpu_bytes=self._freed(rows),
             num_in_flight=sum(map(self._in_flight, rows)),
             reason=why,
         )
@@ -230,6 +232,15 @@ class Costs:
             state=row.state.value,
             num_bytes=sum(worker.num_bytes for worker in row.workers),
             becomes=becomes or self._placing.becomes(row),
+        )
+
+    def _freed(self, rows: list[Instance]) -> int:
+        """GPU memory that comes free once all of these have gone: less what others go on to share."""
+        held = [row for row in rows if row.state is not InstanceState.SWAPPED_OUT]
+        total = sum(worker.num_bytes for row in held for worker in row.workers)
+        names, capacity = {row.instance_id for row in held}, self.fleet.capacity
+        return total - sum(
+            capacity.counted_twice(gpu_id, names) for gpu_id in {w.gpu_id for r in held for w in r.workers}
         )
 
     def _leave_s(self, row: Instance) -> float:

@@ -28,6 +28,7 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.units import show_bytes
 from glowplug.events.commands import FetchWeights, as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
@@ -125,8 +126,9 @@ class Placing:
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
-            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up)) for g in stage.gpu_ids}
-            capacity.claim(placement.stage_id(number), claims)
+            key = placement.command.model.share_key if len(placement.stages) == 1 else ""
+            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up, key)) for g in stage.gpu_ids}
+            capacity.claim(placement.stage_id(number), claims, key)
         for dormant in sent.promised if sent else ():
             capacity.take(dormant, placement.instance_id)
 
@@ -221,7 +223,10 @@ class Placing:
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
-        with capacity.without(placement.instance_id) if placement.stages else nullcontext():
+        with (
+            capacity.without(placement.instance_id) if placement.stages else nullcontext(),
+            capacity.seen_by(placement.command.model.share_key),
+        ):
             decision = _place(self._place, _request(placement, now_s), self._view(placement, now))
         if not decision.stages:
             placement.refusal = Refusal(capacity.version, now_s, decision)
@@ -328,9 +333,21 @@ class Placing:
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
-        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision))
+        figures = {}
+        if shared := self.shared_bytes(placement.command.model, decision):
+            figures["shared_bytes"] = shared
+            reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
+        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
         sent.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self._orders(placement, sent)]
+
+    def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
+        """Of what a start takes by that decision, the bytes of weights that others read there already, and go on to."""
+        if len(decision.stages) != 1 or len(decision.stages[0].gpu_ids) != 1:
+            return 0
+        known = self.fleet.capacity.shared(decision.stages[0].gpu_ids[0], model.share_key)
+        gone = (decision.source, *decision.drops)
+        return known.num_bytes if known and any(holder not in gone for holder in known.holders) else 0
 
     def _orders(self, placement: Placement, sent: Sent) -> list[Effect]:
         """Its starts, for those stages that no agent has reported."""

@@ -162,7 +162,7 @@ def _open(node: Node, need: int, least_total: int, fleet: IndexedNodes, params: 
         free = free_bytes(gpu, fleet.reserved)
         if here:
             copies = [g for g in gpu.grants if g.holder in ids]
-            free += sum(g.num_bytes for g in copies)
+            free += gpu.freed_by(ids) if copies else 0
             lost[gpu.gpu_id] = sum(fleet.scores.get(g.holder, 0.0) for g in copies)
         if free >= need:
             gpus.append((gpu.gpu_id, free))

@@ -12,8 +12,8 @@ def bytes_per_gpu(model: Model, num_stages: int = 1) -> int:
 
 
 def weights_per_gpu(model: Model, num_stages: int = 1) -> int:
-    """Bytes of weights alone, which is what a replica holds; none where all instances share them."""
-    return -(-model.private_weights_bytes // (model.num_gpus * num_stages))
+    """Bytes of weights alone, which is what a replica holds."""
+    return -(-model.weights_bytes // (model.num_gpus * num_stages))
 
 
 def free_bytes(gpu: Gpu, reserved: Mapping[str, int]) -> int:

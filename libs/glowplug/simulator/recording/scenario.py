@@ -108,6 +108,7 @@ def _weights(model: Row) -> int:
 
 def _model(recording: Recording, key: str, model: Row, by_model: Mapping[str, ModelStarts]) -> Row:
     kept = {name: model[name] for name in _KEPT if model.get(name) is not None}
+    kept |= {"weights_shared": True} if model.get("weights_shared") else {}
     weights = _weights(model)
     kv_bytes = model.get("kv_bytes") or 1
     tokens = recording.kv_tokens.get(key) or model.get("context_tokens", 2048) * model.get("max_concurrency", 8)

@@ -427,6 +427,16 @@ def test_a_replica_and_an_engine_asleep_need_no_cached_weights(awake: InstanceSt
         assert holds.reason("digest", {"m"}, 2.0) == ("i-1 uses it" if state is awake else "")
 
 
+def test_a_replica_that_was_seen_to_share_its_weights_reads_them_there() -> None:
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    holds.set_model(a_model("m"))
+    holds.hold("i-1", "digest", 0.0)
+    holds.set_instance(an_instance("i-1", "m", InstanceState.PREWARMED, replica=True, shared_bytes=1), 1.0)
+    assert holds.reason("digest", {"m"}, 2.0) == "i-1 uses it"
+    holds.set_instance(an_instance("i-1", "m", InstanceState.SWAPPED_OUT, revision=2), 3.0)
+    assert holds.reason("digest", {"m"}, 4.0) == "", "it has given its pages back"
+
+
 @pytest.mark.parametrize("dormant", [InstanceState.PREWARMED, InstanceState.SWAPPED_OUT])
 def test_one_that_shares_its_weights_maps_them_asleep_too(dormant: InstanceState) -> None:
     holds = Holds("node-1", lambda weights: "digest", 120.0)
