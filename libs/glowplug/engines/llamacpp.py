@@ -97,6 +97,10 @@ class LlamacppDriver(HostedDriver):
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         await self._control(handle, {"do": "sleep", "becomes": becomes})
 
+    async def sleep_if_idle(self, handle: EngineHandle, becomes: str) -> int:
+        answer = await self._control(handle, {"do": "sleep", "becomes": becomes, "if_idle": True})
+        return int(answer["running"])
+
     async def wake(self, handle: EngineHandle) -> None:
         await self._control(handle, {"do": "wake"})
 
