@@ -68,6 +68,7 @@ class Placement:
     state: Waiting | MakingSpace | Sent = Waiting()
     refusal: Refusal | None = None  # the last one
     lacked_at: float = 0.0  # when bytes were first found lacking for it; 0: it had them at once
+    is_patient: bool = False  # it waits until somebody may leave where an engine of its model sleeps
     silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
 
     @property

@@ -25,7 +25,7 @@ LIVE: Final[Tree] = {
     "agent_tick_s": TICK_S,
     "agent": {"drain_quiet_s": DRAIN_QUIET_S},
     "autoscaler": {"rest_s": 5.0},
-    "placer": {"evict_grace_s": 300.0},
+    "placer": {"evict_grace_s": 300.0, "sleeper_patience": 1.0},
 }
 """Defaults of the services' settings that are others than the simulator's own."""
 _KEPT = (
