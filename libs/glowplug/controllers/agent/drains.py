@@ -91,6 +91,7 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
         _expire(transaction, transaction.keep(replace(holding, drain=drain)))
     else:
+        command = transaction.event
         may_sleep = bool(becomes) and transaction.refuses(holding.instance.engine)
         quiet_s = 0.0 if may_sleep else transaction.params.drain_quiet_s
         quiet_until = min(transaction.now_s + quiet_s, deadline_at)
@@ -98,7 +99,8 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
             deadline_at=deadline_at,
             quiet_until=quiet_until,
             becomes=becomes,
-            traceparent=transaction.event.traceparent if transaction.event is not None else "",
+            traceparent=command.traceparent if command is not None else "",
+            predicted_s=getattr(command.data, "predicted_s", 0.0) if command is not None else 0.0,
             began_at=transaction.now_s,
         )
         holding = transaction.publish(holding.enter(State.DRAINING, drain=drain), reason=reason)
@@ -172,6 +174,7 @@ def _report(
             began_at=drain.began_at,
             drained_at=drained_at,
             asleep_at=asleep_at,
+            predicted_s=drain.predicted_s,
         )
     )
 

@@ -318,6 +318,7 @@ class ReportDrain:
     began_at: float
     drained_at: float  # nothing ran any more, or its grace was over
     asleep_at: float = 0.0  # 0: its engine stops
+    predicted_s: float = 0.0  # of the sleep; 0: nothing is expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from glowplug.controllers.placer.sleepers import becomes_of, saved_s
 from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import InstanceState
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.events.commands import as_if_asked
+from glowplug.events.commands import StopInstance, as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
@@ -310,17 +310,20 @@ class Placing:
         placement.state = MakingSpace(stage, eviction.victims, now_s)
         self._promise(placement)
         chosen = ", ".join(eviction.victims) or "wait for a drain under way"
-        params, rows = self.fleet.params, self.fleet.instances.by_id
+        rows = self.fleet.instances.by_id
         leaving = [now.victims.described(rows[victim]) for victim in eviction.victims]
         reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
         decided = self._record(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
         why = f"it gives its memory to {placement.command.model.name}"
-        stops = [
-            stop(rows[victim].node_id, victim, why, params.evict_grace_s, becomes_of(self.fleet, rows[victim]))
-            for victim in eviction.victims
-        ]
+        stops = [self._stop(rows[victim], why) for victim in eviction.victims]
         return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
+
+    def _stop(self, victim: Instance, why: str) -> StopInstance:
+        becomes, owner = becomes_of(self.fleet, victim), self.fleet.models.get(victim.model_key)
+        expected_s = self.fleet.network.sleep_s(owner, becomes) if owner is not None else 0.0
+        grace_s = self.fleet.params.evict_grace_s
+        return stop(victim.node_id, victim.instance_id, why, grace_s, becomes, expected_s)
 
     def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
         """Where an instance would go if it were asked for now, and who would leave for it. Changes nothing."""
