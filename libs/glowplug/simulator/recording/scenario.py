@@ -14,7 +14,15 @@ from typing import Any, Final
 from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.recording.costs import Costs
 from glowplug.simulator.recording.read import Recording, Row
-from glowplug.simulator.recording.starts import TICK_S, ModelStarts, alone, drain_quiet_s, pooled, trees_of
+from glowplug.simulator.recording.starts import (
+    DRAIN_QUIET_S,
+    TICK_S,
+    ModelStarts,
+    alone,
+    drain_quiet_s,
+    pooled,
+    trees_of,
+)
 from glowplug.simulator.scenario.tree import Tree, merge, with_system
 from glowplug.simulator.setup import ABILITIES
 
@@ -23,6 +31,7 @@ KIND = "recorded"
 PCIE_BYTES_PER_S: Final = 32e9  # of a GPU's lanes, which is in no recording: engines load as fast as they were seen to
 LIVE: Final[Tree] = {
     "agent_tick_s": TICK_S,
+    "agent": {"drain_quiet_s": DRAIN_QUIET_S},
     "autoscaler": {"rest_s": 5.0},
     "placer": {"evict_grace_s": 300.0, "sleeper_patience": 1.0},
 }
