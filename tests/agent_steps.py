@@ -144,9 +144,10 @@ def make(
     asleep_mib: int = 0,
     gpu_kind: str = "host",
     holds_layers: bool = True,
+    refuses: bool = False,
 ) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
-    when it sleeps (0: that is not looked at)."""
+    when it sleeps (0: that is not looked at); `refuses` what comes then."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB, kind=gpu_kind) for n in range(gpus)])
     engines = {
         "emulated": msg.EngineKind(
@@ -154,6 +155,7 @@ def make(
             emulated=True,
             abilities=frozenset(abilities),
             holds_layers=holds_layers,
+            refuses=refuses,
             asleep_bytes=asleep_mib * MIB,
         ),
         "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),

@@ -21,7 +21,16 @@ from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
+from glowplug.engines.port import (
+    EngineDriver,
+    EngineHandle,
+    LaunchRequest,
+    LoadReport,
+    NoStages,
+    RefusingSleeper,
+    Sleeper,
+    Stager,
+)
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
@@ -394,7 +403,13 @@ class EngineExecutor:
         if handle is None or not isinstance(driver, Sleeper):
             raise EngineFailed(f"{effect.instance_id} cannot sleep")
         try:
-            await driver.sleep(handle, effect.becomes)
+            if effect.if_idle and isinstance(driver, RefusingSleeper):
+                num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)
+                if num_in_flight:
+                    await self._report(msg.EngineBusy(effect.instance_id, num_in_flight))
+                    return
+            else:
+                await driver.sleep(handle, effect.becomes)
         except EngineFailed:
             if await self._ends(handle):
                 return  # whoever watches the process reports its end, with its log

@@ -18,7 +18,7 @@ from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import drivers
-from glowplug.engines.port import Ability, EngineDriver
+from glowplug.engines.port import Ability, EngineDriver, RefusingSleeper
 from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import EMULATED, HOST, discover
 from glowplug.memory.ledger import ByteLedger
@@ -238,6 +238,7 @@ def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True) ->
         emulated=known.emulated,
         abilities=abilities,
         holds_layers=Ability.FIRST_LAYERS in abilities,
+        refuses=isinstance(driver, RefusingSleeper),
         asleep_bytes=known.asleep_bytes,
     )
 

@@ -42,7 +42,7 @@ class AgentSettings(ServiceSettings):
     start_deadline_s: float = Field(180.0, gt=0)
     sleep_deadline_s: float = Field(30.0, gt=0)  # an engine that is not asleep by then is stopped
     wake_deadline_s: float = Field(30.0, gt=0)  # a start from what lies dormant is given up by then, and begins anew
-    drain_quiet_s: float = Field(0.05, ge=0)  # routers learn of a drain meanwhile; one that is late tries again
+    drain_quiet_s: float = Field(0.05, ge=0)  # routers learn of a drain meanwhile; engines that refuse need none
     stop_grace_s: float = Field(3.0, ge=0)
     health_every_s: float = Field(1.0, gt=0)
     health_timeout_s: float = Field(2.0, gt=0)

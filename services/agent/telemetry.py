@@ -102,8 +102,10 @@ class Reporter:
         )
         self._drains.labels(model, "drained").observe(effect.drained_at - effect.began_at)
         if effect.asleep_at:
+            expected = {semconv.ATTR_PREDICTED_SECONDS: effect.predicted_s} if effect.predicted_s else {}
+            attributes = _attributes(instance) | expected
             self._engine_tracing.record(
-                "engine.sleep", effect.traceparent, effect.drained_at, effect.asleep_at, _attributes(instance)
+                "engine.sleep", effect.traceparent, effect.drained_at, effect.asleep_at, attributes
             )
             self._drains.labels(model, "asleep").observe(effect.asleep_at - effect.drained_at)
 

@@ -367,6 +367,11 @@ class Exchange:
     def engine_unreachable(self, reason: str) -> None:
         self.context.table.change(DispatchFailed(self.ticket, False, reason))
 
+    def engine_refused(self, reason: str) -> None:
+        """The engine has not begun with it, and will not: nothing is held against it."""
+        if not self.done:
+            self._fail_dispatch(reached=False, reason=reason)
+
     def engine_lost(self, reason: str, *, stale: bool) -> None:
         """The engine went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
         if self.done:

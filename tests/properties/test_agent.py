@@ -61,8 +61,15 @@ class Walk:
         self.agent = self.new_agent()
 
     def new_agent(self) -> AgentController:
-        abilities = ("prewarm", "swap", "stages", *(("stream",) if self.streams else ()))
-        return make(self.memory, mib=self.mib, gpus=2, abilities=abilities, params=self.params, gpu_kind="emulated")
+        return make(
+            self.memory,
+            mib=self.mib,
+            gpus=2,
+            abilities=("prewarm", "swap", "stages", *(("stream",) if self.streams else ())),
+            params=self.params,
+            gpu_kind="emulated",
+            refuses=True,
+        )
 
     def start_of(self, kind: str, instance_id: str, model: Model, gpus: tuple[int, ...], **fields: Any) -> Event:
         """The start of a plain instance, a replica, or the first or a later stage of a pipeline."""
@@ -241,7 +248,9 @@ class EnginesWalk(Walk):
             self.tell(msg.EngineGone(i, clean=ok))
         elif kind == "SleepEngine":
             self.kv_used.pop(i, None)
-            if ok:
+            if self.random.random() < 0.2:
+                self.tell(msg.EngineBusy(i, 1))
+            elif ok:
                 self.tell(msg.EngineAsleep(i, self.random.choice((-1, 0, 3, 20 * MIB))))
             elif self.random.random() < 0.5:
                 self.tell(msg.SleepFailed(i, "it will not"))
@@ -512,6 +521,7 @@ class TableWalk(Walk):
             msg.EngineOverLimit: ("too big",),
             msg.ConsolidationFailed: ("broken",),
             msg.SleepFailed: ("it will not",),
+            msg.EngineBusy: (1,),
             msg.HealthSeen: self.random.choice(((True,),) * 9 + ((False,), (False, False))),
             msg.InFlight: self.random.choice(((0,), (2, 20 * MIB), (3, 90 * MIB))),
             msg.EngineAsleep: (self.random.choice((-1, held // 8, held, held, 2 * held)),),

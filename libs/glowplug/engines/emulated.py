@@ -44,6 +44,14 @@ class EmulatedDriver(HostedDriver):
         if becomes == "swapped_out":
             await self._tell(handle, "/sleep?level=1", self._settings.load_timeout_s)
 
+    async def sleep_if_idle(self, handle: EngineHandle, becomes: str) -> int:
+        paused = json.loads(await self._tell(handle, "/pause?mode=idle", self._settings.health_timeout_s))
+        if paused["num_in_flight"]:
+            return int(paused["num_in_flight"])
+        if becomes == "swapped_out":
+            await self._tell(handle, "/sleep?level=1", self._settings.load_timeout_s)
+        return 0
+
     async def wake(self, handle: EngineHandle) -> None:
         await self._tell(handle, "/wake_up", self._settings.load_timeout_s)
         await self._tell(handle, "/resume", self._settings.health_timeout_s)

@@ -49,8 +49,8 @@ class LlamacppDriver(HostedDriver):
         return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which may
-        still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there that
+        """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which
+        may still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there that
         could be prewarmed or shared, and weights are copied when it is built."""
         if gpu_kind == "host":
             return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE})
@@ -99,6 +99,10 @@ class LlamacppDriver(HostedDriver):
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         await self._control(handle, {"do": "sleep", "becomes": becomes})
+
+    async def sleep_if_idle(self, handle: EngineHandle, becomes: str) -> int:
+        answer = await self._control(handle, {"do": "sleep", "becomes": becomes, "if_idle": True})
+        return int(answer["running"])
 
     async def wake(self, handle: EngineHandle) -> None:
         await self._control(handle, {"do": "wake"})

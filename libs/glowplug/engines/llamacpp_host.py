@@ -27,7 +27,7 @@ from glowplug.engines.apis import TOOL_CHOICE
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 from glowplug.engines.landing import Landing
 from glowplug.engines.llamacpp_args import check_bytes, check_context, projector_bytes
-from glowplug.engines.llamacpp_sleep import EngineServer
+from glowplug.engines.llamacpp_sleep import SLOTS, EngineServer
 
 _MIN_CONTEXT_TOKENS = _PADDING = 256
 _HEADER_STEP_BYTES = 1 << 20
@@ -136,7 +136,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         else:
             landing.wait(landing.num_bytes, spec["wait_s"])
             landing = None
-    slots_dir = run_dir / "slots"
+    slots_dir = run_dir / SLOTS
     slots_dir.mkdir(mode=0o500, exist_ok=True)
     # Opens POST /slots, by which a slot forgets what it has cached; saving and restoring one are opened by it, too.
     wanted.slot_save_path = f"{slots_dir}/"
@@ -146,7 +146,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         return xllamacpp.Server(wanted)
 
     kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
-    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0)
+    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir)
     if landing is not None:
         landing.wait(landing.num_bytes, spec["wait_s"])
     warmup_at = time.time()

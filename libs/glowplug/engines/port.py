@@ -216,6 +216,18 @@ class Sleeper(Protocol):
 
 
 @runtime_checkable
+class RefusingSleeper(Sleeper, Protocol):
+    """What drivers can do besides whose engines refuse what comes while they sleep or fall asleep: 503, with the header
+    telemetry/semconv.py: HEADER_REFUSED, on which a router sends the request elsewhere. Nothing has to wait until
+    routers have learned of a drain then."""
+
+    async def sleep_if_idle(self, handle: EngineHandle, becomes: str) -> int:
+        """Sleep, and return 0; or, where requests run or wait inside, go on and return how many. Raises EngineFailed;
+        the process may still live then."""
+        ...
+
+
+@runtime_checkable
 class Stager(Protocol):
     """What drivers of engines that run as the stages of a pipeline can do besides (HydraServe sections 4 and 6). One
     that derives from it and leaves a method out raises EngineUnable there."""

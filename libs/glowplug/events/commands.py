@@ -84,6 +84,7 @@ class StopInstance:
     reason: str
     grace_s: float = 30.0
     becomes: str = "stopped"  # stopped | prewarmed | swapped_out
+    predicted_s: float = 0.0  # until it is that, if it runs nothing; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,5 +132,6 @@ GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 
 # Headers
 HEADER_EMULATED = "x-glowplug-emulated"
+HEADER_REFUSED = "x-glowplug-refused"  # of an engine that sleeps: routers send the request elsewhere
 OTHER = "other"  # label value past the cap
 MAX_LABEL_VALUES = 1000

@@ -100,6 +100,7 @@ def test_a_plain_fleet_and_a_plain_scenario_are_the_same_baseline() -> None:
 
 SIMULATED_OTHERWISE = {
     "placer.node_lease_s": "nodes of a run do not fall silent unless a fault says so",
+    "placer.sleeper_patience": "published results of scenarios stand without it; a replay has the live 1.0",
     "placer.settle_s": "a run begins with everybody there",
     "agent.beat_s": "bytes are reported with every change anyway",
     "agent.drain_quiet_s": "published results of scenarios stand with 0.3 s; a replay takes the live 0.05 s",

@@ -268,6 +268,7 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
                 drain,
                 deadline_at=drain.deadline_at + by_s,
                 quiet_until=drain.quiet_until + by_s,
+                busy_until=drain.busy_until and drain.busy_until + by_s,
                 began_at=drain.began_at + by_s,
                 drained_at=drain.drained_at and drain.drained_at + by_s,
             ),

@@ -139,6 +139,13 @@ class EngineAsleep(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineBusy(Outcome):
+    """An engine that was to sleep unless it was busy has requests, and serves on."""
+
+    num_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
 class SleepFailed(Outcome):
     """An engine that was asked to sleep could not, and lives: what it holds of its GPUs is not known."""
 
@@ -265,9 +272,11 @@ class ActivateEngine(ForEngine):
 @dataclass(frozen=True, slots=True)
 class SleepEngine(ForEngine):
     """Give up the KV cache and, for "swapped_out", the weights on the GPU too; what still runs ends, as its grace did.
-    Outcome: EngineAsleep or SleepFailed; EngineExited where its process ends over it."""
+    Outcome: EngineAsleep or SleepFailed; EngineExited where its process ends over it. With `if_idle` it does nothing
+    where something runs, and the outcome is EngineBusy; only engines that refuse (EngineKind) are asked so."""
 
     becomes: str  # prewarmed | swapped_out
+    if_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +340,7 @@ class ReportDrain:
     began_at: float
     drained_at: float  # nothing ran any more, or its grace was over
     asleep_at: float = 0.0  # 0: its engine stops
+    predicted_s: float = 0.0  # of the sleep; 0: nothing is expected
 
 
 @dataclass(frozen=True, slots=True)

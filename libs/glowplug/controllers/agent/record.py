@@ -67,8 +67,10 @@ class Drain:
 
     deadline_at: float
     quiet_until: float  # routers know of the drain by then
+    busy_until: float = 0.0  # of an engine that falls asleep unless it is busy: the drain's own deadline
     becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
     traceparent: str = ""  # of what asked for it
+    predicted_s: float = 0.0  # until it has left, if it ran nothing, as its command expects
     began_at: float = 0.0
     drained_at: float = 0.0  # it is over, and the engine falls asleep
 

@@ -262,7 +262,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:
         if state is State.FALLING_ASLEEP and holding.drain is not None:
-            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes))
+            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes, holding.drain.busy_until > 0))
             deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
             holding = replace(holding, drain=replace(holding.drain, deadline_at=deadline_at))
         transaction.publish(holding, reason="its agent has restarted and found it again")

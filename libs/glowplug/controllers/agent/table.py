@@ -87,6 +87,7 @@ _ROWS: tuple[_Row, ...] = (
         (*_END_DRAIN, msg.LimitKv),
     ),
     (msg.EngineAsleep, [S.FALLING_ASLEEP], drains.on_asleep, (S.PREWARMED, S.SWAPPED_OUT, S.STOPPING), _DRAINED),
+    (msg.EngineBusy, [S.FALLING_ASLEEP], drains.on_busy, (STAYS, S.DRAINING), _END_DRAIN),
     (msg.SleepFailed, [S.FALLING_ASLEEP], drains.on_sleep_failed, (S.STOPPING,), _DRAINED),
     (msg.EngineGone, [S.RESTARTING], lifecycle.on_gone, (STAYS, S.STARTING), _BEGIN),
     (msg.EngineGone, [S.STOPPING], lifecycle.on_gone, (STAYS, S.STOPPED), ()),
@@ -119,6 +120,7 @@ _ROWS: tuple[_Row, ...] = (
 _ARRIVAL = (msg.WeightsArriving, msg.WeightsReplaced)
 _STARTED = (msg.EngineLaunched, msg.WeightsComplete, *_ARRIVAL)
 _START_ENDED = (msg.WeightsFailed, msg.EngineStartFailed, msg.EngineReady, msg.EnginePrewarmed)
+_SLEEP_ENDED = (msg.EngineAsleep, msg.EngineBusy, msg.SleepFailed)
 _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
     ([StartInstance], State, "a start that is known already"),
     ([JoinStages, ConsolidateInstance, ResumeInstance], [NONE], "its start has not come, or it is forgotten"),
@@ -131,8 +133,8 @@ _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
     ([msg.EngineReady], [S.UNCHECKED, S.STAGE_LOADED, S.READY], "it comes twice"),
     ([msg.EnginePrewarmed], [S.UNCHECKED, S.PREWARMED], "it comes twice"),
     ([*_STARTED, *_START_ENDED], {S.RESTARTING, *_ENDING}, "the start was given up meanwhile"),
-    ([msg.EngineAsleep, msg.SleepFailed], _SERVING, "the agent that asked for it has restarted"),
-    ([msg.EngineAsleep, msg.SleepFailed], DORMANT | _ENDING, "it comes twice, or the engine was stopped meanwhile"),
+    (_SLEEP_ENDED, _SERVING, "the agent that asked for it has restarted"),
+    (_SLEEP_ENDED, DORMANT | _ENDING, "it comes twice, or the engine was stopped meanwhile"),
     (
         [msg.EngineConsolidated, msg.ConsolidationFailed],
         {S.FALLING_ASLEEP} | DORMANT | _ENDING,

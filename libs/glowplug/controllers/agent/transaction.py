@@ -171,6 +171,11 @@ class Transaction:
         self.ledger.release(holding.instance.instance_id)
         return replace(holding, shares={})
 
+    def refuses(self, engine: str) -> bool:
+        """Whether engines of that name refuse what comes while they sleep or fall asleep."""
+        kind = self.engines.get(engine)
+        return kind is not None and kind.refuses
+
     def can(self, engine: str, ability: str) -> bool:
         """Whether engines of that name have the ability here."""
         kind = self.engines.get(engine)

@@ -22,8 +22,9 @@ What it promises
     4. A busy instance leaves only once it has had its time (policies/eviction/turns.py); a pinned one never; a replica
        at once.
     5. A pipeline serves when all of its stages are ready, and goes when one of them does.
-    6. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
-    7. Commands of a service that has been fenced off are refused (StaleEpoch).
+    6. A start waits for where an engine of its model sleeps no longer than the wake is expected to save (sleepers.py).
+    7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
+    8. Commands of a service that has been fenced off are refused (StaleEpoch).
 
 What it never does
     It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
@@ -147,8 +148,9 @@ class PlacerController:
         elif table == LEADERS:
             self._fence.raise_to(rows)
         elif table == "nodes":
-            for node in rows.values():
-                self.fleet.node(node, now_s)
+            news = [self.fleet.node(node, now_s) for node in rows.values()]
+            if any(news):  # what its beat would have brought about, which is as old as its row by now
+                return [*self._placing.work(now_s), *self._save_learned()]
         else:
             for instance in self.fleet.restore_rows(rows, now_s):
                 self._end_placement(instance)
@@ -289,7 +291,7 @@ class PlacerController:
 
     def _load(self, event: Event, now_s: float) -> list[Effect]:
         self.fleet.loads.apply(event.data, now_s)
-        return []
+        return self._placing.work(now_s) if self._placing.is_patient else []
 
     def _request_ended(self, event: Event, now_s: float) -> list[Effect]:
         served_by = self.fleet.instances.by_id.get(event.data.instance_id)

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.placing import Placing, Preview
+from glowplug.controllers.placer.sleepers import LEAVE_S, becomes_of, leave_s
 from glowplug.domain.errors import BadRequest, NotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
@@ -23,7 +24,6 @@ Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 MOST_HELD: Final = 3  # of those who stay, that a reason names
-LEAVE_S: Final = 0.15  # of an engine that runs nothing, none seen yet: 0.05 s for routers, and ticks of 0.05 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Costs:
         if to in _LEAVES:
             after_s, _ = self.fleet.network.leave_s(model, _LEAVES[to]) or (LEAVE_S, 0)
         if leaving and seen.victims:
-            drain_s = [self._leave_s(rows[name]) for name in seen.victims if name in rows]
+            drain_s = [leave_s(self.fleet, [rows[name]]) for name in seen.victims if name in rows]
             after_s += max(drain_s, default=0.0)
         shared = self._placing.shared_bytes(model, decision)
         num_bytes = decision.num_bytes - shared
@@ -231,7 +231,7 @@ class Costs:
             model_key=row.model_key,
             state=row.state.value,
             num_bytes=sum(worker.num_bytes for worker in row.workers),
-            becomes=becomes or self._placing.becomes(row),
+            becomes=becomes or becomes_of(self.fleet, row),
         )
 
     def _freed(self, rows: list[Instance]) -> int:
@@ -242,12 +242,6 @@ class Costs:
         return total - sum(
             capacity.counted_twice(gpu_id, names) for gpu_id in {w.gpu_id for r in held for w in r.workers}
         )
-
-    def _leave_s(self, row: Instance) -> float:
-        """Seconds until a victim has left, if it runs nothing."""
-        model = self.fleet.models.get(row.model_key)
-        took = self.fleet.network.leave_s(model, self._placing.becomes(row)) if model else None
-        return took[0] if took else LEAVE_S
 
     def _in_flight(self, row: Instance) -> int:
         return self.fleet.loads.of(row.model_key).in_flight_by_instance.get(row.instance_id, 0)

@@ -141,6 +141,10 @@ class Network:
         seen = self._left.get((model.key, becomes))
         return (median(seen), len(seen)) if seen else None
 
+    def sleep_s(self, model: Model, becomes: str) -> float:
+        """The same of an instance that runs nothing: the quickest of the last. 0 where none has been seen."""
+        return min(self._left.get((model.key, becomes), ()), default=0.0)
+
     def served(self, fact: RequestFinished, by: Instance) -> None:
         """t_p and t_d of a warm request (section 4.1: stages are learned from history); of one that waited for its
         instance to start, what its first token took from then on."""

@@ -29,6 +29,7 @@ class PlacerParams:
     retry_s: float = 1.0  # a placement that was refused asks its policy again after this, or as soon as bytes come free
     turns: Turns = "fair"  # when a busy instance gives way: policies/eviction/turns.py
     victims: Victims = "oldest_use"  # which of several GPUs instances leave: policies/eviction/turns.py
+    sleeper_patience: float = 0.0  # a start waits where its engine sleeps for so many times what the wake saves
     evict_becomes: Becomes = "stopped"  # what a running engine turns into that leaves for another, where it can
     prewarm_every_s: float = 2.0  # between two plans of what to prewarm, when nothing happens
     prewarm_gap_s: float = 0.25  # ... and when something does

@@ -149,6 +149,20 @@ class Victims:
             for other in waiting
         )
 
+    def serving(self, gpu_ids: Collection[str]) -> list[Instance]:
+        """Who serves on those GPUs, or will."""
+        rows = {i: row for gpu_id in gpu_ids for i, row in self.capacity.on_gpu.get(gpu_id, {}).items()}
+        return [r for r in rows.values() if not (r.state in LEAVING or r.replica or r.state.is_dormant)]
+
+    def may_come_free(self, gpu_ids: Collection[str], model: Model) -> bool:
+        """Whether who serves there may leave for that model some time, if not now."""
+        for row in self.serving(gpu_ids):
+            owner = self.models.get(row.model_key)
+            is_kept = owner is not None and (owner.pinned or owner.priority > model.priority)
+            if is_kept or row.part_of or row.model_key == model.key:
+                return False
+        return True
+
     def still_hold(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
         """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
         for gpu_id in gpu_ids:

@@ -16,6 +16,7 @@ from glowplug.engines.emulated_host.faults import FAILURES, Faults, as_json, cha
 from glowplug.engines.emulated_host.http import Reply, Request
 from glowplug.engines.emulated_host.openai import ApiError, Generate
 from glowplug.engines.emulated_host.text import count_tokens, embedding, token_ids
+from glowplug.engines.listener import REFUSED
 
 VERSION = "0.0.0+emulated"
 EMBEDDING_DIMENSIONS = 64
@@ -109,18 +110,22 @@ class Api:
     # -- text -------------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request, reply: Reply) -> None:
-        body, model = self._admitted(request)
+        body, model = self._admitted(request, reply)
         prompt = openai.chat_prompt(body, self._system_prompt)
         wanted = openai.check_generate(body, model, prompt, count_tokens(prompt), self._context_tokens)
         await self._answer(request, reply, wanted, chat=True)
 
     async def _completion(self, request: Request, reply: Reply) -> None:
-        body, model = self._admitted(request)
+        body, model = self._admitted(request, reply)
         wanted = openai.check_generate(body, model, *openai.completion_prompt(body), self._context_tokens)
         await self._answer(request, reply, wanted, chat=False)
 
-    def _admitted(self, request: Request) -> tuple[dict[str, Any], str]:
-        """The body and its model, unless this request is one that must fail (X-Return-Error, failure_rate)."""
+    def _admitted(self, request: Request, reply: Reply) -> tuple[dict[str, Any], str]:
+        """The body and its model, unless this request is one that must fail (X-Return-Error, failure_rate), or comes
+        while the engine sleeps."""
+        if self._engine.refuses:
+            reply.headers[REFUSED] = "asleep"
+            raise ApiError(503, "the engine sleeps", code="engine_asleep")
         if asked_status := request.headers.get("x-return-error"):
             status = int(asked_status) if asked_status.isdecimal() and 400 <= int(asked_status) <= 599 else 500
             raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
@@ -144,7 +149,7 @@ class Api:
     # -- vectors and tokens -----------------------------------------------------------------------------------------
 
     async def _embeddings(self, request: Request, reply: Reply) -> None:
-        body, model = self._admitted(request)
+        body, model = self._admitted(request, reply)
         texts = _embedding_inputs(body.get("input"))
         if (encoding := body.get("encoding_format", "float")) not in ("float", "base64"):
             raise openai.bad("encoding_format", "float or base64")
@@ -210,9 +215,12 @@ class Api:
 
     async def _pause(self, request: Request, reply: Reply) -> None:
         mode = request.query.get("mode", ["abort"])[0]
-        if mode not in ("abort", "wait", "keep"):
-            raise openai.bad("mode", "abort, wait or keep")
+        if mode not in ("abort", "wait", "keep", "idle"):
+            raise openai.bad("mode", "abort, wait, keep or idle")
         _fail_for(self._engine.faults.sleep_failure)
+        if mode == "idle":
+            self._pause_if_idle(reply)
+            return
         self._engine.admit(False)
         if mode == "abort":
             self._abort([])
@@ -221,7 +229,16 @@ class Api:
         self._engine.freeze(True)
         reply.send(200, {"status": "paused"})
 
+    def _pause_if_idle(self, reply: Reply) -> None:
+        """Ours: pause, and refuse what comes, unless something runs."""
+        num_in_flight = self._engine.num_in_flight
+        if not num_in_flight:
+            self._engine.refuses = True
+            self._engine.freeze(True)
+        reply.send(200, {"status": "paused" if not num_in_flight else "running", "num_in_flight": num_in_flight})
+
     async def _resume(self, request: Request, reply: Reply) -> None:
+        self._engine.refuses = False
         self._engine.freeze(False)
         self._engine.admit(True)
         reply.send(200, {"status": "resumed"})

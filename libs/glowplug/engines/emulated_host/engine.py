@@ -126,6 +126,7 @@ class Engine:
         self.rest_bytes = config.weights_bytes - config.first_bytes if config.first_bytes >= 0 else 0
         self.sleep_level = 0
         self.frozen = False  # paused with its requests kept
+        self.refuses = False  # what comes meanwhile
         self.chance = random.Random(config.seed)
         self._on_token: dict[Sequence, OnToken] = {}
         self._wake = asyncio.Event()
