@@ -60,7 +60,8 @@ class Intake:
             model = self._table.lookup(asked.model)
             if model is None:
                 raise ModelNotFound(f"The model `{asked.model[:200]}` does not exist.", param="model")
-            needs = check_model(asked, model, self._api(model), path, len(request.body))
+            api = self._api(model)
+            needs = check_model(asked, model, api, path, len(request.body))
         except GlowplugError as error:
             return self._refuse(client, request, error)
         prompt_tokens, max_tokens = sizes(asked)
@@ -70,6 +71,7 @@ class Intake:
             client,
             request,
             model,
+            api,
             bool(asked.stream),
             needs,
             prompt_tokens,

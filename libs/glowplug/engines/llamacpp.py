@@ -69,6 +69,9 @@ class LlamacppDriver(HostedDriver):
             functions_only=True,
             text_only=not args.get("mmproj"),
             tool_choices=frozenset((apis.REQUIRED,)),
+            continues=frozenset((apis.CHAT, apis.COMPLETIONS, apis.MESSAGES, apis.RESPONSES)),
+            prefills=True,
+            mixed_prompts=True,
         )
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
