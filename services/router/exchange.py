@@ -177,7 +177,7 @@ class Exchange:
 
     def hold(self, effect: Hold) -> None:
         """Wait. A stream's client is kept alive by comments once it has waited a while."""
-        if self.trace is not None:
+        if self.trace is not None and not self.awaits_next:  # else it is a part of router.continue
             self.trace.held(self.model.key, effect.eta_s)
         if self.stream and self._timer is None:
             since = self.resumption.broken_at if self.resumption is not None else self.arrived
