@@ -16,8 +16,9 @@ import signal
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ PROMPTS = (
     "List five uses of a rope.", "What is a river delta?", "Describe a quiet morning in a village.",
 )  # fmt: skip
 READY_S = 120.0
+COUNTER = "glowplug_stream_continuations_total"
+BOUND = 3  # GLOWPLUG_MAX_CONTINUATIONS as it is by default: no stream is hit more often
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Run:
 
     streams: list[Told] = field(default_factory=list)
     num_killed: int = 0
+    hits: Counter[str] = field(default_factory=Counter)  # by request: kills while it ran there
     is_over: bool = False
 
 
@@ -82,12 +86,12 @@ async def stream(client: httpx.AsyncClient, prompt: str, request_id: str, num_to
     return told
 
 
-async def keep_asking(client: httpx.AsyncClient, run: Run, first: int, num_tokens: int) -> None:
-    number = first
-    while not run.is_over:
-        number += 1
+async def keep_asking(client: httpx.AsyncClient, run: Run, name: str, num_tokens: int) -> None:
+    for number in count():
+        if run.is_over:
+            return
         prompt = PROMPTS[number % len(PROMPTS)]
-        run.streams.append(await stream(client, prompt, f"s{first}-{number}", num_tokens))
+        run.streams.append(await stream(client, prompt, f"{name}-{number}", num_tokens))
 
 
 def engine_pids(fleet: Fleet) -> dict[str, int]:
@@ -111,19 +115,21 @@ async def kill_again_and_again(fleet: Fleet, run: Run, num_kills: int, tokens_fi
     async with httpx.AsyncClient(headers=fleet.admin) as admin:
         while run.num_killed < num_kills:
             await until_ready(fleet)
-            ready = {i["instance_id"] for i in fleet.instances("kept") if i["state"] == "ready"}
             rows = (await admin.get(requests, params={"limit": 50})).json()["data"]
-            running = [
-                row["instance_id"]
-                for row in rows
-                if row["state"] == "streaming" and row["response_tokens"] > tokens_first and row["instance_id"] in ready
-            ]
+            streams = defaultdict[str, list[dict[str, Any]]](list)
+            for one in rows:
+                if one["state"] == "streaming":
+                    streams[one["instance_id"]].append(one)
             pids = engine_pids(fleet)
-            victim = next((one for one in running if one in pids), "")
-            if victim:
-                os.kill(pids[victim], signal.SIGKILL)
-                run.num_killed += 1
-                await asyncio.sleep(0.5)
+            for victim in {i["instance_id"] for i in fleet.instances("kept") if i["state"] == "ready"} & pids.keys():
+                here = streams[victim]
+                most = max((run.hits[one["request_id"]] for one in here), default=BOUND)
+                if most < BOUND and any(one["response_tokens"] > tokens_first for one in here):
+                    os.kill(pids[victim], signal.SIGKILL)
+                    run.num_killed += 1
+                    run.hits.update(one["request_id"] for one in here)
+                    await asyncio.sleep(0.5)
+                    break
             await asyncio.sleep(0.1)
     run.is_over = True
 
@@ -132,7 +138,8 @@ async def load(fleet: Fleet, args: argparse.Namespace, num_kills: int, seconds: 
     """Streams until so many kills, or for so long."""
     run = Run()
     async with httpx.AsyncClient(base_url=fleet.url("data"), timeout=180) as client:
-        asking = [asyncio.create_task(keep_asking(client, run, 1000 * n, args.tokens)) for n in range(args.streams)]
+        names = [f"{'kill' if num_kills else 'calm'}-{n}" for n in range(args.streams)]
+        asking = [asyncio.create_task(keep_asking(client, run, name, args.tokens)) for name in names]
         if num_kills:
             killing = asyncio.create_task(kill_again_and_again(fleet, run, num_kills, args.tokens // 10))
             await asyncio.wait([killing, *asking], return_when=asyncio.FIRST_COMPLETED)
@@ -174,9 +181,22 @@ async def measure(fleet: Fleet, args: argparse.Namespace) -> None:
         gaps = sorted(told.widest_gap_s for told in hit)
         print(f"widest gap between two events of a continued stream: median {statistics.median(gaps):.2f} s, "
               f"most {gaps[-1]:.2f} s")  # fmt: skip
-    for told in run.streams:
+    async with httpx.AsyncClient() as admin:
+        metrics = (await admin.get(fleet.process("router")["url"] + "/metrics")).text
+    print(*(line for line in metrics.splitlines() if line.startswith(COUNTER + "{")), sep="\n")
+    for told in control.streams + run.streams:
         if told.end != "done":
             print(f"broken: {told.request_id}: {told.end}")
+        elif told.text != texts[told.prompt]:
+            print(f"differs: {told.request_id}: {where(told.text, texts[told.prompt])}")
+
+
+def where(text: str, alone: str) -> str:
+    """Where a text differs from that of the same prompt alone."""
+    at = next((i for i, (one, other) in enumerate(zip(text, alone, strict=False)) if one != other), len(text))
+    return (
+        f"behind {at} characters ({alone[max(at - 30, 0) : at]!r}): {alone[at:][:12]!r} alone, {text[at:][:12]!r} here"
+    )
 
 
 def row(streams: list[Told], texts: dict[str, str]) -> str:

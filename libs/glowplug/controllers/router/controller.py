@@ -16,15 +16,16 @@ A request is answered by the first rule that applies:
  5. It is cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
  6. The queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise
     it is held in order of arrival, and request.waiting is published.
-A stream whose instance was lost is dispatched again or held, before all that came later, for `continue_within_s` and at
-most `max_continuations` times; it is the same demand, counted once. Then it is rejected, as where nothing can start.
+A stream whose instance was lost goes on: it is dispatched again, or held before all that came later, for at most
+`continue_within_s`. It is the same demand, counted once. Lost more than `max_continuations` times, or where nothing can
+start, it is rejected.
 A held request leaves by dispatch, by its client leaving, when it turns out that it cannot be sent on in time (429,
 unless its client has been answered 200), when its time has run out (503) or with its model (404).
 
 Promises: held requests of a model are dispatched in order of arrival. An instance is sent at most as many requests of
 this router as it runs at once, and fewer while other routers report theirs. A request that has brought down
-`max_dispatches` engines before its answer began is sent to no other. An older row never
-replaces a newer one, and an emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
+`max_dispatches` engines before its answer began is sent to no other. An older row never replaces a newer one, and an
+emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
 
 Never: waits for the control plane to serve a warm model; starts, stops or places anything itself; reads a clock, a
 socket or the text of a request.
@@ -279,7 +280,7 @@ class RouterController:
         if s.is_lost:
             self.balances.unreachable(request.instance_id, request.model_key, now_s)
         self._release(request, now_s)
-        request.num_continued += 1
+        request.num_continued += s.is_lost
         request.head_sent, request.broken_at = True, now_s
         if request.prompt_tokens:  # the next instance reads what the client has, too
             request.prompt_tokens += s.num_tokens

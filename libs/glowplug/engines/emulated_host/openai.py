@@ -91,12 +91,13 @@ def chat_prompt(body: dict[str, Any], system_prompt: str) -> str:
 
 def begun_chat(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """(the body without it, the last message) where that is one of the assistant's that the answer goes on with."""
-    messages = body.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
     if not _flag(body, "continue_final_message"):
         return body, ""
     if _flag(body, "add_generation_prompt"):
         raise bad("continue_final_message", "not allowed with add_generation_prompt")
+    given = body.get("messages")
+    messages = given if isinstance(given, list) else []
+    last = messages[-1] if messages else None
     if not isinstance(last, dict) or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
         raise bad("messages", "the last one is no text of the assistant's that could be continued")
     return body | {"messages": messages[:-1]}, last["content"]
