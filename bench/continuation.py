@@ -220,9 +220,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="glowplug-continuation-") as folder:
         model = MODEL.format(engine=args.engine) + MODELS[args.engine]
         with Fleet.start(Path(folder), {"kept": model}, engine=args.engine, nodes=2, **env) as fleet:
-            print(
-                f"{args.engine}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.streams} streams at once\n"
-            )
+            load_now = os.getloadavg()[0]
+            print(f"{args.engine}, {os.cpu_count()} cores, load {load_now:.1f}; {args.streams} streams at once\n")
             print("| streams | number | broken | text differs from one alone |")
             print("|---|---|---|---|")
             asyncio.run(measure(fleet, args))

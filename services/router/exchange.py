@@ -226,10 +226,12 @@ class Exchange:
         if self.done or self.instance is None:
             return
         if self.started and not self.awaits_next:
-            if self.engine is not None and (effect.ended or effect.moved) and not self._is_whole():
+            if not (effect.ended or effect.moved):
+                self.is_deserted = True
+            elif self._is_whole():
+                self._end_whole()
+            elif self.engine is not None:
                 self._interrupted(effect.reason, resumption.MOVED if effect.moved else resumption.ENDED)
-            else:
-                self.is_deserted = not effect.ended
         elif not effect.moved:
             self._leave_engine()
             self._num_attempts += 1  # a connection still being made is of no use

@@ -86,6 +86,18 @@ async def test_a_stream_whose_engine_was_put_to_sleep_goes_on() -> None:
         assert outcomes(rig) == {("instance_ended", "continued"): 1.0}
 
 
+async def test_an_engine_put_to_sleep_behind_the_end_of_a_stream_spoils_nothing() -> None:
+    async with a_rig(models=(a_real_model(),)) as rig:
+        engine = await rig.engine(streaming(*TOLD, then="hang"))
+        client = await rig.sent(asking(CHAT))
+        await client.head()
+        for told in TOLD:
+            assert await client.chunk() == told
+        rig.tell(an_instance("i-1", "", InstanceState.SWAPPED_OUT, revision=3, reason="asleep in host memory"))
+        assert await client.chunk() == b"" and len(engine.served) == 1
+        assert (rig.finished[0].status, rig.finished[0].num_continued) == (200, 0)
+
+
 async def test_a_node_that_left_is_not_waited_for() -> None:
     """Its connection stays open; another engine takes over once it has been silent."""
     async with a_rig(Limits(deserted_silence_s=0.05, header_s=0.2), models=(a_real_model(),)) as rig:

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 KEY = "key-of-this-engine"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 3 * (64 + 64) * 2  # layers, heads, key and value, two bytes each
+AS_JSON = {"content-type": "application/json"}
 TURN = {"messages": [{"role": "user", "content": "List three colours, one per line."}]}
 GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {  # path -> the name of its bound, what is asked
     apis.CHAT: ("max_tokens", TURN),
@@ -156,7 +157,9 @@ async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: ht
     body = json.dumps(ask).encode()
     if api.token_ids:
         body = wire.asking_for_ids(path.encode(), body)
-    told = [part + b"\n\n" for part in (await client.post(path, content=body)).content.split(b"\n\n")[:-1]]
+    told = [
+        part + b"\n\n" for part in (await client.post(path, content=body, headers=AS_JSON)).content.split(b"\n\n")[:-1]
+    ]
     whole = shown(b"".join(told))
     assert len(whole[0]) > 10
     for cut in range(1, len(told) - 1, 3):
@@ -169,7 +172,7 @@ async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: ht
         except NotContinuable as why:
             assert "its end was under way" in str(why)
             break
-        more = await client.post(kept.path.decode(), content=asked)
+        more = await client.post(kept.path.decode(), content=asked, headers=AS_JSON)
         assert more.status_code == 200, more.text
         assert shown(b"".join(told[:cut]) + kept.rewrite(more.content)) == whole, cut
 

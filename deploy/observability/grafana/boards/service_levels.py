@@ -185,7 +185,7 @@ REQUESTS = [
     ),
     Panel(
         title="Streams whose engine was lost",
-        about="Continued: another instance went on, the client notices a pause. Refused and failed ones end with an error.",
+        about="Continued: another instance went on after a pause. Refused and failed ones end with an error.",
         asks=[(rate("glowplug_stream_continuations_total", "reason, outcome"), "{{reason}}, {{outcome}}")],
         unit="ops",
     ),
