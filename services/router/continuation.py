@@ -5,16 +5,18 @@ Pure: bytes in, bytes out. The client's stream stays one: one id, one `created`,
 left out, and a usage that counts the prompt once and the tokens of all engines. An engine goes on in one of two ways:
 
 by text     the answer so far is the last message of a chat, open-ended (`continue_final_message`), or the end of the
-            prompt of a completion. Where the tokenizer splits that text as the engine had generated it, which holds
-            for texts cut between two tokens but for odd ones, a greedy answer is the one that it would have been.
+            prompt of a completion. The usual tokenizers split a text that is cut between two tokens as it was
+            generated, so that the next engine reads the same tokens.
 by tokens   vLLM says the tokens of prompt and answer (`return_token_ids`); they are the prompt of a completion, and
             nothing is tokenized again.
 
-What the sampler keeps besides the text is lost: a seed begins anew, so a sampled answer goes on with other draws from
-the same distribution, and vLLM counts presence and frequency penalties from the seam on. Engines hold back text that
-may become a stop string, so none spans the seam. Where the engine says no ids, tokens are counted by events: an event
-is a token, except where a character takes several. What cannot be continued raises NotContinuable: several answers at
-once, tool calls, reasoning, and structured output (but where EngineApi.continues_schemas says that it can).
+These are computed again, as a batch, which rounds otherwise than one by one: a greedy answer is the one that it would
+have been but where two next tokens are nearly as likely. What the sampler keeps is lost: a seed begins anew, so a
+sampled answer goes on with other draws from the same distribution, and vLLM counts presence and frequency penalties from
+the seam on. Engines hold back text that may become a stop string, so none spans the seam. Where the engine says no ids,
+tokens are counted by events: an event is a token, except where a character takes several. What cannot be continued
+raises NotContinuable: several answers at once, tool calls, reasoning, and structured output (but where
+EngineApi.continues_schemas says that it can).
 """
 
 from collections.abc import Iterator
