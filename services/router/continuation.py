@@ -12,10 +12,10 @@ by tokens   vLLM says the tokens of prompt and answer (`return_token_ids`); they
 
 These are computed again, as a batch, which rounds otherwise than one by one: a greedy answer is the one that it would
 have been but where two next tokens are nearly as likely. What the sampler keeps is lost: a seed begins anew, so a
-sampled answer goes on with other draws from the same distribution, and vLLM counts presence and frequency penalties from
-the seam on. Engines hold back text that may become a stop string, so none spans the seam. Where the engine says no ids,
-tokens are counted by events: an event is a token, except where a character takes several. What cannot be continued
-raises NotContinuable: several answers at once, tool calls, reasoning, and structured output (but where
+sampled answer goes on with other draws from the same distribution, and vLLM counts presence and frequency penalties
+from the seam on. Engines hold back text that may become a stop string, so none spans the seam. Where the engine says
+no ids, tokens are counted by events: an event is a token, except where a character takes several. What cannot be
+continued raises NotContinuable: several answers at once, tool calls, reasoning, and structured output (but where
 EngineApi.continues_schemas says that it can).
 """
 
