@@ -164,6 +164,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_exact: bool = False
     cold: bool = False
     emulated: bool = False
+    num_continued: int = 0
     instance_id: str = ""
     trace_id: str = ""
 

@@ -58,7 +58,8 @@ class Intake:
         try:
             asked = read_body(path, request.body, self._readers)
             model = self._table.find(asked.model)
-            needs = check_model(asked, model, self._api(model), path, len(request.body))
+            api = self._api(model)
+            needs = check_model(asked, model, api, path, len(request.body))
         except GlowplugError as error:
             return self._refuse(client, request, error)
         prompt_tokens, max_tokens = sizes(asked)
@@ -68,6 +69,7 @@ class Intake:
             client,
             request,
             model,
+            api,
             bool(asked.stream),
             needs,
             prompt_tokens,

@@ -90,6 +90,35 @@ def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
         assert again == answer.json()["choices"][0]["message"]
 
 
+def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
+    """(text, events) of one greedy stream; kill -9 of its engine once the client has that many events."""
+    body = {"model": "lasting", "stream": True, "temperature": 0, "max_tokens": 40}
+    body |= {"messages": [{"role": "user", "content": "Write a list of ten animals, one per line."}]}
+    url, events = fleet.url("data") + "/v1/chat/completions", list[Any]()
+    with httpx.stream("POST", url, json=body, timeout=90) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(line[6:] if line == "data: [DONE]" else json.loads(line[6:]))
+            if kill_at and len(events) == kill_at:
+                kill_at = 0
+                (one,) = [i for i in fleet.instances("lasting") if i["state"] == "ready"]
+                (memory,) = fleet.state_dir.rglob("agent.json")
+                os.kill(json.loads(memory.read_bytes())["handles"][one["instance_id"]]["pid"], signal.SIGKILL)
+    chunks = events[:-1] if events[-1] == "[DONE]" else events
+    return "".join(c["delta"].get("content") or "" for one in chunks for c in one["choices"]), events
+
+
+def test_a_stream_outlives_its_engine(fleet: Fleet) -> None:
+    """kill -9 in the middle of an answer: the next instance goes on with it, and the client has the same stream."""
+    assert fleet.chat("lasting").status_code == 200
+    whole, events = streamed(fleet)
+    text, after = streamed(fleet, kill_at=6)
+    assert after[-1] == "[DONE]" and text == whole
+    assert len(after) == len(events) and len({one["id"] for one in after[:-1]}) == 1
+    rows = httpx.get(fleet.process("router")["url"] + "/v1/requests", headers=fleet.admin).json()["data"]
+    assert [row["num_continued"] for row in rows[:2]] == [1, 0] and rows[0]["instance_id"] != rows[1]["instance_id"]
+
+
 def test_a_sleeper_that_is_killed_says_so_and_costs_a_start(fleet: Fleet, system: System) -> None:
     """kill -9. Its bytes were free already; the next request finds none that sleeps."""
     asleep = [i for i in fleet.instances("brief") if i["state"] == "swapped_out"]

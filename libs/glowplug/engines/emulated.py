@@ -29,7 +29,7 @@ class EmulatedDriver(HostedDriver):
     def api(model: Model) -> EngineApi:
         why = "runs on the emulated engine, which has no such API"
         lacks = dict.fromkeys((apis.RESPONSES, apis.MESSAGES, apis.COUNT_TOKENS, apis.RERANK), why)
-        return EngineApi(lacks=lacks, tool_choices=frozenset())
+        return EngineApi(lacks=lacks, tool_choices=frozenset(), continues=frozenset((apis.CHAT, apis.COMPLETIONS)))
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         spec = super().spec(request)

@@ -50,8 +50,8 @@ class LlamacppDriver(HostedDriver):
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which
-        may still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there that
-        could be prewarmed or shared, and weights are copied when it is built."""
+        may still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there
+        that could be prewarmed or shared, and weights are copied when it is built."""
         if gpu_kind == "host":
             return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE})
         return frozenset({Ability.SWAP})
@@ -72,6 +72,9 @@ class LlamacppDriver(HostedDriver):
             functions_only=True,
             text_only=not args.get("mmproj"),
             tool_choices=frozenset((apis.REQUIRED,)),
+            continues=frozenset((apis.CHAT, apis.COMPLETIONS, apis.MESSAGES, apis.RESPONSES)),
+            prefills=True,
+            mixed_prompts=True,
         )
 
     def __init__(self, settings: EngineSettings | None = None) -> None:

@@ -60,7 +60,12 @@ class VllmDriver(HostedDriver):
         if runner == "pooling":
             return EngineApi(lacks=dict.fromkeys(generating, "generates no text: engine_args.runner is pooling"))
         pooling = (apis.EMBEDDINGS, apis.RERANK) if runner == "generate" else ()
-        return EngineApi(lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"))
+        return EngineApi(
+            lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"),
+            continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
+            token_ids=True,
+            completion_tokens=16,
+        )
 
     @cached_property
     def _interpreter(self) -> Path:

@@ -64,6 +64,7 @@ class RequestFinished:
     emulated: bool = False
     error_code: str = ""  # the error code that the client got, or "client_left"; "" when all went well
     stream: bool = False
+    num_continued: int = 0  # how often its stream lost an instance, behind which another was to go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,13 +111,17 @@ class Api:
 
     async def _chat(self, request: Request, reply: Reply) -> None:
         body, model = self._admitted(request, reply)
+        body, begun = openai.begun_chat(body)
         prompt = openai.chat_prompt(body, self._system_prompt)
-        wanted = openai.check_generate(body, model, prompt, count_tokens(prompt), self._context_tokens)
+        num_prompt = count_tokens(prompt + begun)
+        wanted = openai.check_generate(body, model, prompt, num_prompt, self._context_tokens, begun)
         await self._answer(request, reply, wanted, chat=True)
 
     async def _completion(self, request: Request, reply: Reply) -> None:
         body, model = self._admitted(request, reply)
-        wanted = openai.check_generate(body, model, *openai.completion_prompt(body), self._context_tokens)
+        text, num_prompt = openai.completion_prompt(body)
+        prompt, begun = openai.begun_completion(text)
+        wanted = openai.check_generate(body, model, prompt, num_prompt, self._context_tokens, begun)
         await self._answer(request, reply, wanted, chat=False)
 
     def _admitted(self, request: Request, reply: Reply) -> tuple[dict[str, Any], str]:
