@@ -78,6 +78,7 @@ class AgentService:
             ByteLedger(found.gpus),
             kinds,
             agent_url=settings.agent_url,
+            stages_at=settings.stages_at,
             params=settings.params(),
             memory=self._state.memory,
         )

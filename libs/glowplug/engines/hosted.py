@@ -33,6 +33,11 @@ from glowplug.engines.zygote import Zygote
 _log = structlog.get_logger(__name__)
 
 
+def phases_of(message: Mapping[str, Any]) -> tuple[Phase, ...]:
+    """Those of a message in the run directory."""
+    return tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in message["phases"])
+
+
 class HostedDriver:
     """All of EngineDriver but what differs: the host module, its spec, and where it counts its requests."""
 
@@ -160,20 +165,24 @@ class HostedDriver:
         except EngineFailed:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
             raise
-        phases = tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in ready["phases"])
+        return self._report(handle, ready)
+
+    def _report(self, handle: EngineHandle, ready: Mapping[str, Any]) -> LoadReport:
+        """What `ready` says of an engine that serves."""
         return LoadReport(
             handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])),
-            phases=phases,
+            phases=phases_of(ready),
             num_slots=int(ready.get("num_slots", 0)),
             kv_tokens=int(ready.get("kv_tokens", 0)),
             lacks=tuple(ready.get("lacks", ())),
         )
 
-    async def _wait_ready(self, handle: EngineHandle, run_dir: Path) -> dict[str, Any]:
+    async def _wait_ready(self, handle: EngineHandle, run_dir: Path, name: str = rendezvous.READY) -> dict[str, Any]:
+        """The message `name` of its process, as soon as it is there. Raises EngineFailed."""
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
         while True:
             alive = self.adopt(handle)  # asked first: what it wrote before it died is still read below
-            if (ready := rendezvous.read(run_dir, rendezvous.READY)) is not None and alive:
+            if (ready := rendezvous.read(run_dir, name)) is not None and alive:
                 return ready
             if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
                 if "code" not in failed:

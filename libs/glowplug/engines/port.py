@@ -45,11 +45,21 @@ class LaunchRequest:
     gpu_id: str = ""
     gpu_kind: str = "host"  # host | cuda | emulated
     gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
+    gpu_indices: tuple[int, ...] = ()  # ... of each GPU of a tensor group, in the order of its ranks; (): of one GPU
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine reports it
     api_key: str = ""  # that the engine asks for; "": none
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
+    stage: int = 0  # of a pipeline, from 0: its part of the layers
+    num_stages: int = 1
+    rendezvous: str = ""  # "host:port" where the stages find one another; the first one listens there
+    address: str = ""  # by which the other stages reach this one; "": `host`
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of this node that it runs on, one worker on each."""
+        return max(1, len(self.gpu_indices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,6 +210,8 @@ class LaunchEngine(ForEngine):
     replica: bool = False  # weights only: outcome of its load is EnginePrewarmed
     stage: int = 0
     num_stages: int = 1
+    gpu_indices: tuple[int, ...] = ()  # of all its workers
+    rendezvous: str = ""  # of a pipeline's stages: see StartInstance
 
 
 @dataclass(frozen=True, slots=True)

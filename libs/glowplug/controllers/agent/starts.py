@@ -88,7 +88,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         model=model,
         cause=replace(event, data=None),
         start=Start(deadline_at=now_s + transaction.params.start_deadline_s, predicted=command.predicted),
-        pipeline=None if instance.is_whole else Pipeline(stage=command.stage),
+        pipeline=None if instance.is_whole else Pipeline(stage=command.stage, rendezvous=command.rendezvous),
     )
 
 

@@ -332,7 +332,7 @@ def test_a_tensor_group_takes_its_part_of_each_gpu_in_one_start() -> None:
     agent = make(gpus=4)
     effects = agent.handle(start(model=PAIR, workers=workers("i-1", 1, 3)), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
-    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_index == 1
+    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_indices == (1, 3)
     assert (launch.replica, launch.stage, launch.num_stages) == (False, 0, 1)
     assert [agent.used(n) for n in range(4)] == [0, 100, 0, 100]
     (weights, kv) = (agent.ledger.gpus[3].grants[0], agent.ledger.gpus[3].grants[1])

@@ -73,8 +73,9 @@ def given_up() -> tuple[CheckedAgent, float]:
 
 def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
-    effects = agent.handle(first_start(), 10.0)
+    effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
+    assert launch.rendezvous == "10.0.0.1:29500"
     assert (launch.stage, launch.num_stages) == (0, 2) and [w.node_id for w in launch.workers] == [NODE]
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 40}
     (wait,) = of(msg.AwaitWeights, effects)
