@@ -117,6 +117,17 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
                     freed += sum(_give_back(start, start + size) for start in starts)
         return freed
 
+    def read_blocks(self, of_requests: list[list[int]]) -> list[dict[str, Any]]:
+        """Of each request, the KV blocks with its ids: layer -> [blocks, ...], as bytes of the cache's own type."""
+        layers = self.model_runner.compilation_config.static_forward_context.items()
+        caches = {name: layer.kv_cache for name, layer in layers if getattr(layer, "kv_cache", None) is not None}
+        return [
+            {name: cache[blocks].contiguous().view(torch.uint8).numpy() for name, cache in caches.items()}
+            if blocks
+            else {}
+            for blocks in of_requests
+        ]
+
     def _give_back_kv(self) -> None:
         for start, num_bytes in {(s.data_ptr(), s.nbytes()) for s in map(_storage, self.model_runner.kv_caches)}:
             _give_back(start, start + num_bytes)

@@ -21,7 +21,16 @@ from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
+from glowplug.engines.port import (
+    EngineDriver,
+    EngineHandle,
+    LaunchRequest,
+    LoadReport,
+    Mover,
+    NoStages,
+    Sleeper,
+    Stager,
+)
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
@@ -356,7 +365,27 @@ class EngineExecutor:
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
         handle, driver = self._staged(effect.instance_id)
-        await self._whole(effect.instance_id, await driver.consolidate(handle, effect.model))
+        kv_tokens = await driver.consolidate(handle, effect.model)
+        whole = driver.whole(handle) if isinstance(driver, Mover) else None
+        if whole is not None and isinstance(driver, Mover):
+            await self._moved(effect.instance_id, driver, whole)
+        else:
+            await self._whole(effect.instance_id, kv_tokens)
+
+    async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport) -> None:
+        """The engine has become whole in another process: routers are to know that one before the first one ends."""
+        for kind in ("watch", "health", "count"):
+            await self._cancel(instance_id, kind)
+        handle = _with_holds(whole).handle
+        self._state.put_handle(handle)
+        self._begin(instance_id, "watch", self._watch(handle))
+        url = advertised(handle.url, self._settings.advertise_host)
+        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle)))
+        await asyncio.sleep(self._settings.drain_quiet_s)
+        try:
+            log.info("%s is whole in a process of its own: %s", instance_id, await driver.move_requests(handle))
+        except EngineFailed as error:  # what ran is computed anew
+            log.warning("%s is whole, and %s", instance_id, error.message)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that

@@ -117,10 +117,17 @@ class HostedDriver:
         return self.standing_environment() | env
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
-        rendezvous.write(request.run_dir, rendezvous.SPEC, self.spec(request))
+        spec = self.spec(request)
+        if self.is_parked:
+            rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
+            if pid := self._fork(request, process.engine_environment(self.environment(request))):
+                return self._handle(request, pid, parked="true")
+        return self._spawn(request, spec)
+
+    def _spawn(self, request: LaunchRequest, spec: Mapping[str, Any]) -> EngineHandle:
+        """Start a fresh interpreter. Raises EngineFailed."""
+        rendezvous.write(request.run_dir, rendezvous.SPEC, dict(spec))
         env = process.engine_environment(self.environment(request))
-        if self.is_parked and (pid := self._fork(request, env)):
-            return self._handle(request, pid, parked="true")
         argv = [self._python, "-m", self.module, str(request.run_dir)]
         try:
             pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=env)

@@ -239,5 +239,35 @@ class Stager(Protocol):
         raise EngineUnable(f"{handle.engine} does not become whole")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Requests that have left a pipeline's stages. `num_pulled` of them go on from their KV cache, the others are
+    computed anew. Seconds: of the pause until nothing ran, and of writing the KV cache."""
+
+    num_requests: int = 0
+    num_pulled: int = 0
+    num_tokens: int = 0  # of the KV cache
+    num_bytes: int = 0
+    pause_s: float = 0.0
+    export_s: float = 0.0
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """What drivers of engines can do besides that become whole in a process beside the stage's own."""
+
+    def whole(self, handle: EngineHandle) -> LoadReport | None:
+        """What serves alone since `consolidate`, of a stage's handle or its own: its handle stands for both processes.
+        None where a consolidation is not over, or there was none."""
+        ...
+
+    async def move_requests(self, handle: EngineHandle) -> Moved:
+        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, and end the stage's own
+        process. Its streams break off then; whoever owns one continues it at the whole engine's url, with the prompt
+        and the tokens so far as its prompt, and no token is computed twice that has come over. Said twice, it does
+        nothing. Raises EngineFailed where the stages answer nothing: their process has ended all the same."""
+        ...
+
+
 class NoStages(Stager):
     """What a driver answers that does not run its engines in stages: EngineUnable to each question."""

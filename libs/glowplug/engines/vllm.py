@@ -106,26 +106,34 @@ class VllmDriver(StagedVllm):
         kept = {key: base[key] for key in ("instance_id", "launched_at", "wait_s", "system_prompt")}
         return {**kept, "argv": vllm_args.server_argv(request), "num_stages": request.num_stages}
 
+    def _spec(self, request: LaunchRequest, more_argv: Sequence[str]) -> dict[str, Any]:
+        spec = self.spec(request)
+        return {**spec, "argv": [*spec["argv"], *more_argv]}
+
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         return {**vllm_args.zygote_environment(), **vllm_args.server_environment(request)}
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
+        return await self.start(request)
+
+    async def start(self, request: LaunchRequest, more_argv: Sequence[str] = ()) -> EngineHandle:
+        """As the port says of `launch`, with more flags."""
         if reason := self.unavailable():
             raise EngineFailed(reason)
         if not vllm_args.wants_parked(request.model, self._settings.vllm_parked):
-            return await self._launch_plainly(request)
-        spec, env = self.spec(request), vllm_args.server_environment(request)
+            return await self._launch_plainly(request, more_argv)
+        spec, env = self._spec(request, more_argv), vllm_args.server_environment(request)
         try:
             await self._zygote.ensure()
             rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
             pid = await self._zygote.start(request.run_dir, request.log_path, env)
         except EngineFailed as error:
             _log.warning("parked start failed, starting a fresh interpreter", reason=error.message)
-            return await self._launch_plainly(request)
+            return await self._launch_plainly(request, more_argv)
         return self._handle(request, pid, parked="true", **vllm_stages.handle_data(request))
 
-    async def _launch_plainly(self, request: LaunchRequest) -> EngineHandle:
-        handle = await super().launch(request)
+    async def _launch_plainly(self, request: LaunchRequest, more_argv: Sequence[str]) -> EngineHandle:
+        handle = self._spawn(request, self._spec(request, more_argv))
         return replace(handle, data={**handle.data, **vllm_stages.handle_data(request)})
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -196,10 +204,6 @@ class VllmDriver(StagedVllm):
             why = refusal.get("message") if isinstance(refusal, dict) else answer.get("detail")
             raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {why or status}")
         return answer
-
-    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
-        """As the port says. The whole group gets the grace: its last member frees what is in shared memory."""
-        await process.stop_group(handle.pid, handle.pid_started_at, grace_s, waits_for_group=True)
 
     async def _keep_tokenizer(self, directory: Path) -> None:
         await asyncio.sleep(_KEEP_DELAY_S)

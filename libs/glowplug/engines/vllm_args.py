@@ -122,6 +122,21 @@ def server_argv(request: LaunchRequest) -> list[str]:
     return [word for name, value in flags.items() for word in _words(name, value)]
 
 
+def pulling_argv(model: Model, directory: Path) -> list[str]:
+    """Flags of an engine that goes on with requests of another one, whose KV cache it finds in `directory`; none where
+    its owner has a connector of his own."""
+    if _own(model, "kv_transfer_config", None) is not None:
+        return []
+    config = {
+        "kv_connector": "MovingConnector",
+        "kv_connector_module_path": "glowplug_vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"directory": str(directory)},
+    }
+    return ["--kv-transfer-config", json.dumps(config)]
+
+
 def is_alone(request: LaunchRequest) -> bool:
     """Whether it runs in one worker."""
     return request.num_gpus == request.num_stages == 1

@@ -131,6 +131,8 @@ class EngineConsolidated(Outcome):
     """What was a stage serves all of the model, alone."""
 
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
+    url: str = ""  # where it serves from now on; "": where it did
+    key_id: str = ""  # as in Instance, of that url
 
 
 @dataclass(frozen=True, slots=True)
