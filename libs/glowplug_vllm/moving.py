@@ -50,12 +50,12 @@ def export(core: Any, directory: str, recompute_below: int) -> list[dict[str, An
 
 def _write(path: Path, request: Any, ranks: list[dict[str, Any]], num_tp: int, block_size: int) -> dict[str, Any]:
     """`ranks`: what each worker read of it, in the order of their ranks: all of a stage before those of the next."""
-    from safetensors.numpy import save_file
-
     num_bytes = 0
     for tp_rank in range(num_tp):
         layers = {name: cache for rank in ranks[tp_rank::num_tp] for name, cache in rank.items()}
         if layers:
+            from safetensors.numpy import save_file
+
             save_file(layers, kv_file(path, tp_rank))
             num_bytes += sum(cache.nbytes for cache in layers.values())
     tokens = [int(token) for token in request.all_token_ids]

@@ -78,7 +78,7 @@ def end_with_the_others(stage: int, num_stages: int, sign: Path) -> None:
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
-    watch = (lambda: _sign(store, stage, sign)) if stage else _Signs(store, num_stages).look
+    watch = (lambda: give_sign(store, stage, sign)) if stage else Signs(store, num_stages).look
     threading.Thread(target=_watch, args=(watch,), daemon=True, name="StageWatch").start()
 
 
@@ -86,7 +86,8 @@ class StageGone(Exception):
     """Another stage of this pipeline is gone, or this one is not wanted any more."""
 
 
-def _sign(store: Any, stage: int, sign: Path) -> None:
+def give_sign(store: Any, stage: int, sign: Path) -> None:
+    """Of a later stage: it lives. Raises StageGone where there is no pipeline any more."""
     try:
         store.add(_key(stage), 1)
     except Exception as error:  # however the connection broke
@@ -97,19 +98,21 @@ def _sign(store: Any, stage: int, sign: Path) -> None:
         raise StageGone("its run directory is gone") from error
 
 
-class _Signs:
+class Signs:
     """What the first stage has seen of the later ones."""
 
-    def __init__(self, store: Any, num_stages: int) -> None:
-        self._store, self._seen = store, dict.fromkeys(range(1, num_stages), (0, time.monotonic()))
+    def __init__(self, store: Any, num_stages: int, silent_s: float = SILENT_S) -> None:
+        self._store, self._silent_s = store, silent_s
+        self._seen = dict.fromkeys(range(1, num_stages), (0, time.monotonic()))
 
     def look(self) -> None:
+        """Raises StageGone for one that has given none for too long."""
         for stage, (count, at) in self._seen.items():
             found = self._store.add(_key(stage), 0)
             if found != count:
                 self._seen[stage] = (found, time.monotonic())
-            elif time.monotonic() - at > SILENT_S:
-                raise StageGone(f"stage {stage} has given no sign for {SILENT_S:g} s")
+            elif time.monotonic() - at > self._silent_s:
+                raise StageGone(f"stage {stage} has given no sign for {self._silent_s:g} s")
 
 
 def _key(stage: int) -> str:

@@ -365,12 +365,14 @@ class EngineExecutor:
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
         handle, driver = self._staged(effect.instance_id)
-        kv_tokens = await driver.consolidate(handle, effect.model)
+        await self._became_whole(handle, driver, await driver.consolidate(handle, effect.model))
+
+    async def _became_whole(self, handle: EngineHandle, driver: Stager, kv_tokens: int) -> None:
         whole = driver.whole(handle) if isinstance(driver, Mover) else None
         if whole is not None and isinstance(driver, Mover):
-            await self._moved(effect.instance_id, driver, whole)
+            await self._moved(handle.instance_id, driver, whole)
         else:
-            await self._whole(effect.instance_id, kv_tokens)
+            await self._whole(handle.instance_id, kv_tokens)
 
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport) -> None:
         """The engine has become whole in another process: routers are to know that one before the first one ends."""
@@ -402,7 +404,7 @@ class EngineExecutor:
             if kv_tokens is None:
                 await self._report(msg.ConsolidationFailed(effect.instance_id, "given up"))
             else:
-                await self._whole(effect.instance_id, kv_tokens)
+                await self._became_whole(handle, driver, kv_tokens)
 
     async def _whole(self, instance_id: str, kv_tokens: int) -> None:
         """Take what it holds now into its handle."""

@@ -4,6 +4,7 @@ The calls every engine must answer are in tests/contract/test_engine_contract.py
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import pytest_asyncio
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
-from glowplug.engines import vllm_env, vllm_sample
+from glowplug.engines import vllm_env, vllm_sample, vllm_stages
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.vllm import VllmDriver
 from glowplug.weights.region import RegionInfo
@@ -273,13 +274,18 @@ async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane
     await until(lambda: not any(worker.is_running() for worker in workers), "no worker is left")
 
 
+async def launched_stages(lane: Lane, weights: Path) -> list[EngineHandle]:
+    """Of a pipeline of two, none of them loaded."""
+    asked = replace(lane.request(weights, **TINY_ARGS), num_stages=2, rendezvous=f"127.0.0.1:{free_port()}")
+    run_dirs = asked.run_dir, lane.request().run_dir
+    stages = [replace(asked, stage=n, run_dir=at, log_path=at / "engine.log") for n, at in enumerate(run_dirs)]
+    return [await lane.driver.launch(stage) for stage in stages]
+
+
 async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane: Lane, tiny: Tiny) -> None:
     """HydraServe section 4. A later stage has no server, and goes with the first one."""
-    asked = replace(lane.request(tiny.weights, **TINY_ARGS), num_stages=2, rendezvous=f"127.0.0.1:{free_port()}")
-    run_dirs = asked.run_dir, lane.request().run_dir
-    requests = [replace(asked, stage=n, run_dir=at, log_path=at / "engine.log") for n, at in enumerate(run_dirs)]
+    launched = await launched_stages(lane, tiny.weights)
     parts = [tiny_llama.part(tiny.weights, lane.folder / f"part-{n}", n, 2) for n in range(2)]
-    launched = [await lane.driver.launch(request) for request in requests]
     first, later = await asyncio.gather(*(lane.driver.load(h, at) for h, at in zip(launched, parts, strict=True)))
     assert (first.handle.url, later.handle.url) == ("", "")
     whole = await lane.driver.serve_stages(first.handle)
@@ -293,3 +299,73 @@ async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane
     await until(lambda: not lane.driver.adopt(later.handle), "the later stage ends by itself")
     for stage in (whole.handle, later.handle):
         await lane.driver.stop(stage, 0.0)
+
+
+async def begin(url: str, prompt: Sequence[int]) -> list[int]:
+    """The tokens of a greedy stream, up to where its server breaks it off."""
+    said: list[int] = []
+    body = {"model": "smol", "prompt": list(prompt), "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        async with (
+            httpx.AsyncClient(timeout=120) as client,
+            client.stream(
+                "POST", f"{url}/v1/completions", json={**body, "stream": True, "return_token_ids": True}
+            ) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    said += json.loads(line[6:])["choices"][0]["token_ids"] or []
+    return said
+
+
+async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny: Tiny) -> None:
+    """HydraServe section 6. What runs goes on from its KV cache: without one, or with a wrong one, it would say other
+    tokens or compute them anew."""
+    later_prompt = range(100, 350)
+    handles = await launched_stages(lane, tiny.weights)
+    first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
+    serving = (await lane.driver.serve_stages(first.handle)).handle
+    streams = [asyncio.create_task(begin(serving.url, prompt)) for prompt in (range(350, 600), later_prompt)]
+    model = lane.request(tiny.weights, **TINY_ARGS).model
+    assert lane.driver.whole(serving) is None
+    await lane.driver.consolidate(serving, model)
+    report = lane.driver.whole(serving)
+    assert report is not None and await lane.driver.consolidate(report.handle, model) == report.kv_tokens
+    whole = report.handle
+    directory = vllm_stages.kv_directory(serving.run_dir)
+    moved = await lane.driver.move_requests(whole)
+    assert not lane.driver.adopt(serving), "the stage's own process has ended"
+    of_one, of_other = await asyncio.gather(*streams)
+    assert moved.num_requests == moved.num_pulled == 2, "both ran, and had enough of a KV cache"
+    assert (await lane.driver.move_requests(whole)).num_requests == 0
+    cache = next(p for p in directory.glob("*.json") if json.loads(p.read_text())["token_ids"][0] == later_prompt[0])
+    kv_file = cache.with_name(f"{cache.stem}.tp0.kv")
+    header = 8 + int.from_bytes(kv_file.read_bytes()[:8], "little")
+    kv_file.write_bytes(kv_file.read_bytes()[:header].ljust(kv_file.stat().st_size, b"\0"))
+    pulled = await tokens(whole.url, [*range(350, 600), *of_one])
+    from_zeros = await tokens(whole.url, [*later_prompt, *of_other])
+    assert not list(directory.iterdir()), "what has been pulled is gone"
+    alone = await lane.driver.load(await lane.driver.launch(lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
+    assert pulled == await tokens(alone.handle.url, [*range(350, 600), *of_one])
+    assert from_zeros != await tokens(alone.handle.url, [*later_prompt, *of_other])
+    await until(lambda: not lane.driver.adopt(later.handle), "the later stage ends with its pipeline")
+    for handle in (whole, later.handle, alone.handle):
+        await lane.driver.stop(handle, 0.0)
+    assert not directory.exists()
+
+
+async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(lane: Lane, tiny: Tiny) -> None:
+    handles = await launched_stages(lane, tiny.weights)
+    first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
+    serving = (await lane.driver.serve_stages(first.handle)).handle
+    model = lane.request(tiny.weights, **TINY_ARGS).model
+    coming = asyncio.create_task(lane.driver.consolidate(serving, model))
+    beside = Path(serving.run_dir) / vllm_stages.WHOLE / vllm_stages.HANDLE
+    await until(beside.exists, "the whole engine is launched")
+    process = EngineHandle.from_json(beside.read_bytes())
+    coming.cancel()
+    assert await lane.driver.abandon_consolidation(serving) is None
+    assert not lane.driver.adopt(process) and not beside.exists()
+    assert await tokens(serving.url) == tiny.expected
+    for handle in (serving, later.handle):
+        await lane.driver.stop(handle, 0.0)

@@ -112,7 +112,16 @@ class StagedVllm(HostedDriver, Stager):
         weights = rendezvous.read(Path(handle.run_dir), rendezvous.GO)
         if weights is None:
             raise EngineFailed(f"{self.name} {handle.instance_id} has no weights yet")
-        return (await self.load(beside, Path(weights["path"]))).kv_tokens
+        report = await self.load(beside, Path(weights["path"]))
+        await self._first_tokens(report.handle, model)
+        return report.kv_tokens
+
+    async def _first_tokens(self, handle: EngineHandle, model: Model) -> None:
+        """An engine takes longer over its first tokens than over those that follow; no stream is to wait for that. An
+        engine that generates none (a pooling model) refuses, and has nothing to take over."""
+        question = {"model": model.name, "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+        body = json.dumps(question).encode()
+        await self._ask(handle, "/v1/completions", self._settings.load_timeout_s, method="POST", body=body)
 
     async def _launch_whole(self, handle: EngineHandle, model: Model, port: int) -> EngineHandle:
         run_dir = Path(handle.run_dir) / WHOLE

@@ -71,6 +71,13 @@ def given_up() -> tuple[CheckedAgent, float]:
     return agent, now_s
 
 
+def test_one_that_becomes_whole_in_another_process_answers_there() -> None:
+    agent = consolidating()
+    agent.handle(msg.EngineConsolidated("i-1", 1200, "http://whole", "key-2"), 25.0)
+    row = agent.instance("i-1")
+    assert (row.url, row.key_id, row.is_whole) == ("http://whole", "key-2", True)
+
+
 def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
     effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)
