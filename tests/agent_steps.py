@@ -140,6 +140,7 @@ def make(
     asleep_mib: int = 0,
     gpu_kind: str = "host",
     holds_layers: bool = True,
+    groups_lack: Iterable[str] = (),
 ) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
     when it sleeps (0: that is not looked at)."""
@@ -150,6 +151,7 @@ def make(
             emulated=True,
             abilities=frozenset(abilities),
             holds_layers=holds_layers,
+            groups_lack=frozenset(groups_lack),
             asleep_bytes=asleep_mib * MIB,
         ),
         "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),

@@ -235,6 +235,7 @@ def engine_kind(driver: EngineDriver, gpu_kind: str) -> EngineKind:
         name=driver.name,
         emulated=known.emulated,
         abilities=abilities,
+        groups_lack=known.groups_lack if gpu_kind == HOST else frozenset(),
         holds_layers=Ability.FIRST_LAYERS in abilities,
         asleep_bytes=known.asleep_bytes,
     )

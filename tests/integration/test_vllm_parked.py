@@ -301,31 +301,28 @@ async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane
         await lane.driver.stop(stage, 0.0)
 
 
-async def begin(url: str, prompt: Sequence[int]) -> list[int]:
-    """The tokens of a greedy stream, up to where its server breaks it off."""
-    said: list[int] = []
-    body = {"model": "smol", "prompt": list(prompt), "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+async def begin(url: str, prompt: Sequence[int], said: list[int]) -> None:
+    """Put the tokens of a greedy stream into `said`, up to where its server breaks it off."""
+    body = {"model": "smol", "prompt": list(prompt), "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    asked = {**body, "stream": True, "return_token_ids": True}
     with contextlib.suppress(httpx.RemoteProtocolError):
         async with (
             httpx.AsyncClient(timeout=120) as client,
-            client.stream(
-                "POST", f"{url}/v1/completions", json={**body, "stream": True, "return_token_ids": True}
-            ) as answer,
+            client.stream("POST", f"{url}/v1/completions", json=asked) as answer,
         ):
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     said += json.loads(line[6:])["choices"][0]["token_ids"] or []
-    return said
 
 
 async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny: Tiny) -> None:
     """HydraServe section 6. What runs goes on from its KV cache: without one, or with a wrong one, it would say other
     tokens or compute them anew."""
-    later_prompt = range(100, 350)
+    prompts = range(400, 700), range(100, 400)
+    said: tuple[list[int], list[int]] = ([], [])
     handles = await launched_stages(lane, tiny.weights)
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
     serving = (await lane.driver.serve_stages(first.handle)).handle
-    streams = [asyncio.create_task(begin(serving.url, prompt)) for prompt in (range(350, 600), later_prompt)]
     model = lane.request(tiny.weights, **TINY_ARGS).model
     assert lane.driver.whole(serving) is None
     await lane.driver.consolidate(serving, model)
@@ -333,21 +330,23 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     assert report is not None and await lane.driver.consolidate(report.handle, model) == report.kv_tokens
     whole = report.handle
     directory = vllm_stages.kv_directory(serving.run_dir)
+    streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
+    await until(lambda: all(said), "both streams have begun")
     moved = await lane.driver.move_requests(whole)
     assert not lane.driver.adopt(serving), "the stage's own process has ended"
-    of_one, of_other = await asyncio.gather(*streams)
+    await asyncio.gather(*streams)
+    (one, other) = [[*prompt, *tokens] for prompt, tokens in zip(prompts, said, strict=True)]
     assert moved.num_requests == moved.num_pulled == 2, "both ran, and had enough of a KV cache"
     assert (await lane.driver.move_requests(whole)).num_requests == 0
-    cache = next(p for p in directory.glob("*.json") if json.loads(p.read_text())["token_ids"][0] == later_prompt[0])
+    cache = next(p for p in directory.glob("*.json") if json.loads(p.read_text())["token_ids"][0] == other[0])
     kv_file = cache.with_name(f"{cache.stem}.tp0.kv")
     header = 8 + int.from_bytes(kv_file.read_bytes()[:8], "little")
     kv_file.write_bytes(kv_file.read_bytes()[:header].ljust(kv_file.stat().st_size, b"\0"))
-    pulled = await tokens(whole.url, [*range(350, 600), *of_one])
-    from_zeros = await tokens(whole.url, [*later_prompt, *of_other])
+    pulled, from_zeros = await tokens(whole.url, one), await tokens(whole.url, other)
     assert not list(directory.iterdir()), "what has been pulled is gone"
     alone = await lane.driver.load(await lane.driver.launch(lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
-    assert pulled == await tokens(alone.handle.url, [*range(350, 600), *of_one])
-    assert from_zeros != await tokens(alone.handle.url, [*later_prompt, *of_other])
+    assert pulled == await tokens(alone.handle.url, one)
+    assert from_zeros != await tokens(alone.handle.url, other)
     await until(lambda: not lane.driver.adopt(later.handle), "the later stage ends with its pipeline")
     for handle in (whole, later.handle, alone.handle):
         await lane.driver.stop(handle, 0.0)

@@ -31,6 +31,7 @@ class EngineCapabilities:
     overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
     asleep_bytes: int = 0  # GPU memory that a sleeping engine may keep; 0: that is not looked at
     groups: bool = False  # one instance may spread over several GPUs of a node
+    groups_lack: frozenset[str] = frozenset()  # abilities on host memory that such an instance does not have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

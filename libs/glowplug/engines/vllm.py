@@ -41,7 +41,13 @@ class VllmDriver(StagedVllm):
     name = "vllm"
     arguments = vllm_args.ARGUMENTS
     weights = vllm_args.WEIGHTS
-    capabilities = EngineCapabilities(parked=True, metrics=True, asleep_bytes=2 << 30, groups=True)
+    capabilities = EngineCapabilities(
+        parked=True,
+        metrics=True,
+        asleep_bytes=2 << 30,
+        groups=True,
+        groups_lack=frozenset({Ability.SWAP, Ability.FIRST_LAYERS, Ability.SHARE}),  # a part of a matrix is no view
+    )
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 

@@ -177,7 +177,7 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
         "VLLM_API_KEY": request.api_key,
         "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc ask for no key
         WEIGHTS_SHARED: "1" if request.model.weights_shared else "0",
-        FIRST_BYTES: str(request.first_bytes if request.first_bytes < request.model.weights_bytes else 0),
+        FIRST_BYTES: str(request.first_bytes if _holds_layers(request) else 0),
     }
     if request.num_stages > 1:
         env |= _network(request.address or reachable(request.host))
@@ -187,6 +187,11 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
     threads = max(1, num_threads(request.model) // request.num_gpus)
     bind = _cpus_by_worker(request.num_gpus, threads) if request.num_gpus > 1 else "nobind"
     return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bind}
+
+
+def _holds_layers(request: LaunchRequest) -> bool:
+    """Whether it is a replica of the first layers, which a group of workers cannot be."""
+    return request.first_bytes < request.model.weights_bytes and request.num_gpus == 1
 
 
 def _cpus_by_worker(num_workers: int, threads: int) -> str:
