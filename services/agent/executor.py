@@ -365,7 +365,16 @@ class EngineExecutor:
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
         handle, driver = self._staged(effect.instance_id)
-        await self._became_whole(handle, driver, await driver.consolidate(handle, effect.model))
+        if isinstance(driver, Mover):
+            own = f"{effect.instance_id}.whole"
+            port = self._ports.take(own, (handle.port for handle in self._state.handles.values()))
+            try:
+                kv_tokens = await driver.consolidate_at(handle, effect.model, port)
+            finally:
+                self._ports.settled(own)
+        else:
+            kv_tokens = await driver.consolidate(handle, effect.model)
+        await self._became_whole(handle, driver, kv_tokens)
 
     async def _became_whole(self, handle: EngineHandle, driver: Stager, kv_tokens: int) -> None:
         whole = driver.whole(handle) if isinstance(driver, Mover) else None

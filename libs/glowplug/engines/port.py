@@ -257,6 +257,10 @@ class Moved:
 class Mover(Protocol):
     """What drivers of engines can do besides that become whole in a process beside the stage's own."""
 
+    async def consolidate_at(self, handle: EngineHandle, model: Model, port: int) -> int:
+        """As `Stager.consolidate`; what becomes whole listens on `port`, 0: the kernel's choice."""
+        ...
+
     def whole(self, handle: EngineHandle) -> LoadReport | None:
         """What serves alone since `consolidate`, of a stage's handle or its own: its handle stands for both processes.
         None where a consolidation is not over, or there was none."""

@@ -100,7 +100,10 @@ class StagedVllm(HostedDriver, Stager):
             return Health(ok=False, reason=f"the stage has given no sign for {silent_s:.0f} s")
         return Health(ok=True)
 
-    async def consolidate(self, handle: EngineHandle, model: Model, port: int = 0) -> int:
+    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
+        return await self.consolidate_at(handle, model, 0)
+
+    async def consolidate_at(self, handle: EngineHandle, model: Model, port: int) -> int:
         """As the port says; all of the weights lie where the stage's did. What serves then, see `whole`."""
         if OF_STAGE in handle.data and (already := self.whole(handle)) is not None:
             return already.kv_tokens

@@ -150,9 +150,11 @@ class FakeMover(FakeStager):
         super().__init__()
         self.beside: EngineHandle | None = None
         self.moved: list[EngineHandle] = []
+        self.ports: list[int] = []
 
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
+    async def consolidate_at(self, handle: EngineHandle, model: Model, port: int) -> int:
         kv_tokens = await super().consolidate(handle, model)
+        self.ports.append(port)
         pid = process.spawn(["sleep", "60"], cwd=Path("/"), log_path=Path(handle.log_path), env=dict(os.environ))
         at = process.started_at(pid) or 0.0
         self.beside = replace(handle, pid=pid, pid_started_at=at, url="http://127.0.0.1:2", api_key="k")
@@ -503,7 +505,7 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         rig.driver.may_become_whole.set()
         await rig.do(msg.ConsolidateEngine("i-1", MODEL))
         whole = await rig.outcome(msg.EngineConsolidated)
-        assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200)
+        assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
         (moved,) = await until(lambda: rig.driver.moved, "requests move once that is reported")
         assert moved.pid == rig.state.handles["i-1"].pid == rig.driver.beside.pid != stage.pid
         process.kill_group(stage.pid, stage.pid_started_at)
