@@ -145,6 +145,7 @@ def make(
     gpu_kind: str = "host",
     holds_layers: bool = True,
     refuses: bool = False,
+    groups_lack: Iterable[str] = (),
 ) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
     when it sleeps (0: that is not looked at); `refuses` what comes then."""
@@ -156,6 +157,7 @@ def make(
             abilities=frozenset(abilities),
             holds_layers=holds_layers,
             refuses=refuses,
+            groups_lack=frozenset(groups_lack),
             asleep_bytes=asleep_mib * MIB,
         ),
         "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),

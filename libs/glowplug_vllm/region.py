@@ -39,6 +39,9 @@ class Region:
             self._paths[id(pages)] = path
             self._tensors |= {name: (pages, _LENGTH.size + header_bytes, facts) for name, facts in header.items()}
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
     def __contains__(self, name: str) -> bool:
         return name in self._tensors and self._tensors[name][2]["dtype"] in _DTYPES
 
@@ -65,6 +68,10 @@ class Region:
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor as a view. Raises KeyError for one of a type that this does not read."""
         return ((name, self._read(name)) for name in self._tensors)
+
+    def read_as_is(self, name: str) -> torch.Tensor:
+        """One tensor as a view. Raises KeyError for one that is not there, or of a type that this does not read."""
+        return self._read(name)
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
         """One tensor, or several joined along their first dimension; a view where that is possible. Raises KeyError for

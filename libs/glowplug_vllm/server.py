@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug_vllm import arriving, chat_template, plugin, rundir, weights_check
+from glowplug_vllm import arriving, chat_template, plugin, rundir, stage, weights_check
 from glowplug_vllm.landing import Landing
 
 _ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
@@ -108,6 +108,9 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         imported_at = time.time()
         weights = Path(rundir.wait(run_dir, rundir.GO, spec["wait_s"])["path"])
         plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
+        if spec.get("num_stages", 1) > 1:
+            os.environ[stage.START] = stage.started(run_dir, spec["launched_at"], imported_at, time.time())
+            os.environ.pop("VLLM_PP_LAYER_PARTITION", None)  # layers are shared out as whoever fetches them counts on
         allow_our_endpoint()
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
         landing = Landing.of(weights)

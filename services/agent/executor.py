@@ -26,6 +26,7 @@ from glowplug.engines.port import (
     EngineHandle,
     LaunchRequest,
     LoadReport,
+    Mover,
     NoStages,
     RefusingSleeper,
     Sleeper,
@@ -214,6 +215,11 @@ class EngineExecutor:
                 gpu_id=effect.workers[0].gpu_id,
                 gpu_kind=effect.gpu_kind,
                 gpu_index=effect.gpu_index,
+                gpu_indices=effect.gpu_indices,
+                stage=effect.stage,
+                num_stages=effect.num_stages,
+                rendezvous=effect.rendezvous,
+                address=self._settings.address,
                 traceparent=effect.traceparent,
                 host=self._settings.host,
                 port=port,
@@ -370,7 +376,38 @@ class EngineExecutor:
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
         handle, driver = self._staged(effect.instance_id)
-        await self._whole(effect.instance_id, await driver.consolidate(handle, effect.model))
+        if isinstance(driver, Mover):
+            own = f"{effect.instance_id}.whole"
+            port = self._ports.take(own, (handle.port for handle in self._state.handles.values()))
+            try:
+                kv_tokens = await driver.consolidate_at(handle, effect.model, port)
+            finally:
+                self._ports.settled(own)
+        else:
+            kv_tokens = await driver.consolidate(handle, effect.model)
+        await self._became_whole(handle, driver, kv_tokens)
+
+    async def _became_whole(self, handle: EngineHandle, driver: Stager, kv_tokens: int) -> None:
+        whole = driver.whole(handle) if isinstance(driver, Mover) else None
+        if whole is not None and isinstance(driver, Mover):
+            await self._moved(handle.instance_id, driver, whole)
+        else:
+            await self._whole(handle.instance_id, kv_tokens)
+
+    async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport) -> None:
+        """The engine has become whole in another process: routers are to know that one before the first one ends."""
+        for kind in ("watch", "health", "count"):
+            await self._cancel(instance_id, kind)
+        handle = _with_holds(whole).handle
+        self._state.put_handle(handle)
+        self._begin(instance_id, "watch", self._watch(handle))
+        url = advertised(handle.url, self._settings.advertise_host)
+        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle)))
+        await asyncio.sleep(self._settings.drain_quiet_s)
+        try:
+            log.info("%s is whole in a process of its own: %s", instance_id, await driver.move_requests(handle))
+        except EngineFailed as error:  # what ran is computed anew
+            log.warning("%s is whole, and %s", instance_id, error.message)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
@@ -387,7 +424,7 @@ class EngineExecutor:
             if kv_tokens is None:
                 await self._report(msg.ConsolidationFailed(effect.instance_id, "given up"))
             else:
-                await self._whole(effect.instance_id, kv_tokens)
+                await self._became_whole(handle, driver, kv_tokens)
 
     async def _whole(self, instance_id: str, kv_tokens: int) -> None:
         """Take what it holds now into its handle."""

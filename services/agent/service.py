@@ -80,6 +80,7 @@ class AgentService:
             ByteLedger(found.gpus),
             kinds,
             agent_url=settings.agent_url,
+            stages_at=settings.stages_at,
             params=settings.params(),
             memory=self._state.memory,
         )
@@ -237,6 +238,7 @@ def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True) ->
         name=driver.name,
         emulated=known.emulated,
         abilities=abilities,
+        groups_lack=known.groups_lack if gpu_kind == HOST else frozenset(),
         holds_layers=Ability.FIRST_LAYERS in abilities,
         refuses=isinstance(driver, RefusingSleeper),
         asleep_bytes=known.asleep_bytes,

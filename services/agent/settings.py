@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from glowplug.controllers.agent.params import AgentParams
-from glowplug.domain.address import PortRange
+from glowplug.domain.address import PortRange, host_and_port, reachable
 from glowplug.domain.units import parse_bytes
 from glowplug.engines.port import EngineSettings
 from glowplug.runtime.settings import NodeId, ServiceSettings
@@ -24,6 +24,7 @@ class AgentSettings(ServiceSettings):
     host_cache_bytes: int = Field(8 << 30, ge=0)  # what the node's prefetcher may keep (its setting of that name)
     shm_dir: Path = Path(".glowplug/shm")
     engine_ports: str = ""  # first-last, what this agent's engines listen on; empty: any that is free
+    stage_ports: str = "29400-29999"  # first-last, where stages of a pipeline whose first one is here find one another
     engines: str = ""  # comma-separated; empty: every engine that can start here
     warm_engines: str = ""  # comma-separated: what is prepared at the start (parking vLLM takes 15 s of CPU and 630 MB)
     engine_python: str = ""
@@ -66,7 +67,7 @@ class AgentSettings(ServiceSettings):
             parse_bytes(part.strip())
         return given
 
-    @field_validator("engine_ports")
+    @field_validator("engine_ports", "stage_ports")
     @classmethod
     def _is_range(cls, given: str) -> str:
         PortRange.parse(given)
@@ -80,6 +81,16 @@ class AgentSettings(ServiceSettings):
     def port_range(self) -> PortRange | None:
         """Ports for engines; None leaves the choice to the kernel."""
         return PortRange.parse(self.engine_ports)
+
+    @property
+    def address(self) -> str:
+        """By which engines of other nodes reach those of this one."""
+        return self.advertise_host or reachable(self.host)
+
+    @property
+    def stages_at(self) -> str:
+        """See Node.stages_at."""
+        return host_and_port(self.address, self.stage_ports) if self.stage_ports else ""
 
     @property
     def node(self) -> str:

@@ -166,6 +166,7 @@ class Node:
     heartbeat_at: float = 0.0
     revision: int = 0
     abilities: tuple[str, ...] = ()  # what its engines can do besides serving: "<engine>:<ability>"
+    stages_at: str = ""  # "host:first-last", of which the first stage of a pipeline takes a port; "": it offers none
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve

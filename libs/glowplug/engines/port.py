@@ -32,6 +32,7 @@ class EngineCapabilities:
     overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
     asleep_bytes: int = 0  # GPU memory that a sleeping engine may keep; 0: that is not looked at
     groups: bool = False  # one instance may spread over several GPUs of a node
+    groups_lack: frozenset[str] = frozenset()  # abilities on host memory that such an instance does not have
     shares_when_asked: bool = False  # of the ability "share": for models with weights_shared alone
 
 
@@ -47,11 +48,21 @@ class LaunchRequest:
     gpu_id: str = ""
     gpu_kind: str = "host"  # host | cuda | emulated
     gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
+    gpu_indices: tuple[int, ...] = ()  # ... of each GPU of a tensor group, in the order of its ranks; (): of one GPU
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine reports it
     api_key: str = ""  # that the engine asks for; "": none
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
+    stage: int = 0  # of a pipeline, from 0: its part of the layers
+    num_stages: int = 1
+    rendezvous: str = ""  # "host:port" where the stages find one another; the first one listens there
+    address: str = ""  # by which the other stages reach this one; "": `host`
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of this node that it runs on, one worker on each."""
+        return max(1, len(self.gpu_indices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +257,40 @@ class Stager(Protocol):
         """Give up a `consolidate` under way and drop what has come: None; or, where the engine was whole sooner, the
         tokens that its KV cache holds. Raises EngineFailed when it does not answer: what it holds is not known then."""
         raise EngineUnable(f"{handle.engine} does not become whole")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Requests that have left a pipeline's stages. `num_pulled` of them go on from their KV cache, the others are
+    computed anew. Seconds: of the pause until nothing ran, and of writing the KV cache."""
+
+    num_requests: int = 0
+    num_pulled: int = 0
+    num_tokens: int = 0  # of the KV cache
+    num_bytes: int = 0
+    pause_s: float = 0.0
+    export_s: float = 0.0
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """What drivers of engines can do besides that become whole in a process beside the stage's own."""
+
+    async def consolidate_at(self, handle: EngineHandle, model: Model, port: int) -> int:
+        """As `Stager.consolidate`; what becomes whole listens on `port`, 0: the kernel's choice."""
+        ...
+
+    def whole(self, handle: EngineHandle) -> LoadReport | None:
+        """What serves alone since `consolidate`, of a stage's handle or its own: its handle stands for both processes.
+        None where a consolidation is not over, or there was none."""
+        ...
+
+    async def move_requests(self, handle: EngineHandle) -> Moved:
+        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, and end the stage's own
+        process. Its streams break off then; whoever owns one continues it at the whole engine's url, with the prompt
+        and the tokens so far as its prompt, and no token is computed twice that has come over. Said twice, it does
+        nothing. Raises EngineFailed where the stages answer nothing: their process has ended all the same."""
+        ...
 
 
 class NoStages(Stager):

@@ -65,6 +65,7 @@ class StartInstance:
     stage: int = 0  # which of them, from 0
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds it is expected to take
     predicted_s: float = 0.0  # the whole start, from this command to READY; 0: not known
+    rendezvous: str = ""  # "host:port" on the first stage's node, where the stages of a pipeline find one another
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

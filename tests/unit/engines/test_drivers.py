@@ -300,8 +300,56 @@ def test_what_the_model_declares_becomes_flags() -> None:
 
 def test_one_cpu_engine_runs_in_one_process_and_a_parallel_one_does_not() -> None:
     assert vllm_args.UNIPROC in vllm_args.server_argv(request())
-    for size in ("pipeline_parallel_size", "tensor-parallel-size"):
-        assert vllm_args.UNIPROC not in vllm_args.server_argv(request(engine_args={size: 2}))
+    assert vllm_args.UNIPROC not in vllm_args.server_argv(request(engine_args={"data-parallel-size": 2}))
+    assert vllm_args.UNIPROC not in vllm_args.server_argv(replace(request(), gpu_indices=(0, 1)))
+
+
+@pytest.mark.parametrize("name", ["tensor-parallel-size", "pipeline_parallel_size", "nnodes"])
+def test_how_many_workers_and_stages_there_are_is_no_engine_argument(name: str) -> None:
+    with pytest.raises(EngineMisconfigured, match="is set by"):
+        vllm_args.server_argv(request(engine_args={name: 2}))
+
+
+def test_a_group_has_a_worker_and_a_part_of_the_kv_cache_on_each_of_its_gpus() -> None:
+    asked = replace(request(engine_args={"num_threads": 2}, num_gpus=2), gpu_indices=(1, 3))
+    argv = vllm_args.server_argv(asked)
+    assert (value_of(argv, "--tensor-parallel-size"), value_of(argv, "--kv-cache-memory-bytes")) == ("2", "128")
+    assert value_of(argv, "--worker-cls") == vllm_args.SLEEPING_WORKER
+    env = vllm_args.server_environment(asked)
+    cpus = [part.split(",") for part in env["VLLM_CPU_OMP_THREADS_BIND"].split("|")]
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert cpus == [["nobind"]] or (len(cpus) == 2 and not {*cpus[0]} & {*cpus[1]}), "no CPU belongs to two workers"
+    on_gpus = vllm_args.server_environment(replace(asked, gpu_kind="cuda"))
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
+def test_a_group_of_more_workers_than_cpus_is_not_bound() -> None:
+    asked = replace(request(num_gpus=512), gpu_indices=tuple(range(512)))
+    assert vllm_args.server_environment(asked)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_a_stage_meets_the_others_and_only_the_first_one_has_a_server() -> None:
+    asked = replace(request(), num_stages=2, rendezvous="127.0.0.1:29500", address="127.0.0.1")
+    argvs = [vllm_args.server_argv(replace(asked, stage=stage)) for stage in (0, 1)]
+    for stage, argv in enumerate(argvs):
+        flags = ("pipeline-parallel-size", "nnodes", "node-rank", "master-addr", "master-port", "kv-cache-memory-bytes")
+        values = [value_of(argv, f"--{flag}") for flag in flags]
+        assert values == ["2", "2", str(stage), "127.0.0.1", "29500", "128"]
+    assert ["--headless" in argv for argv in argvs] == [False, True]
+    env = vllm_args.server_environment(asked)
+    assert env["VLLM_HOST_IP"] == "127.0.0.1" and env["GLOO_SOCKET_IFNAME"].startswith("lo")
+
+
+@pytest.mark.parametrize("where", ["", "host", "host:", "host:many"])
+def test_a_stage_without_a_place_to_meet_is_refused(where: str) -> None:
+    with pytest.raises(EngineMisconfigured, match="GLOWPLUG_STAGE_PORTS"):
+        vllm_args.server_argv(replace(request(), num_stages=2, rendezvous=where))
+
+
+def test_a_stage_that_is_not_to_be_reached_does_not_start() -> None:
+    asked = replace(request(), num_stages=2, rendezvous="127.0.0.1:29500", address="no such name")
+    with pytest.raises(EngineFailed, match="the other stages cannot reach"):
+        vllm_args.server_environment(asked)
 
 
 def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
@@ -332,7 +380,7 @@ def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -
     assert [flags[shared][vllm_args.WEIGHTS_SHARED] for shared in (False, True)] == ["0", "1"]
     odd: list[dict[str, Any]] = [
         {"gpu_kind": "cuda"},
-        {"engine_args": {"tensor-parallel-size": 2}},
+        {"num_gpus": 2},
         {"engine_args": {"worker-cls": "my.Worker"}},
         {"engine_args": {"quantization": "fp8"}},
     ]

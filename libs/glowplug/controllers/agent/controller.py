@@ -72,11 +72,13 @@ class AgentController:
         engines: Mapping[str, EngineKind],
         *,
         agent_url: str = "",
+        stages_at: str = "",
         params: AgentParams | None = None,
         memory: msg.AgentMemory | None = None,
     ) -> None:
         memory = memory or msg.AgentMemory()
         self.node_id, self.ledger, self.engines, self.agent_url = node_id, ledger, engines, agent_url
+        self.stages_at = stages_at
         self.params = params or AgentParams()
         there = sorted(name for name, kind in engines.items() if not kind.unavailable)
         self._available = tuple(there)
@@ -131,6 +133,7 @@ class AgentController:
             engines=self._available,
             abilities=self._abilities,
             agent_url=self.agent_url,
+            stages_at=self.stages_at,
             prefetcher_url=around.prefetcher_url,
             host_cache_bytes=around.host_cache_bytes,
             links=around.links,

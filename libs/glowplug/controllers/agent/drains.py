@@ -43,7 +43,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
         return
     if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
         return  # it lies dormant already: a command that came twice
-    able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
+    able = instance.is_whole and not instance.part_of and transaction.can(holding.model, _ABILITIES[becomes])
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
         num_bytes = int((holding.model.weights_bytes - instance.shared_bytes) * transaction.params.snapshot_ratio)
@@ -190,7 +190,7 @@ def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight)
         return
     if seen.num_in_flight == 0:
         _end(transaction, holding, transaction.params.stop_grace_s)
-    elif transaction.can(holding.instance.engine, "prewarm"):
+    elif transaction.can(holding.model, "prewarm"):
         _reserve(transaction, holding, seen)
 
 

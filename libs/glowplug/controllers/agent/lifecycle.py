@@ -28,12 +28,25 @@ def begin(transaction: Transaction, holding: Holding) -> None:
     instance, start = holding.instance, holding.start
     assert start is not None
     workers = holding.workers_on(transaction.node_id)
-    index, gpu = next((n, g) for n, g in enumerate(transaction.ledger.gpus) if g.gpu_id == workers[0].gpu_id)
+    at = {gpu.gpu_id: index for index, gpu in enumerate(transaction.ledger.gpus)}
+    indices = tuple(at[worker.gpu_id] for worker in workers)
+    kind = transaction.ledger.gpus[indices[0]].kind
     name, traceparent = instance.instance_id, holding.cause.traceparent
     stages = holding.pipeline.stage if holding.pipeline else 0, instance.num_stages
-    streams = transaction.can(instance.engine, STREAMS)
+    streams = transaction.can(holding.model, STREAMS)
     transaction.ask(
-        msg.LaunchEngine(name, holding.model, workers, gpu.kind, index, traceparent, instance.replica, *stages),
+        msg.LaunchEngine(
+            name,
+            holding.model,
+            workers,
+            kind,
+            indices[0],
+            traceparent,
+            instance.replica,
+            *stages,
+            gpu_indices=indices,
+            rendezvous=holding.pipeline.rendezvous if holding.pipeline else "",
+        ),
         msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages, streams),
     )
 

@@ -157,6 +157,8 @@ class EngineConsolidated(Outcome):
     """What was a stage serves all of the model, alone."""
 
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
+    url: str = ""  # where it serves from now on; "": where it did
+    key_id: str = ""  # as in Instance, of that url
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,8 @@ class LaunchEngine(ForEngine):
     replica: bool = False  # weights only: outcome of its load is EnginePrewarmed
     stage: int = 0
     num_stages: int = 1
+    gpu_indices: tuple[int, ...] = ()  # of all its workers
+    rendezvous: str = ""  # of a pipeline's stages: see StartInstance
 
 
 @dataclass(frozen=True, slots=True)

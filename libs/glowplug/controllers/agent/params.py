@@ -16,6 +16,7 @@ class EngineKind:
     emulated: bool = False
     unavailable: str = ""
     abilities: frozenset[str] = frozenset()  # of "prewarm", "swap", "stages", "share": see Node.can
+    groups_lack: frozenset[str] = frozenset()  # abilities that an instance over several GPUs does not have
     holds_layers: bool = True  # a replica of the first layers holds them alone; False: it holds all of its weights
     refuses: bool = False  # what comes while one of its engines sleeps or falls asleep: routers send it elsewhere
     asleep_bytes: int = 0  # that one of its engines may keep of its GPUs while it sleeps; 0: that is not looked at

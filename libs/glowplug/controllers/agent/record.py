@@ -95,6 +95,7 @@ class Pipeline:
     """What an instance of several stages knows of being one."""
 
     stage: int
+    rendezvous: str = ""  # where its stages find one another
     is_joined: bool = False  # of the first stage: the later ones are READY
     num_failed: int = 0  # consolidations
     retry_at: float = 0.0  # no consolidation begins sooner

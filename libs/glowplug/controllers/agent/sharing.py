@@ -72,7 +72,7 @@ def _weights(transaction: Transaction, holding: Holding) -> int:
     """Its bytes of weights that could be shared at all: of an instance that runs all of the model on one GPU."""
     instance, model = holding.instance, holding.model
     is_one = instance.is_whole and not instance.part_of and len(holding.own_workers) == 1
-    if not (is_one and model.share_key and transaction.can(instance.engine, SHARE)):
+    if not (is_one and model.share_key and transaction.can(model, SHARE)):
         return 0
     shares = holding.shares or holding.shares_on(transaction.node_id)
     return sum(n for of_gpu in shares.values() for owner, n in of_gpu.items() if owner in WEIGHT_OWNERS)

@@ -122,6 +122,8 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
         consolidating=False,
         max_concurrency=holding.model.max_concurrency,
         kv_tokens=report.kv_tokens or whole.kv_tokens,
+        url=report.url or whole.url,
+        key_id=report.key_id if report.url else whole.key_id,
         reason="it has become whole and runs all of the model",
     )
 

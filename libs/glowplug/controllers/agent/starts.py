@@ -98,13 +98,16 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         model=model,
         cause=replace(event, data=None),
         start=Start(deadline_at=now_s + transaction.params.start_deadline_s, predicted=command.predicted),
-        pipeline=None if instance.is_whole else Pipeline(stage=command.stage),
+        pipeline=None if instance.is_whole else Pipeline(stage=command.stage, rendezvous=command.rendezvous),
     )
 
 
 def _workers(command: StartInstance, kind: EngineKind | None) -> tuple[Worker, ...]:
     """As they are ordered. A replica of the first layers has bytes for all where its engine cannot hold a part."""
-    if not command.replica or kind is None or kind.holds_layers:
+    holds_layers = kind is None or (
+        kind.holds_layers and (command.model.num_gpus == 1 or "first_layers" not in kind.groups_lack)
+    )
+    if not command.replica or holds_layers:
         return command.workers
     whole = weights_per_gpu(command.model)
     return tuple(replace(w, num_bytes=max(w.num_bytes, whole) if w.num_bytes else 0) for w in command.workers)
@@ -124,7 +127,9 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
         why = kind.unavailable if kind else "no driver has this name"
         return "engine_unavailable", f"{engine} cannot start on {node_id}: {why}"
     needs = {"prewarm": command.replica, "stages": command.num_stages > 1, "share": command.model.weights_shared}
-    lacks = [ability for ability, is_needed in needs.items() if is_needed and not transaction.can(engine, ability)]
+    lacks = [
+        ability for ability, is_needed in needs.items() if is_needed and not transaction.can(command.model, ability)
+    ]
     if lacks:
         return "engine_unavailable", f"{engine} on {node_id} cannot do {', '.join(lacks)}"
     return None

@@ -9,6 +9,7 @@ from glowplug.controllers.agent.record import RULES, Holding, State
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
 from glowplug.events import Event, facts
 
 INSTANCES = "instances"
@@ -176,7 +177,9 @@ class Transaction:
         kind = self.engines.get(engine)
         return kind is not None and kind.refuses
 
-    def can(self, engine: str, ability: str) -> bool:
-        """Whether engines of that name have the ability here."""
-        kind = self.engines.get(engine)
-        return kind is not None and not kind.unavailable and ability in kind.abilities
+    def can(self, model: Model, ability: str) -> bool:
+        """Whether instances of the model have the ability here: its engine has, and over several GPUs too."""
+        kind = self.engines.get(model.engine)
+        if kind is None or kind.unavailable or ability not in kind.abilities:
+            return False
+        return model.num_gpus == 1 or ability not in kind.groups_lack

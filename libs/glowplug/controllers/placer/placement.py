@@ -42,6 +42,7 @@ class Sent:
     sent_at: float
     expected: Expected | None = None  # of its start
     decision_id: str = ""
+    rendezvous: str = ""  # of several stages
 
     @property
     def promised(self) -> tuple[str, ...]:
@@ -181,6 +182,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
             stage=number,
             predicted=sent.expected.by_phase[number] if sent.expected else {},
             predicted_s=sent.expected.start_s if sent.expected else 0.0,
+            rendezvous=sent.rendezvous,
         )
         if model.weights.uri and not sent.source:
             commands.append(_fetch(placement, sent, number))

@@ -25,6 +25,7 @@ from glowplug.controllers.placer.placement import (
 )
 from glowplug.controllers.placer.sleepers import becomes_of, saved_s
 from glowplug.controllers.placer.victims import Victims, Wanted
+from glowplug.domain.address import rendezvous
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -360,6 +361,8 @@ class Placing:
             node_id = rows[replica_id].node_id if replica_id in rows else decision.node_id
             drops[node_id] = (*drops.get(node_id, ()), replica_id)
         sent = Sent(decision.stages, decision.source, drops, placement.victims, started_at=now_s, sent_at=now_s)
+        if len(decision.stages) > 1 and (first := self.fleet.nodes.by_id.get(decision.node_id)) is not None:
+            sent.rendezvous = rendezvous(first.stages_at, placement.instance_id)
         sent.expected = expect(decision, _request(placement, now_s), now.view)
         placement.state = sent
         self._promise(placement)

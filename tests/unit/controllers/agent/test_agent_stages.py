@@ -71,10 +71,18 @@ def given_up() -> tuple[CheckedAgent, float]:
     return agent, now_s
 
 
+def test_one_that_becomes_whole_in_another_process_answers_there() -> None:
+    agent = consolidating()
+    agent.handle(msg.EngineConsolidated("i-1", 1200, "http://whole", "key-2"), 25.0)
+    row = agent.instance("i-1")
+    assert (row.url, row.key_id, row.is_whole) == ("http://whole", "key-2", True)
+
+
 def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
-    effects = agent.handle(first_start(), 10.0)
+    effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
+    assert launch.rendezvous == "10.0.0.1:29500"
     assert (launch.stage, launch.num_stages) == (0, 2) and [w.node_id for w in launch.workers] == [NODE]
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 40}
     (wait,) = of(msg.AwaitWeights, effects)

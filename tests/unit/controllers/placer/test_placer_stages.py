@@ -75,6 +75,17 @@ def test_every_stage_is_started_on_its_node_and_fetches_its_own_bytes():
     assert [(f.instance_id, f.first_byte, f.last_byte) for f in fetches] == [("x", 0, 50 * MIB), ("x.1", 50 * MIB, 0)]
 
 
+def test_stages_meet_at_a_port_that_the_first_ones_node_offers():
+    nodes = [replace(node, stages_at=f"10.0.0.{n}:29500-29509") for n, node in enumerate(NODES)]
+    controller = a_placer(*nodes, place=two_stages, settle_s=0.0)
+    first, later = sent(place(controller), StartInstance)
+    host, _, port = first.rendezvous.partition(":")
+    assert first.rendezvous == later.rendezvous and host == "10.0.0.0" and 29500 <= int(port) <= 29509
+    again = sent(place(a_placer(*nodes, place=two_stages, settle_s=0.0)), StartInstance)
+    assert again[0].rendezvous == first.rendezvous, "another placer repeats it"
+    assert {start.rendezvous for start in sent(place(placer()), StartInstance)} == {""}
+
+
 def test_only_the_stages_nobody_has_spoken_of_are_asked_for_again():
     controller = placer()
     made = rows(sent(place(controller), StartInstance))
