@@ -19,20 +19,35 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError, NoSpace
+from glowplug.domain.errors import (
+    ChecksumMismatch,
+    EngineFailed,
+    EngineUnable,
+    GlowplugError,
+    NoSpace,
+    WeightsUnavailable,
+)
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
+from glowplug.domain.model import WeightsRef
+from glowplug.engines.port import (
+    EngineDriver,
+    EngineHandle,
+    LaunchRequest,
+    LoadReport,
+    Sleeper,
+    StageEndpoint,
+    Stager,
+)
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
-from glowplug.weights.region import Region, RegionState, region_digest
+from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from glowplug.weights.source import redacted
 from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 
 log = logging.getLogger(__name__)
-NO_STAGES = NoStages()
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
@@ -199,7 +214,9 @@ class EngineExecutor:
             request = LaunchRequest(
                 instance_id=effect.instance_id,
                 model=effect.model,
-                num_bytes=num_bytes or effect.model.memory_bytes,
+                num_bytes=num_bytes or -(-effect.model.memory_bytes // effect.num_stages),
+                stage=effect.stage,
+                num_stages=effect.num_stages,
                 run_dir=run_dir,
                 log_path=log_path,
                 gpu_id=effect.workers[0].gpu_id,
@@ -245,18 +262,24 @@ class EngineExecutor:
         while self._clock() < effect.deadline_at:
             status = region.read_state(effect.instance_id)
             if status.state is RegionState.COMPLETE and status.info is not None:
-                declared, found = effect.weights.num_bytes, status.info.num_bytes
-                if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
-                    raise ChecksumMismatch(f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}")
+                path = _path_of(status.info, effect.weights)
                 region.touch(self._clock())
-                await self._report(msg.WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
+                await self._report(msg.WeightsComplete(effect.instance_id, path, cached=is_first))
+                return
+            if effect.num_stages > 1 and region.has_range(effect.first_byte, effect.last_byte):
+                path = str(region.weights_path.absolute())
+                await self._report(msg.WeightsComplete(effect.instance_id, path, cached=is_first))
                 return
             if status.state is RegionState.FAILED and status.failure is not None:
                 await self._report(msg.WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
                 return
             is_first = False
-            is_slow = self._clock() - began > REGION_GRACE_S
-            await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
+            await self._until_next_look(began)
+
+    async def _until_next_look(self, began: float) -> None:
+        """At the prefetcher's directory, for weights that are waited for since then."""
+        is_slow = self._clock() - began > REGION_GRACE_S
+        await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
 
     async def _load(self, effect: msg.LoadEngine) -> None:
         handle = self._state.handles[effect.instance_id]
@@ -336,22 +359,48 @@ class EngineExecutor:
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
-        """Raises EngineFailed where no engine is known for it. A driver without stages raises EngineUnable itself."""
+        """Raises EngineFailed where no engine is known for it, EngineUnable for one of a kind without stages."""
         handle = self._state.handles.get(instance_id)
         if handle is None:
             raise EngineFailed("no engine is known for it")
         driver = self._driver(handle)
-        return handle, driver if isinstance(driver, Stager) else NO_STAGES
+        if not isinstance(driver, Stager):
+            raise EngineUnable(f"{handle.engine} does not run in stages")
+        return handle, driver
 
     async def _serve_stages(self, effect: msg.ServeStages) -> None:
         handle, driver = self._staged(effect.instance_id)
-        loaded = _with_holds(await driver.serve_stages(handle))
+        secret = self._settings.engine_secret
+        later = [StageEndpoint(url=one.url, api_key=engine_key(secret, one.key_id)) for one in effect.later]
+        loaded = _with_holds(await driver.serve_stages(handle, later))
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
+        """The rest of the weights comes first, through the node's prefetcher, which the placer has asked for it."""
         handle, driver = self._staged(effect.instance_id)
-        await self._whole(effect.instance_id, await driver.consolidate(handle, effect.model))
+        began = self._clock()
+        path = await self._whole_weights(effect.instance_id, effect.model.weights)
+        fetched = self._clock()
+        kv_tokens = await driver.consolidate(handle, effect.model, Path(path))
+        phases = (_phase(PhaseName.FETCH, began, fetched), _phase(PhaseName.LOAD, fetched, self._clock()))
+        await self._whole(effect.instance_id, kv_tokens, phases)
+
+    async def _whole_weights(self, instance_id: str, weights: WeightsRef) -> str:
+        """Where all of them lie, once they do. Raises WeightsUnavailable or ChecksumMismatch; until when it waits is
+        the controller's to say."""
+        if not weights.uri:
+            return ""
+        region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, region_digest(weights))
+        began = self._clock()
+        while True:
+            status = region.read_state(instance_id)
+            if status.state is RegionState.COMPLETE and status.info is not None:
+                region.touch(self._clock())
+                return _path_of(status.info, weights)
+            if status.state is RegionState.FAILED and status.failure is not None:
+                raise WeightsUnavailable(f"the rest of its weights did not come: {status.failure.message}")
+            await self._until_next_look(began)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
@@ -370,13 +419,13 @@ class EngineExecutor:
             else:
                 await self._whole(effect.instance_id, kv_tokens)
 
-    async def _whole(self, instance_id: str, kv_tokens: int) -> None:
+    async def _whole(self, instance_id: str, kv_tokens: int, phases: tuple[Phase, ...] = ()) -> None:
         """Take what it holds now into its handle."""
         handle = self._state.handles.get(instance_id)
         if handle is not None:
             holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
             self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
-        await self._report(msg.EngineConsolidated(instance_id, kv_tokens))
+        await self._report(msg.EngineConsolidated(instance_id, kv_tokens, phases))
 
     async def _sleep(self, effect: msg.SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -503,6 +552,18 @@ def _with_holds(report: LoadReport) -> LoadReport:
     holds = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
     data = {**report.handle.data, HOLDS: json.dumps(holds)}
     return replace(report, handle=replace(report.handle, data=data))
+
+
+def _path_of(info: RegionInfo, weights: WeightsRef) -> str:
+    """Raises ChecksumMismatch where complete weights are not as many bytes as declared."""
+    declared, found = weights.num_bytes, info.num_bytes
+    if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
+        raise ChecksumMismatch(f"{redacted(weights.uri)}: {found} bytes, expected {declared}")
+    return info.path
+
+
+def _phase(name: PhaseName, began: float, ended: float) -> Phase:
+    return Phase(name=name, started_at=began, ended_at=ended)
 
 
 def _key_id(handle: EngineHandle) -> str:

@@ -23,6 +23,7 @@ def params_of(settings: PlacerSettings) -> PlacerParams:
     same = {field.name for field in fields(PlacerParams)} & PlacerSettings.model_fields.keys()
     return PlacerParams(
         **{name: getattr(settings, name) for name in same},
+        follows_parts=True,
         start_stages=StageSeconds(
             container_s=settings.start_container_s,
             cuda_s=settings.start_cuda_s,

@@ -5,7 +5,7 @@ library, device context) and `load` gives it the weights once they are complete 
 agent: a handle is plain data, written to disk, and `adopt` takes the process back after a restart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -49,6 +49,8 @@ class LaunchRequest:
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine reports it
     api_key: str = ""  # that the engine asks for; "": none
+    stage: int = 0  # of a pipeline of `num_stages`, in the order of the layers
+    num_stages: int = 1
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
 
 
@@ -208,26 +210,32 @@ class Sleeper(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEndpoint:
+    """Where the engine of a later stage answers, on whichever node, and the key that it asks for."""
+
+    url: str
+    api_key: str = ""
+
+
 @runtime_checkable
 class Stager(Protocol):
     """What drivers of engines that run as the stages of a pipeline can do besides (HydraServe sections 4 and 6). One
     that derives from it and leaves a method out raises EngineUnable there."""
 
-    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
-        """Connect the first stage to the later ones, and return when it answers for all. Raises EngineFailed."""
+    async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
+        """Connect the first stage to the later ones, given in the order of their layers, and return when it answers for
+        all. Raises EngineFailed."""
         raise EngineUnable(f"{handle.engine} does not run in stages")
 
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
-        """Bring the rest of the model in while the pipeline serves on, take over the other stages' KV cache, and serve
-        alone. Returns the tokens that its KV cache holds then, 0 when it does not say. Raises EngineFailed; it is the
-        stage that it was then. Cancelled, the engine goes on: call it again, or `abandon_consolidation`."""
+    async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
+        """Load the rest of the model, which is complete in host memory at `weights_path`, while the pipeline serves on,
+        take over the other stages' KV cache, and serve alone. Returns the tokens that its KV cache holds then, 0 when
+        it does not say. Raises EngineFailed; it is the stage that it was then. Cancelled, the engine goes on: call it
+        again, or `abandon_consolidation`."""
         raise EngineUnable(f"{handle.engine} does not become whole")
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
         """Give up a `consolidate` under way and drop what has come: None; or, where the engine was whole sooner, the
         tokens that its KV cache holds. Raises EngineFailed when it does not answer: what it holds is not known then."""
         raise EngineUnable(f"{handle.engine} does not become whole")
-
-
-class NoStages(Stager):
-    """What a driver answers that does not run its engines in stages: EngineUnable to each question."""

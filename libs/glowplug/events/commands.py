@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from glowplug.domain.instance import Phase, Worker, check_num_stages
+from glowplug.domain.instance import Phase, StageAddress, Worker, check_num_stages
 from glowplug.domain.model import Model, WeightsRef
 
 
@@ -93,6 +93,7 @@ class JoinStages:
     TYPE: ClassVar[str] = "agent.join"
     target: str
     instance_id: str
+    stages: tuple[StageAddress, ...] = ()  # the later ones, in the order of the model's layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,11 @@ class ResumeInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchWeights:
-    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first."""
+    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first.
+
+    `background`: the instance serves already and is to have all of the model (consolidation): whatever a request waits
+    for goes first.
+    """
 
     TYPE: ClassVar[str] = "prefetcher.fetch"
     target: str
@@ -132,6 +137,7 @@ class FetchWeights:
     priority: int = 0
     first_byte: int = 0
     last_byte: int = 0
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

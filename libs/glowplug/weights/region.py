@@ -145,6 +145,18 @@ class Region:
             return {}
         return meta
 
+    def has_range(self, first: int, last: int) -> bool:
+        """Whether bytes [first, last) have landed; last 0 is the end. What a try has not written down yet counts as
+        missing."""
+        meta = self.read_meta()
+        last = last or meta.get("num_bytes", 0)
+        return last > 0 and any(a <= first and last <= b for a, b in meta.get("landed", ()))
+
+    @property
+    def weights_path(self) -> Path:
+        """The file, or the directory of files, whether it is complete or not."""
+        return self.blob if self.blob.exists() else self.files
+
     def model_keys(self) -> tuple[str, ...]:
         return _words(_read_json(self._models).get("model_keys"))
 

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import StageAddress
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import drivers, process
-from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport, Stager
+from glowplug.engines.port import (
+    EngineCapabilities,
+    EngineHandle,
+    Health,
+    LaunchRequest,
+    LoadReport,
+    StageEndpoint,
+    Stager,
+)
+from glowplug.weights.region import Region, region_digest
 from services.agent.executor import EngineExecutor, file_name
 from services.agent.processes import kill_orphans
 from services.agent.service import gpu_kind
@@ -126,15 +138,18 @@ class FakeStager(FakeEngineDriver, Stager):
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: list[str] = []
         self.may_become_whole = asyncio.Event()
         self.left: int | None = None  # what an abandoned consolidation has left: KV tokens of a whole one
 
-    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
+    async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
         self.fails("stages")
+        self.calls += [f"stage {one.url} {one.api_key}" for one in later]
         return LoadReport(handle=replace(handle, url="http://127.0.0.1:1"), phases=(), num_slots=16, kv_tokens=900)
 
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
+    async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
         self.fails("stages")
+        self.calls.append(f"whole {weights_path.name}")
         await self.may_become_whole.wait()
         return 1200
 
@@ -454,17 +469,28 @@ async def test_several_gpus_are_for_engines_that_say_so(rig: Rig) -> None:
 
 
 def test_every_effect_has_an_executor(tmp_path: Path) -> None:
-    """ReportStart and ReportDrain are performed by the reporter (see AgentService)."""
-    assert {*Rig(tmp_path, FakeEngineDriver()).executors, msg.ReportStart, msg.ReportDrain} == set(msg.EFFECTS)
+    """The reports are performed by the reporter (see AgentService)."""
+    reports = {msg.ReportStart, msg.ReportDrain, msg.ReportConsolidation}
+    assert {*Rig(tmp_path, FakeEngineDriver()).executors} | reports == set(msg.EFFECTS)
 
 
 async def test_stages_serve_and_become_whole(launched: Rig) -> None:
-    await launched.do(msg.ServeStages("i-1"))
+    """The first stage reaches the others at their addresses, each with the key that its engine asks for; it becomes
+    whole once the node has all of the weights."""
+    launched.settings.engine_secret = "secret"
+    later = StageAddress(instance_id="i-1.1", url="http://node-2:9000", key_id="k")
+    await launched.do(msg.ServeStages("i-1", (later,)))
     ready = await launched.outcome(msg.EngineReady)
     assert (ready.url, ready.num_slots, ready.kv_tokens) == ("http://127.0.0.1:1", 16, 900)
+    assert f"stage http://node-2:9000 {engine_key('secret', 'k')}" in launched.driver.calls
     launched.driver.may_become_whole.set()
     await launched.do(msg.ConsolidateEngine("i-1", MODEL))
-    assert (await launched.outcome(msg.EngineConsolidated)).kv_tokens == 1200
+    await asyncio.sleep(0.05)
+    assert not launched.saw(msg.EngineConsolidated), "the rest of its weights is on its way"
+    write_weights(launched.settings.shm_dir.absolute(), MODEL)
+    whole = await launched.outcome(msg.EngineConsolidated)
+    assert whole.kv_tokens == 1200 and [phase.name for phase in whole.phases] == ["fetch", "load"]
+    assert "whole blob" in launched.driver.calls
     assert json.loads(launched.state.handles["i-1"].data["holds"])["kv_tokens"] == 1200, "a wake reports it"
 
 
@@ -483,6 +509,7 @@ async def test_a_consolidation_that_is_given_up_says_what_it_has_left(launched: 
 @pytest.mark.parametrize("error", [EngineFailed("a stage is gone"), RuntimeError("a stage is gone")])
 async def test_stages_that_fail_are_reported(launched: Rig, error: Exception) -> None:
     launched.driver.errors["stages"] = error
+    write_weights(launched.settings.shm_dir.absolute(), MODEL)
     await launched.do(msg.ServeStages("i-1"))
     assert "a stage is gone" in (await launched.outcome(msg.EngineStartFailed)).reason
     await launched.do(msg.ConsolidateEngine("i-1", MODEL))
@@ -512,6 +539,28 @@ async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> 
         rig.outcomes.clear()
         await rig.do(msg.AbandonConsolidation("r-1"))
         assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_weights_that_do_not_come_end_a_consolidation(launched: Rig) -> None:
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    region = write_weights(launched.settings.shm_dir.absolute(), MODEL)
+    region.fail("weights_unavailable", "the registry is away", failed_at=1.0, instance_ids=("i-1",))
+    assert "the registry is away" in (await launched.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
+    """Bytes 10 to 20 of 40; the second half of the weights never comes."""
+    region = Region.at(rig.settings.shm_dir.absolute(), "node-1", region_digest(MODEL.weights))
+    region.begin()
+    region.blob.write_bytes(bytes(40))
+    region.write_meta({"num_bytes": 40, "landed": [[0, 15]]})
+    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, time.time() + 60, 1, 4, 10, 20))
+    await asyncio.sleep(0.05)
+    assert not rig.saw(msg.WeightsComplete)
+    region.write_meta({"num_bytes": 40, "landed": [[0, 20]]})
+    complete = await rig.outcome(msg.WeightsComplete)
+    assert complete.path == str(region.blob) and not complete.cached
+    assert not region.has_range(20, 0) and region.has_range(5, 20)
 
 
 async def test_stop_ends_a_consolidation(launched: Rig) -> None:

@@ -14,6 +14,7 @@ from glowplug.controllers.agent.record import ENDED, Holding, Start, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
+from glowplug.policies.placement.shape import stage_bytes
 from glowplug.policies.start_times import fresh_kind, kind_from
 
 INTERRUPTED = "interrupted"  # the kind of a start that nobody is to learn from
@@ -28,9 +29,10 @@ def begin(transaction: Transaction, holding: Holding) -> None:
     index, gpu = next((n, g) for n, g in enumerate(transaction.ledger.gpus) if g.gpu_id == workers[0].gpu_id)
     name, traceparent = instance.instance_id, holding.cause.traceparent
     stages = holding.pipeline.stage if holding.pipeline else 0, instance.num_stages
+    part = stage_bytes(holding.model, *stages)
     transaction.ask(
         msg.LaunchEngine(name, holding.model, workers, gpu.kind, index, traceparent, instance.replica, *stages),
-        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages),
+        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages, *part),
     )
 
 

@@ -10,7 +10,7 @@ from glowplug.controllers.agent.params import AgentParams as AgentParams
 from glowplug.controllers.agent.params import EngineKind as EngineKind
 from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Link
-from glowplug.domain.instance import Instance, Phase, Worker
+from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
 from glowplug.domain.model import Model, WeightsRef
 
 # Stimuli
@@ -131,6 +131,7 @@ class EngineConsolidated(Outcome):
     """What was a stage serves all of the model, alone."""
 
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
+    phases: tuple[Phase, ...] = ()  # FETCH of the rest of the weights, LOAD with the other stages' KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,8 @@ class AwaitWeights(ForEngine):
     deadline_at: float
     stage: int = 0
     num_stages: int = 1
+    first_byte: int = 0  # of the part
+    last_byte: int = 0  # 0: to the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,10 @@ class AbandonConsolidation(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class ServeStages(ForEngine):
-    """Every stage is there: the first one answers for all. Outcome: EngineReady."""
+    """Every stage is there: the first one answers for all, and reaches the `later` ones where they say. Outcome:
+    EngineReady."""
+
+    later: tuple[StageAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +317,17 @@ class ReportDrain:
     asleep_at: float = 0.0  # 0: its engine stops
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConsolidation:
+    """A stage has become whole, or has given that up (`error`): spans and metrics of it. Epoch seconds."""
+
+    instance: Instance
+    traceparent: str  # of what asked for it
+    began_at: float
+    phases: tuple[Phase, ...] = ()
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ForgetEngine(ForEngine):
     """Nothing is kept of the instance any more: its log and run directory may go."""
@@ -346,6 +363,7 @@ EFFECTS: tuple[type, ...] = (
     CountInFlight,
     ReportStart,
     ReportDrain,
+    ReportConsolidation,
     ForgetEngine,
     Remember,
 )
