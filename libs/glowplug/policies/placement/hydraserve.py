@@ -77,6 +77,7 @@ def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraservePa
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         weight_bytes=model.weights_bytes,
+        file_bytes=model.fetch_bytes,
         kv_bytes=model.kv_bytes,
         slo_ttft_s=model.slo.ttft_s or ENDLESS,
         slo_tpot_s=max(model.slo.tpot_s, warm_tpot_s) if model.slo.tpot_s else ENDLESS,
