@@ -3,7 +3,8 @@
 Paper: HydraServe sections 4 and 6. The placement starts the stages; this file makes sure, whatever is lost, that
 
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
-- one that is gone takes the others with it: a pipeline with a hole serves nobody;
+- one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
+  `hole_grace_s` before that: with all of the weights it goes on alone, and says so;
 - later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
 - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
   they are there).
@@ -71,6 +72,8 @@ class Stages:
             left = [p for p in living if not p.is_whole and not p.consolidating]
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
+        if hole is not None and first.consolidating and now_s - hole.changed_at < self.fleet.params.hole_grace_s:
+            return []
         if hole is not None:
             return self._end([first], f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}", now_s)
         is_ready = len(living) == first.num_stages - 1 and all(p.state is InstanceState.READY for p in living)

@@ -224,7 +224,7 @@ async def test_without_a_stage_the_engine_ends(how: str) -> None:
         answering = asyncio.create_task(first.ask("/v1/completions", completion(1000)))
         await until(lambda: later.engine.carried.kv_tokens, "a step passes through the later stage")
         harm(later, how)
-        with pytest.raises(StageLost, match="no answer in 0.3 s|Incomplete|Connect"):
+        with pytest.raises(StageLost, match=r"no answer in 0.3 s|Incomplete|Connect"):
             await asyncio.wait_for(first.steps, 5)
         answering.cancel()
 
