@@ -220,7 +220,7 @@ class Fetch:
                 writer.write(position, landing)
                 position += len(landing)
                 self.num_bytes_fetched += len(landing)
-                await self._link.take(len(landing), self.priority)
+                await self._link.take(len(landing), self.priority, self.region.digest)
         return position
 
 
