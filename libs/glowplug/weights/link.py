@@ -35,9 +35,9 @@ class TokenBucket:
 
 
 class LinkMeter:
-    """The live link of one node. Of waiting bytes those of the highest priority pass first; of equal ones each fetch gets
-    an even part of the rate, in however many parallel parts it comes, as Eq. 3-4 of HydraServe count on (start-time fair
-    queueing: Goyal, Vin, Cheng, SIGCOMM 1996)."""
+    """The live link of one node. Of waiting bytes those of the highest priority pass first; of equal ones each fetch
+    gets an even part of the rate, in however many parts it comes, as Eq. 3-4 of HydraServe count on (start-time fair
+    queueing: Goyal, Vin and Cheng, SIGCOMM 1996)."""
 
     def __init__(self, link_id: str, bytes_per_s: float = 0.0, burst_s: float = 0.05) -> None:
         self.link_id, self.bytes_per_s = link_id, bytes_per_s
