@@ -83,9 +83,11 @@ def _can(engine: Declaration, ability: Ability) -> str:
     """Real where it was measured; what runs on GPUs is written and has not been measured."""
     if (engine.name, ability) in DECLARED:
         return "real, where declared"
+    if engine.capabilities.emulated:
+        return _word(engine, ability in driver(engine.name).abilities("emulated"))
     on_host, on_gpus = (ability in driver(engine.name).abilities(kind) for kind in ("host", "cuda"))
-    if engine.capabilities.emulated or not on_host:
-        return _word(engine, on_host)
+    if not on_host:
+        return _word(engine, False)
     return "real on host memory; on GPUs " + ("not measured" if on_gpus else "no")
 
 

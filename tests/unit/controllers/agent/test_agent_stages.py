@@ -333,3 +333,17 @@ def test_a_drain_that_is_taken_back_while_it_consolidates_keeps_its_memory() -> 
     assert facts(agent.handle(resume(), 22.0)) == ["instance.ready"] and agent.used() == 200
     agent.handle(msg.EngineConsolidated("i-1"), 23.0)
     assert agent.instance().is_whole and agent.owned() == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
+
+
+def test_a_consolidation_is_reported_once_however_it_ends() -> None:
+    agent = consolidating()
+    phases = (Phase(name=PhaseName.FETCH, started_at=20.0, ended_at=25.0),)
+    (report,) = of(msg.ReportConsolidation, agent.handle(msg.EngineConsolidated("i-1", 900, phases), 26.0))
+    assert (report.began_at, report.phases, report.error, report.instance.is_whole) == (20.0, phases, "", True)
+    agent = consolidating()
+    (report,) = of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "no memory"), 21.0))
+    assert report.error == "no memory" and not report.instance.is_whole
+    agent, now_s = consolidating(), 20.0 + PARAMS.consolidate_deadline_s
+    (report,) = of(msg.ReportConsolidation, agent.handle(Tick(), now_s))
+    assert "not whole after" in report.error
+    assert not of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "given up"), now_s + 1.0))
