@@ -85,9 +85,11 @@ def _can(engine: Declaration, ability: Ability) -> str:
     if (engine.name, ability) in DECLARED:
         return "real, where declared"
     made = driver(engine.name, EngineSettings(emulated_streams=True))  # whatever a setting allows
+    if engine.capabilities.emulated:
+        return _word(engine, ability in made.abilities("emulated"))
     on_host, on_gpus = (ability in made.abilities(kind) for kind in ("host", "cuda"))
-    if engine.capabilities.emulated or not on_host:
-        return _word(engine, on_host)
+    if not on_host:
+        return _word(engine, False)
     asked = ability is Ability.SHARE and engine.capabilities.shares_when_asked
     real = "real on host memory, with `weights_shared`" if asked else "real on host memory"
     return f"{real}; on GPUs " + ("not measured" if on_gpus else "no")

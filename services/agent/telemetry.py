@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import ReportDrain, ReportStart
+from glowplug.controllers.agent.messages import ReportConsolidation, ReportDrain, ReportStart
 from glowplug.domain.hardware import SHARED, GrantOwner
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
@@ -56,8 +56,9 @@ Attributes = Mapping[str, str | float | int | bool]
 
 
 class Reporter:
-    """Executes ReportStart and ReportDrain: one span per start with its phases below, one per drain and one for its
-    engine's falling asleep, and histograms of their seconds.
+    """Executes ReportStart, ReportDrain and ReportConsolidation: one span per start with its phases below, one per
+    drain and one for its engine's falling asleep, one per consolidation with what it waited for, and histograms of
+    their seconds.
 
     The engine's own phases are recorded under the service name of the engine, reported by the agent on its behalf.
     """
@@ -89,9 +90,36 @@ class Reporter:
             ["model", "part"],
         )
 
+        self._consolidations = histogram(
+            semconv.CONSOLIDATE_SECONDS,
+            "Seconds until a stage of a pipeline ran all of its model, or gave that up",
+            ["model", "result"],
+        )
+
     def executors(self) -> dict[type, Executor]:
         """What the agent's shell carries out here."""
-        return {ReportStart: self.started, ReportDrain: self.drained}
+        return {ReportStart: self.started, ReportDrain: self.drained, ReportConsolidation: self.consolidated}
+
+    async def consolidated(self, effect: ReportConsolidation, _: Event | None) -> None:
+        """A stage has become whole, or has not: its span, with the fetch of the rest and its load below."""
+        instance = effect.instance
+        attributes = _attributes(instance)
+        whole = self._tracing.record(
+            "agent.consolidate",
+            effect.traceparent,
+            effect.began_at,
+            instance.changed_at,
+            attributes | {semconv.ATTR_REASON: instance.reason},
+            error=effect.error,
+        )
+        for phase in effect.phases:
+            is_fetch = phase.name is PhaseName.FETCH
+            tracing, name = (self._tracing, "await_rest") if is_fetch else (self._engine_tracing, "consolidate")
+            name = f"agent.{name}" if is_fetch else f"engine.{name}"
+            tracing.record(name, whole, phase.started_at, phase.ended_at, attributes)
+        result = "failed" if effect.error else "whole"
+        model = self._model(instance.model_key)
+        self._consolidations.labels(model, result).observe(instance.changed_at - effect.began_at)
 
     async def drained(self, effect: ReportDrain, _: Event | None) -> None:
         """A drain is over: its span ends where the engine's sleep, a sibling, begins."""
@@ -152,7 +180,7 @@ class Reporter:
 
 
 def _attributes(instance: Instance) -> dict[str, str | float | int | bool]:
-    return {
+    attributes: dict[str, str | float | int | bool] = {
         semconv.ATTR_MODEL: instance.model_key,
         semconv.ATTR_INSTANCE_ID: instance.instance_id,
         semconv.ATTR_NODE_ID: instance.node_id,
@@ -160,3 +188,6 @@ def _attributes(instance: Instance) -> dict[str, str | float | int | bool]:
         semconv.ATTR_ENGINE: instance.engine,
         semconv.ATTR_EMULATED: instance.emulated,
     }
+    if not instance.is_whole:
+        attributes[semconv.ATTR_PIPELINE] = instance.part_of or instance.instance_id
+    return attributes

@@ -70,6 +70,15 @@ class Worker:
     rank: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAddress:
+    """Where a later stage of a pipeline answers, and the id of the key that its engine asks for (engine_key.py)."""
+
+    instance_id: str
+    url: str  # http://host:port
+    key_id: str = ""
+
+
 def check_num_stages(num_stages: int) -> None:
     """Raises OutOfBounds for what no pipeline has: a model is divided by it, and each stage is made by itself."""
     if not 1 <= num_stages <= MAX_STAGES:

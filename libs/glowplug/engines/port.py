@@ -6,7 +6,7 @@ arrive there (ability "stream"). Engines outlive the agent: a handle is plain da
 the process back after a restart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -226,6 +226,14 @@ class Sleeper(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEndpoint:
+    """Where the engine of a later stage answers, on whichever node, and the key that it asks for."""
+
+    url: str
+    api_key: str = ""
+
+
 @runtime_checkable
 class RefusingSleeper(Sleeper, Protocol):
     """What drivers can do besides whose engines refuse what comes while they sleep or fall asleep: 503, with the header
@@ -243,14 +251,16 @@ class Stager(Protocol):
     """What drivers of engines that run as the stages of a pipeline can do besides (HydraServe sections 4 and 6). One
     that derives from it and leaves a method out raises EngineUnable there."""
 
-    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
-        """Connect the first stage to the later ones, and return when it answers for all. Raises EngineFailed."""
+    async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
+        """Connect the first stage to the later ones, given in the order of their layers, and return when it answers for
+        all. Raises EngineFailed."""
         raise EngineUnable(f"{handle.engine} does not run in stages")
 
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
-        """Bring the rest of the model in while the pipeline serves on, take over the other stages' KV cache, and serve
-        alone. Returns the tokens that its KV cache holds then, 0 when it does not say. Raises EngineFailed; it is the
-        stage that it was then. Cancelled, the engine goes on: call it again, or `abandon_consolidation`."""
+    async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
+        """Load the rest of the model, which is complete in host memory at `weights_path`, while the pipeline serves on,
+        take over the other stages' KV cache, and serve alone. Returns the tokens that its KV cache holds then, 0 when
+        it does not say. Raises EngineFailed; it is the stage that it was then. Cancelled, the engine goes on: call it
+        again, or `abandon_consolidation`."""
         raise EngineUnable(f"{handle.engine} does not become whole")
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
@@ -276,7 +286,7 @@ class Moved:
 class Mover(Protocol):
     """What drivers of engines can do besides that become whole in a process beside the stage's own."""
 
-    async def consolidate_at(self, handle: EngineHandle, model: Model, port: int) -> int:
+    async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
         """As `Stager.consolidate`; what becomes whole listens on `port`, 0: the kernel's choice."""
         ...
 
@@ -291,7 +301,3 @@ class Mover(Protocol):
         and the tokens so far as its prompt, and no token is computed twice that has come over. Said twice, it does
         nothing. Raises EngineFailed where the stages answer nothing: their process has ended all the same."""
         ...
-
-
-class NoStages(Stager):
-    """What a driver answers that does not run its engines in stages: EngineUnable to each question."""

@@ -100,11 +100,11 @@ class StagedVllm(HostedDriver, Stager):
             return Health(ok=False, reason=f"the stage has given no sign for {silent_s:.0f} s")
         return Health(ok=True)
 
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
-        return await self.consolidate_at(handle, model, 0)
+    async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
+        return await self.consolidate_at(handle, model, weights_path, 0)
 
-    async def consolidate_at(self, handle: EngineHandle, model: Model, port: int) -> int:
-        """As the port says; all of the weights lie where the stage's did. What serves then, see `whole`."""
+    async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
+        """As the port says. What serves then, see `whole`."""
         if OF_STAGE in handle.data and (already := self.whole(handle)) is not None:
             return already.kv_tokens
         if not is_stage(handle):
@@ -112,10 +112,7 @@ class StagedVllm(HostedDriver, Stager):
         beside = self._beside(handle)
         if beside is None or not self.adopt(beside):
             beside = await self._launch_whole(handle, model, port)
-        weights = rendezvous.read(Path(handle.run_dir), rendezvous.GO)
-        if weights is None:
-            raise EngineFailed(f"{self.name} {handle.instance_id} has no weights yet")
-        report = await self.load(beside, Path(weights["path"]))
+        report = await self.load(beside, weights_path)
         await self._first_tokens(report.handle, model)
         return report.kv_tokens
 

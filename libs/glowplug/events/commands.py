@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from glowplug.domain.instance import Phase, Worker, check_num_stages
+from glowplug.domain.instance import Phase, StageAddress, Worker, check_num_stages
 from glowplug.domain.model import Model, WeightsRef
 
 
@@ -95,6 +95,7 @@ class JoinStages:
     TYPE: ClassVar[str] = "agent.join"
     target: str
     instance_id: str
+    stages: tuple[StageAddress, ...] = ()  # the later ones, in the order of the model's layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,9 @@ class FetchWeights:
 
     For a stage of a pipeline what it reads is brought, by the order of the weights' tensors; bytes [first_byte,
     last_byte) where they have no such order. `peers` are prefetchers of other nodes that hold these weights, or are
-    bringing them."""
+    bringing them. `background`: the instance serves already and is to have all of the model (consolidation): whatever
+    a request waits for goes first.
+    """
 
     TYPE: ClassVar[str] = "prefetcher.fetch"
     target: str
@@ -141,6 +144,7 @@ class FetchWeights:
     stage: int = 0  # which of `num_stages`, from 0
     num_stages: int = 1
     peers: tuple[str, ...] = ()  # their addresses, the best first
+    background: bool = False
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -170,6 +170,20 @@ class WeightsFetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsPartFetched:
+    """A node has the bytes in host memory that a stage of a pipeline asked for. They are checked once all are there."""
+
+    TYPE: ClassVar[str] = "weights.part_fetched"
+    node_id: str
+    model_key: str
+    digest: str
+    instance_id: str
+    num_bytes: int
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFetchFailed:
     """Weights could not be brought; nothing of them is served."""
 
@@ -292,6 +306,7 @@ Fact = (
     | InstanceStopped
     | InstanceFailed
     | WeightsFetched
+    | WeightsPartFetched
     | WeightsFetchFailed
     | WeightsEvicted
     | WeightsProgressed

@@ -294,7 +294,7 @@ class Fetch:
                     writer.write(position, chunk)
                     position += len(chunk)
                     self.tally.num_bytes += len(chunk)
-                    await self._link.take(len(chunk), self.tally.priority)
+                    await self._link.take(len(chunk), self.tally.priority, self.region.digest)
         finally:
             self._link.end(file.num_bytes - position)
         if not position:

@@ -69,6 +69,9 @@ class RateEstimate:
         return round(rate / unit) * unit
 
 
+MAX_TAGS = 64
+
+
 @dataclass(slots=True)
 class TokenBucket:
     """Pure. `bytes_per_s` 0 is no limit. The bucket may go into debt, so one large chunk passes and is paid after."""
@@ -95,7 +98,9 @@ class TokenBucket:
 class LinkMeter:
     """The live link of one node. `bytes_per_s` is its declared rate, 0 where there is none: then nothing limits it, and
     `rate` measures it. Transfers of a lower rank wait while one of a higher rank moves (HydraServe's order: what a
-    request waits for goes first); waiting ones of one rank pass by (priority high first, then first come)."""
+    request waits for goes first). Of one rank those of the highest priority pass first; of equal ones each fetch gets
+    an even part of the rate, in however many parts it comes, as Eq. 3-4 of HydraServe count on (start-time fair
+    queueing: Goyal, Vin and Cheng, SIGCOMM 1996)."""
 
     def __init__(self, link_id: str, bytes_per_s: float = 0.0, burst_s: float = 0.05) -> None:
         self.link_id, self.bytes_per_s = link_id, bytes_per_s
@@ -105,7 +110,9 @@ class LinkMeter:
         self.rate = RateEstimate()
         self._bucket = TokenBucket(bytes_per_s, burst_bytes=bytes_per_s * burst_s)
         self._moved_at = dict.fromkeys(Rank, -math.inf)
-        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, float, int, int, asyncio.Future[None]]] = []
+        self._passed = 0.0  # start tag of the bytes that passed last
+        self._next_tag: dict[str, float] = {}  # fetch -> start tag of the bytes that it brings next
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -118,16 +125,16 @@ class LinkMeter:
         self.num_transfers -= 1
         self.bytes_in_flight -= num_bytes_left
 
-    async def take(self, num_bytes: int, priority: int = 0, *, is_remote: bool = True) -> None:
-        """Account for bytes that came, and wait until rate and rank allow them. Those of this machine's own disks
-        (`is_remote` False) do not measure the link."""
+    async def take(self, num_bytes: int, priority: int = 0, fetch: str = "", *, is_remote: bool = True) -> None:
+        """Account for bytes of a fetch that came, and wait until rate and rank allow them. Those of no fetch pass in
+        the order that they came; those of this machine's own disks (`is_remote` False) do not measure the link."""
         self.bytes_in_flight -= num_bytes
         self.num_bytes_total += num_bytes
         if is_remote:
             self.rate.moved(num_bytes, asyncio.get_running_loop().time())
-        await self.wait(num_bytes, priority)
+        await self.wait(num_bytes, priority, fetch)
 
-    async def wait(self, num_bytes: int, priority: int) -> None:
+    async def wait(self, num_bytes: int, priority: int, fetch: str = "") -> None:
         """Until so many bytes of that priority may pass, whichever way they go."""
         loop, rank = asyncio.get_running_loop(), Rank.of(priority)
         self._moved_at[rank] = began_at = loop.time()
@@ -136,12 +143,20 @@ class LinkMeter:
         if self.bytes_per_s <= 0:
             return
         future: asyncio.Future[None] = loop.create_future()
-        heapq.heappush(self._waiting, (-priority, next(self._order), num_bytes, future))
+        heapq.heappush(self._waiting, (-priority, self._tag(fetch, num_bytes), next(self._order), num_bytes, future))
         self._pump()
         await future
 
     def _is_outranked(self, rank: Rank, now_s: float) -> bool:
         return any(now_s - moved_at < ACTIVE_S for other, moved_at in self._moved_at.items() if other > rank)
+
+    def _tag(self, fetch: str, num_bytes: int) -> float:
+        tag = max(self._passed, self._next_tag.get(fetch, 0.0))
+        if fetch:
+            self._next_tag[fetch] = tag + num_bytes
+        if len(self._next_tag) > MAX_TAGS:  # who is behind by now begins as if it were new
+            self._next_tag = {name: tag for name, tag in self._next_tag.items() if tag > self._passed}
+        return tag
 
     def _pump(self) -> None:
         loop = asyncio.get_running_loop()
@@ -152,7 +167,8 @@ class LinkMeter:
             if (wait_s := self._bucket.wait_s(loop.time())) > 0:
                 self._timer = loop.call_later(wait_s, self._pump)
                 return
-            _, _, num_bytes, future = heapq.heappop(self._waiting)
+            _, tag, _, num_bytes, future = heapq.heappop(self._waiting)
             if not future.done():
+                self._passed = max(self._passed, tag)
                 self._bucket.spend(num_bytes)
                 future.set_result(None)

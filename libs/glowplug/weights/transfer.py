@@ -300,7 +300,8 @@ class Transfer:
                 holder.num_bytes += len(piece)
                 self._tally.num_bytes += len(piece)
                 self._tally.by_holder[holder.name] = self._tally.by_holder.get(holder.name, 0) + len(piece)
-                await self._link.take(len(piece), self._tally.priority, is_remote=holder.is_remote)
+                fetch = self._writer.region.digest
+                await self._link.take(len(piece), self._tally.priority, fetch, is_remote=holder.is_remote)
 
     def _bounds(self, holder: Holder, part: Part) -> tuple[int, int]:
         layout = self._writer.layout

@@ -10,7 +10,7 @@ from glowplug.controllers.agent.params import AgentParams as AgentParams
 from glowplug.controllers.agent.params import EngineKind as EngineKind
 from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Link
-from glowplug.domain.instance import Instance, Phase, Worker
+from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
 from glowplug.domain.model import Model, WeightsRef
 
 # Stimuli
@@ -159,6 +159,7 @@ class EngineConsolidated(Outcome):
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
     url: str = ""  # where it serves from now on; "": where it did
     key_id: str = ""  # as in Instance, of that url
+    phases: tuple[Phase, ...] = ()  # FETCH of the rest of the weights, LOAD with the other stages' KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +307,10 @@ class AbandonConsolidation(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class ServeStages(ForEngine):
-    """Every stage is there: the first one answers for all. Outcome: EngineReady."""
+    """Every stage is there: the first one answers for all, and reaches the `later` ones where they say. Outcome:
+    EngineReady."""
+
+    later: tuple[StageAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +351,17 @@ class ReportDrain:
     predicted_s: float = 0.0  # of the sleep; 0: nothing is expected
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConsolidation:
+    """A stage has become whole, or has given that up (`error`): spans and metrics of it. Epoch seconds."""
+
+    instance: Instance
+    traceparent: str  # of what asked for it
+    began_at: float
+    phases: tuple[Phase, ...] = ()
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ForgetEngine(ForEngine):
     """Nothing is kept of the instance any more: its log and run directory may go."""
@@ -382,6 +397,7 @@ EFFECTS: tuple[type, ...] = (
     CountInFlight,
     ReportStart,
     ReportDrain,
+    ReportConsolidation,
     ForgetEngine,
     Remember,
 )

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import Instance, InstanceState, Phase, Worker
+from glowplug.domain.instance import Instance, InstanceState, Phase, StageAddress, Worker
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
@@ -88,6 +88,8 @@ class Consolidation:
 
     state: ConsolidationState = ConsolidationState.RUNNING
     deadline_at: float  # of one that is running
+    began_at: float = 0.0  # 0: by an agent of an earlier version
+    traceparent: str = ""  # of what asked for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class Pipeline:
     stage: int
     rendezvous: str = ""  # where its stages find one another
     is_joined: bool = False  # of the first stage: the later ones are READY
+    later: tuple[StageAddress, ...] = ()  # ... and answer there
     num_failed: int = 0  # consolidations
     retry_at: float = 0.0  # no consolidation begins sooner
 

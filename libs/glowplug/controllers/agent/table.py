@@ -29,8 +29,9 @@ _FAIL = (msg.StopEngine, msg.ReportStart)
 _STOP = (msg.StopEngine,)
 _END_DRAIN = (msg.SleepEngine, msg.StopEngine, msg.ReportDrain)
 _DRAINED = (msg.StopEngine, msg.ReportDrain)
-_CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation)
-_TICK_SERVING = (msg.CheckHealth, msg.AbandonConsolidation)
+_CONSOLIDATED = (msg.ReportConsolidation,)
+_CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation, *_CONSOLIDATED)
+_TICK_SERVING = (msg.CheckHealth, msg.AbandonConsolidation, *_CONSOLIDATED)
 _GROWN = (*_BEGIN, msg.ActivateEngine, msg.ReportStart)
 
 _States = Iterable[State | None]
@@ -67,8 +68,8 @@ _ROWS: tuple[_Row, ...] = (
     (JoinStages, [*FETCHING, S.RESTARTING, S.LOADING], stages.on_join, (STAYS,), ()),
     (JoinStages, [S.STAGE_LOADED], stages.on_join, (S.JOINING,), (msg.ServeStages,)),
     (ConsolidateInstance, [S.READY], stages.on_consolidate, (STAYS,), _CONSOLIDATE),
-    (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), ()),
-    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), ()),
+    (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), _CONSOLIDATED),
+    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), _CONSOLIDATED),
     (StopInstance, [NONE], starts.on_early_stop, (STAYS,), ()),
     (StopInstance, _BEGUN, drains.on_stop, (STAYS, S.STOPPING, S.STOPPED), _STOP),
     (StopInstance, _SERVING, drains.on_stop, (S.DRAINING, S.FALLING_ASLEEP, S.STOPPING), _END_DRAIN),

@@ -43,6 +43,7 @@ from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.messages import CORDONS, Cordon, DropFromHost, FetchToHost
+from glowplug.controllers.placer.network import rest_of
 from glowplug.controllers.placer.nodes import Nodes
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import Placement, stop
@@ -103,6 +104,7 @@ class PlacerController:
             facts.RequestFinished: self._request_ended,
             facts.ForecastMade: self._forecast,
             facts.WeightsFetched: self._fetched,
+            facts.WeightsPartFetched: self._part_fetched,
             facts.WeightsFetchFailed: self._fetch_failed,
         }
 
@@ -305,8 +307,14 @@ class PlacerController:
 
     def _fetched(self, event: Event, now_s: float) -> list[Effect]:
         node_id, model_key = event.data.node_id, event.data.model_key
-        ids = [i.instance_id for i in self.fleet.on_node(node_id) if i.model_key == model_key]
+        rows = [i for i in self.fleet.on_node(node_id) if i.model_key == model_key]
+        ids = [*(row.instance_id for row in rows), *(rest_of(row) for row in rows)]
         self.fleet.network.fetched(node_id, ids, now_s)
+        return []
+
+    def _part_fetched(self, event: Event, now_s: float) -> list[Effect]:
+        if self._params.follows_parts:
+            self.fleet.network.fetched(event.data.node_id, [event.data.instance_id], now_s)
         return []
 
     def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:

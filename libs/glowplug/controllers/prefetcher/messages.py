@@ -1,6 +1,6 @@
 """What the prefetcher's shell tells its controller, and what that asks of the shell. Bytes and epoch seconds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
@@ -32,6 +32,10 @@ class Want:
         if self.first_byte < first_byte:
             return False
         return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
+
+    def repeats(self, other: "Want") -> bool:
+        """Whether an instance asks for the same bytes once more."""
+        return bool(self.instance_id) and replace(self, cause=None) == replace(other, cause=None)
 
 
 # Stimuli

@@ -15,11 +15,13 @@ from glowplug.engines.emulated_host.engine import Engine
 from glowplug.engines.emulated_host.faults import FAILURES, Faults, as_json, changed
 from glowplug.engines.emulated_host.http import Reply, Request
 from glowplug.engines.emulated_host.openai import ApiError, Generate
+from glowplug.engines.emulated_host.stage_api import StageApi
 from glowplug.engines.emulated_host.text import count_tokens, embedding, token_ids
 from glowplug.engines.listener import REFUSED
 
 VERSION = "0.0.0+emulated"
 EMBEDDING_DIMENSIONS = 64
+_GUARDED = ("/v1/", "/stage/")  # vLLM guards /v1/ alone
 
 
 class Api:
@@ -57,6 +59,7 @@ class Api:
             ("POST", "/pause"): self._pause,
             ("POST", "/resume"): self._resume,
             ("POST", "/abort_requests"): self._abort_requests,
+            **StageApi(engine, names[0]).routes,
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
@@ -64,7 +67,7 @@ class Api:
             reply.headers["x-request-id"] = request_id
         route = self._routes.get((request.method, request.path))
         try:
-            if request.path.startswith("/v1/") and not self._may(request):  # vLLM guards these alone
+            if request.path.startswith(_GUARDED) and not self._may(request):
                 raise ApiError(401, "Unauthorized", code="invalid_api_key")
             if route is None:
                 known = any(path == request.path for _, path in self._routes)
@@ -104,7 +107,8 @@ class Api:
     async def _metrics(self, request: Request, reply: Reply) -> None:
         name = self._names[0].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         labels = f'model_name="{name}",engine="0",emulated="true"'
-        text = self._engine.metrics.text(labels, self._engine.batch, self._engine.sleep_level)
+        carried = self._engine.carried.requests(asyncio.get_running_loop().time())
+        text = self._engine.metrics.text(labels, self._engine.batch, self._engine.sleep_level, carried)
         reply.send(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
     # -- text -------------------------------------------------------------------------------------------------------
@@ -133,6 +137,10 @@ class Api:
         if asked_status := request.headers.get("x-return-error"):
             status = int(asked_status) if asked_status.isdecimal() and 400 <= int(asked_status) <= 599 else 500
             raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
+        config = self._engine.config
+        if not self._engine.serves:
+            message = f"this is stage {config.stage} of {config.num_stages}, and answers no client"
+            raise ApiError(503, message, type="server_error", code="not_joined")
         faults = self._engine.faults
         if faults.failure_rate and self._engine.chance.random() < faults.failure_rate:
             kind = self._engine.chance.choice(sorted(faults.failure_types or FAILURES))

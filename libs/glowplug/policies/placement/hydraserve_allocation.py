@@ -79,6 +79,7 @@ class ColdStart:
     waited_s: float = 0.0
     num_required: int = 1
     num_gpus: int = 1
+    file_bytes: int = 0  # of its weights as they are fetched; 0: as many as lie on the GPUs
 
     @property
     def memory_bytes(self) -> int:
@@ -195,12 +196,14 @@ def _scheme(
     num_full: int,
 ) -> Layout | None:
     """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
-    part = start.weight_bytes / num_stages / (params.skew if num_stages > 1 else 1.0)
+    evenness = params.skew if num_stages > 1 else 1.0
+    part = (start.file_bytes or start.weight_bytes) / num_stages / evenness
+    loaded = start.weight_bytes / num_stages / evenness
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
     spare_s = now_s + start.slo_ttft_s - start.waited_s - besides_s(start.stages, num_stages, num_full)
 
     def may_join(server: ServerOffer) -> bool:
-        after_s = after_fetch_s(server.stages or start.stages, part / start.num_gpus, server)
+        after_s = after_fetch_s(server.stages or start.stages, loaded / start.num_gpus, server)
         return admits(server.link, part, spare_s - after_s, now_s, check_newcomer=params.check_newcomer)
 
     def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, tuple[str, ...]]]:
@@ -230,7 +233,7 @@ def _scheme(
                 break
         if len(chosen) < wanted:
             return None
-    ttft_s = max(ready_s(start.stages, part, server, params, start.num_gpus) for server, _ in chosen)
+    ttft_s = max(ready_s(start.stages, part, server, params, start.num_gpus, loaded) for server, _ in chosen)
     ttft_s += besides_s(start.stages, num_stages, num_full)
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
@@ -265,18 +268,25 @@ def _per_token(tpot_s: float) -> str:
 
 
 def ready_s(
-    stages: StageSeconds, part_bytes: float, server: ServerOffer, params: AllocationParams, num_gpus: int = 1
+    stages: StageSeconds,
+    part_bytes: float,
+    server: ServerOffer,
+    params: AllocationParams,
+    num_gpus: int = 1,
+    loaded_bytes: float | None = None,
 ) -> float:
     """Seconds until one worker is warm with its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's, or
-    without streaming the slower of process and fetch, then the load. `stages`: of a server that has none of its own."""
+    without streaming the slower of process and fetch, then the load. `stages`: of a server that has none of its own;
+    `loaded_bytes`: on its GPUs, where they are not the `part_bytes` that are fetched."""
+    loaded_bytes = part_bytes if loaded_bytes is None else loaded_bytes
     stages = server.stages or stages
-    fetch_s, load_s = part_bytes / server.link.share(), part_bytes / num_gpus / server.pcie_bytes_per_s
+    fetch_s, load_s = part_bytes / server.link.share(), loaded_bytes / num_gpus / server.pcie_bytes_per_s
     started_s = stages.container_s + stages.cuda_s
     if not params.overlap:
         return started_s + stages.library_s + fetch_s + load_s + stages.warmup_s
     if not server.streams:
         return max(started_s + stages.library_s, fetch_s) + load_s + stages.warmup_s
-    last_s = stages.tail_s or min(params.chunk_bytes, part_bytes / num_gpus) / server.pcie_bytes_per_s
+    last_s = stages.tail_s or min(params.chunk_bytes, loaded_bytes / num_gpus) / server.pcie_bytes_per_s
     return max(started_s + max(load_s, stages.library_s), fetch_s + last_s) + stages.warmup_s
 
 

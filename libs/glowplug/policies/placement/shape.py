@@ -16,6 +16,13 @@ def weights_per_gpu(model: Model, num_stages: int = 1) -> int:
     return -(-model.weights_bytes // (model.num_gpus * num_stages))
 
 
+def stage_bytes(model: Model, stage: int, num_stages: int) -> tuple[int, int]:
+    """The range [first, last) of its weights that a stage fetches, an even part of them; last 0 is the end, however
+    long they prove to be."""
+    first, last = (model.fetch_bytes * number // num_stages for number in (stage, stage + 1))
+    return first, 0 if stage == num_stages - 1 else last
+
+
 def free_bytes(gpu: Gpu, reserved: Mapping[str, int]) -> int:
     """Bytes neither granted nor promised."""
     return gpu.free_bytes - reserved.get(gpu.gpu_id, 0)

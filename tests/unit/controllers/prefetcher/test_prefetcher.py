@@ -257,6 +257,28 @@ def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
     assert only(end, Publish).payload.model_key == "whole"
 
 
+def test_a_stages_part_is_answered_by_a_fact_of_its_own() -> None:
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A, "i-1.1", first_byte=20, last_byte=0), 1.0)
+    prefetcher.handle(msg.FetchSized(digest, 60), 1.0)
+    fact = only(ended(prefetcher, A, 3.0, 60, seconds=2.0, source="file"), Publish).payload
+    assert (fact.TYPE, fact.instance_id, fact.num_bytes) == ("weights.part_fetched", "i-1.1", 40)
+    assert digest not in prefetcher.jobs and not prefetcher.cache.entries[digest].complete
+
+
+def test_what_a_stage_lacks_comes_after_whatever_a_request_waits_for() -> None:
+    """And is asked for again and again by who consolidates, as one wish."""
+    prefetcher = controller(max_fetches=1)
+    prefetcher.handle(fetch(B, "i-2"), 1.0)
+    for again in range(3):
+        prefetcher.handle(fetch(A, "i-1", background=True), 2.0 + again)
+    prefetcher.handle(fetch(C, "i-3"), 6.0)
+    assert len(prefetcher.jobs[region_digest(A)].wants) == 1
+    assert only(ended(prefetcher, B, 7.0, 1, whole=True), msg.StartFetch).digest == region_digest(C)
+    last = only(ended(prefetcher, C, 8.0, 1, whole=True), msg.StartFetch)
+    assert last.digest == region_digest(A) and last.urgency == 0
+
+
 def test_a_drop_cancels_a_running_fetch() -> None:
     prefetcher = controller()
     sized(prefetcher, A, 60, 1.0, "i-1")
