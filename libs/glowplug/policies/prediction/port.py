@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import ClassVar, NamedTuple, Protocol
 
-from glowplug.domain.snapshot import Forecast
+from glowplug.domain.snapshot import Band, Forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,17 @@ def mean_of(readings: Collection[Reading]) -> Reading:
     return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 
 
-def forecast_of(expected: Reading, starts_at: float, window_s: float, made_at: float, source: str) -> Forecast:
+def forecast_of(
+    expected: Reading,
+    starts_at: float,
+    window_s: float,
+    made_at: float,
+    source: str,
+    *,
+    low: Band | None = None,
+    high: Band | None = None,
+    anomaly: str = "",
+) -> Forecast:
     """The forecast of one window. The peak is never below the mean."""
     return Forecast(
         made_at=made_at,
@@ -88,4 +98,7 @@ def forecast_of(expected: Reading, starts_at: float, window_s: float, made_at: f
         num_requests=expected.num_requests,
         prompt_tokens=expected.prompt_tokens,
         response_tokens=expected.response_tokens,
+        low=low,
+        high=high,
+        anomaly=anomaly,
     )
