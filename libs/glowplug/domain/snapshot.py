@@ -59,10 +59,10 @@ class LiveRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """One quantile of what a window may bring, of each kind of load by itself: in a forecast's `low` the one that 10 of
-    100 windows stay below, in its `high` the one that 10 of 100 exceed."""
+class Quantile:
+    """What a window stays below with a probability of `share`, each kind of load by itself."""
 
+    share: float
     num_requests: float = 0.0
     prompt_tokens: float = 0.0
     response_tokens: float = 0.0
@@ -89,8 +89,7 @@ class Forecast:
     prompt_per_s: float = 0.0  # mu_p
     response_per_s: float = 0.0  # mu_d
     total_per_s: float = 0.0  # mu_t
-    low: Band | None = None  # None: the policy says no quantiles
-    high: Band | None = None
+    quantiles: tuple[Quantile, ...] = ()  # share rising; empty where the policy says none
     anomaly: str = ""  # of the last window it was made from: missing | spike; "" for nothing
 
 

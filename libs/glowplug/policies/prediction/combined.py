@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from glowplug.domain.snapshot import Band, Forecast
+from glowplug.domain.snapshot import Forecast, Quantile
 from glowplug.policies.prediction.combined_experts import NAMES, Array, Experts
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Reading, WindowTotals, forecast_of, reading_of
@@ -111,11 +111,28 @@ class Combined:
             expected, low, high = self._expected(step)
             made.append(
                 forecast_of(
-                    Reading(*map(float, expected)), self._ended_at + step * self.window_s, self.window_s, now_s, NAME,
-                    low=band_of(low), high=band_of(high), anomaly=self._anomaly,
-                )  # fmt: skip
+                    Reading(*map(float, expected)),
+                    self._ended_at + step * self.window_s,
+                    self.window_s,
+                    now_s,
+                    NAME,
+                    quantiles=tuple(
+                        Quantile(share, *map(float, loads)) for share, loads in zip(QUANTILES, (low, high), strict=True)
+                    ),
+                    anomaly=self._anomaly,
+                )
             )
         return tuple(made)
+
+    def experts(self, kind: str = "num_requests") -> dict[str, list[tuple[float, float]]]:
+        """What each expert expects of one kind of load (a field of `Reading`) and its weight in the combination, for
+        each horizon; NaN and 0 where it knows too little. Empty while nothing ever came."""
+        if self._mixture is None:
+            return {}
+        row = Reading._fields.index(kind)
+        loads, weights = self._mixture.said(row)
+        pairs = ((loads[:, at].tolist(), weights[:, at].tolist()) for at in range(len(NAMES)))
+        return {name: list(zip(*pair, strict=True)) for name, pair in zip(NAMES, pairs, strict=True)}
 
     def _expected(self, step: int) -> tuple[Array, Array, Array]:
         """(expected, low, high), each by kind."""
@@ -162,6 +179,12 @@ class Mixture:
         if self._experts.count == 0:
             return np.zeros(len(UNITS)), np.zeros(len(UNITS)), np.zeros(len(UNITS))
         return middle, low, high
+
+    def said(self, row: int) -> tuple[Array, Array]:
+        """(H, N) of one kind of load: what experts expect, and their weights."""
+        z = self._said[(self._experts.count - 1) % len(self._said)].astype(float)
+        loads: Array = np.maximum(np.exp(z[row]) - UNITS[row], 0.0)
+        return loads, self._weights(np.isfinite(z))[row]
 
     def _bounded(self, load: Array, expected: Array) -> tuple[Array, Array]:
         """The load with spikes cut, and where it was. A spike of one window leaves the past when the next is known."""
@@ -245,11 +268,6 @@ class Bands:
         """(low, high) of log loads, on either side of the middle."""
         low, high = self._quantiles * self._spread
         return middle + np.minimum(low, 0.0), middle + np.maximum(high, 0.0)
-
-
-def band_of(loads: Array) -> Band:
-    """A quantile of what a window may bring, of its five kinds."""
-    return Band(*map(float, loads))
 
 
 def prior_of(num_ahead: int) -> Array:

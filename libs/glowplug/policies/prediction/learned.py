@@ -48,6 +48,7 @@ class MakeCombined:
     """`combined`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
 
     WINDOW_S: float = 300.0
+    FOLLOWS_STARTS: bool = True
 
     def __call__(
         self, window_s: float, *, season_s: float = 0.0, params: CombinedParams = CombinedParams()

@@ -4,12 +4,12 @@ A name of the kind "prediction" is a factory (`MakeForecaster`), "none" that of 
 `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings say another.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import ClassVar, NamedTuple, Protocol
 
-from glowplug.domain.snapshot import Band, Forecast
+from glowplug.domain.snapshot import Forecast, Quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,11 @@ class WindowTotals:
 
 
 class Forecaster(Protocol):
-    """One model's. Deterministic: the same windows give the same forecasts; it reads no clock and rolls no dice."""
+    """One model's. Deterministic: the same windows give the same forecasts; it reads no clock and rolls no dice.
+
+    A factory with `FOLLOWS_STARTS` is asked for as many windows as a start of the model takes, and readers look that
+    far ahead; the papers' have a constant number.
+    """
 
     WINDOW_S: ClassVar[float]  # seconds
 
@@ -50,6 +54,15 @@ def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> F
     if season_s > 0 and "season_s" in signature(make).parameters:
         return make(window_s, season_s=season_s)
     return make(window_s)
+
+
+def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast:
+    """`here` with the most of each kind that any window expects which begins after it and before `until_s`."""
+    after = [one for one in ahead if here.starts_at < one.starts_at < until_s]
+    if not after:
+        return here
+    most = {kind: max(getattr(one, kind) for one in (here, *after)) for kind in Reading._fields}
+    return replace(here, **most)
 
 
 class Reading(NamedTuple):
@@ -83,8 +96,7 @@ def forecast_of(
     made_at: float,
     source: str,
     *,
-    low: Band | None = None,
-    high: Band | None = None,
+    quantiles: tuple[Quantile, ...] = (),
     anomaly: str = "",
 ) -> Forecast:
     """The forecast of one window. The peak is never below the mean."""
@@ -98,7 +110,6 @@ def forecast_of(
         num_requests=expected.num_requests,
         prompt_tokens=expected.prompt_tokens,
         response_tokens=expected.response_tokens,
-        low=low,
-        high=high,
+        quantiles=quantiles,
         anomaly=anomaly,
     )
