@@ -114,6 +114,10 @@ class PredictorController:
         expected = self._expected.get(model_key)
         return list(expected.past) if expected else []
 
+    def horizon_s(self, model_key: str) -> float:
+        """What starts of a model took of late, where forecasts reach that far; else 0."""
+        return self._horizons.of(model_key) if self._follows_starts else 0.0
+
     def windows(self, model_key: str) -> list[Window]:
         """Oldest first, empty ones too; the last one is still open."""
         series = self._series.get(model_key)
@@ -157,7 +161,7 @@ class PredictorController:
         has_closed = expected.close(series, self._models.get(key), self.params.capacity)
         if not has_closed and expected.latest:
             return []
-        horizon_s = self._horizons.of(key) if self._follows_starts else 0.0
+        horizon_s = self.horizon_s(key)
         num_ahead = max(self.params.num_ahead, min(MAX_AHEAD, 1 + math.ceil(horizon_s / self.window_s)))
         forecasts = expected.make(now_s, num_ahead)
         return [Publish(ForecastMade(model_key=key, forecasts=forecasts, horizon_s=horizon_s))] if forecasts else []

@@ -54,10 +54,11 @@ PRIOR: Final = {
     "profile 0.3 1.0": (1.28, 1.22),
     "profile 0.3 0.9": (1.38, 1.62),
     "profile 0.1 0.95": (1.73, 1.38),
-    "analog shape 0.93": (1.02, 1.06),
-    "analog level 0.93": (1.08, 1.04),
-    "analog level 0.97": (1.17, 1.04),
-    "analog level 0.8": (1.03, 1.0),
+    "analog shape 0.93 1.0": (1.02, 1.06),
+    "analog level 0.93 0.9": (1.08, 1.04),
+    "analog level 0.97 0.95": (1.17, 1.04),
+    "analog level 0.8 0.95": (1.03, 1.0),
+    "analog level 0.8 0.9": (1.06, 1.0),
     "week 0.5 1.0": (1.3, 1.15),
     "week 0.3 0.9": (1.5, 1.25),
 }
@@ -258,11 +259,11 @@ class Bands:
         ahead, known = errors.shape[1], is_known[:, None].astype(float)
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]
-        step = np.maximum(0.05, 1.0 / (self._num[:, :ahead] + 10.0)) * known
+        step = np.maximum(0.04, 1.0 / (self._num[:, :ahead] + 10.0)) * known
         for row, share in enumerate(QUANTILES):
             quantile = self._quantiles[row, :, :ahead]
             quantile += step * 2.0 * (share - (errors <= quantile * spread))
-        spread += np.maximum(0.03, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
+        spread += np.maximum(0.012, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
 
     def around(self, middle: Array) -> tuple[Array, Array]:
         """(low, high) of log loads, on either side of the middle."""

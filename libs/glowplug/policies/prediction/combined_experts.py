@@ -31,7 +31,13 @@ DAYS: Final = ((1.0, 1.0), (0.5, 1.0), (0.5, 0.9), (0.2, 0.9), (0.5, 0.7))  # (a
 PROFILES: Final = ((0.7, 1.0), (0.3, 1.0), (0.3, 0.9), (0.1, 0.95))
 WEEKS: Final = ((0.5, 1.0), (0.3, 0.9))
 MEMORIES: Final = (0.8, 0.93, 0.97)  # of the variance of z - S_k, per window
-ANALOGS: Final = (("shape", 1, 0.5, 1.0), ("level", 1, 0.5, 0.9), ("level", 2, 0.3, 0.95), ("level", 0, 0.7, 0.95))
+ANALOGS: Final = (
+    ("shape", 1, 0.5, 1.0),
+    ("level", 1, 0.5, 0.9),
+    ("level", 2, 0.3, 0.95),
+    ("level", 0, 0.7, 0.95),
+    ("level", 0, 0.5, 0.9),
+)
 """(with the level or by the shape alone, index into MEMORIES, alpha, rho)"""
 NUM_DAYS: Final = 7
 CSP_ERRORS: Final = 10
@@ -50,7 +56,7 @@ NAMES: Final = (
     "day naive",
     *(f"day {alpha} {rho}" for alpha, rho in DAYS),
     *(f"profile {alpha} {rho}" for alpha, rho in PROFILES),
-    *(f"analog {kind} {MEMORIES[memory]}" for kind, memory, _, _ in ANALOGS),
+    *(f"analog {kind} {MEMORIES[memory]} {rho}" for kind, memory, _, rho in ANALOGS),
     *(f"week {alpha} {rho}" for alpha, rho in WEEKS),
 )
 MEANS_UNTIL: Final = 1 + len(MEANS)
