@@ -1,12 +1,12 @@
 """Forecasts on days and clients that their constants were not chosen by: absolute percentage errors, bands, costs.
 
-    python -m bench.forecast rows [--quick] [--part judged|tuned] [--no-mlstm]    every load and horizon, beside each expert alone
-    python -m bench.forecast changes                      launches, outages and spikes: windows until the error is small again
-    python -m bench.forecast cost [--models 500]          seconds of one core for all models and horizons, and memory
+    python -m bench.forecast rows [--quick] [--part judged|tuned] [--no-mlstm]   every load, each expert alone
+    python -m bench.forecast changes              launches, outages and spikes: windows until the error is small again
+    python -m bench.forecast cost [--models 500] [--window-s 300]   seconds of a core for all models, and memory
 
-Traces lie where `GLOWPLUG_DATA` says. Split (`bench/forecast/loads.py`): constants of `combined` were chosen on the first
-four days of each Azure service and one half of ServeGen's busy clients (an even CRC-32 of their names); `rows` judges on
-every day after them and on the other half. Windows are 600 s.
+Traces lie where `GLOWPLUG_DATA` says. Split (`bench/forecast/loads.py`): constants of `combined` were chosen on the
+first four days of each Azure service and one half of ServeGen's busy clients (an even CRC-32 of their names); `rows`
+judges on every day after them and on the other half. Windows are 600 s.
 """
 
 import argparse
@@ -24,13 +24,14 @@ def main() -> None:
     parts.add_parser("changes")
     of_cost = parts.add_parser("cost")
     of_cost.add_argument("--models", type=int, default=500)
+    of_cost.add_argument("--window-s", type=float, default=300.0)
     args = parser.parse_args()
     if args.what == "rows":
         rows.run(is_quick=args.quick, part=args.part, with_mlstm=not args.no_mlstm)
     elif args.what == "changes":
         changes.run()
     else:
-        cost.run(args.models)
+        cost.run(args.models, args.window_s)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ Errors = dict[str, list[float]]  # name -> one for each of HORIZONS
 def totals(counts: Counts) -> Iterable[WindowTotals]:
     """Windows of so many requests; the mLSTM forecasts tokens, so each request has one."""
     for at, value in enumerate(counts):
-        yield WindowTotals(
-            started_at=float(at * WINDOW_S), window_s=WINDOW_S, num_requests=value, prompt_tokens=value
-        )
+        yield WindowTotals(started_at=float(at * WINDOW_S), window_s=WINDOW_S, num_requests=value, prompt_tokens=value)
 
 
 def of_all(load: Load) -> tuple[dict[str, Forecasts], Forecasts, Forecasts]:
@@ -68,7 +66,11 @@ def coverage(load: Load, low: Forecasts, high: Forecasts) -> list[float]:
     """Share of windows inside the band, by horizon."""
     targets = np.arange(load.first, load.until)
     return [
-        float(np.mean((load.counts[targets] >= low[targets - h, h - 1]) & (load.counts[targets] <= high[targets - h, h - 1])))
+        float(
+            np.mean(
+                (load.counts[targets] >= low[targets - h, h - 1]) & (load.counts[targets] <= high[targets - h, h - 1])
+            )
+        )
         for h in HORIZONS
     ]
 
@@ -91,7 +93,10 @@ def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
     print(f"combined over the best single one of each row: mean {np.mean(worst):.3f}, most {max(worst):.3f};", end=" ")
     print(f"best or within 2 % on {sum(ratio <= 1.02 for ratio in worst)}")
     print(f"combined over CSP: mean {np.mean(to_csp):.3f}, most {max(to_csp):.3f}")
-    print(f"80 % band holds {min(inside):.0%} to {max(inside):.0%}; in 75 to 85 % on {sum(.75 <= c <= .85 for c in inside)}")
+    print(
+        f"80 % band holds {np.mean(inside):.0%}, {min(inside):.0%} to {max(inside):.0%};",
+        f"in 75 to 85 % on {sum(0.75 <= c <= 0.85 for c in inside)}",
+    )
 
 
 def _measured(load: Load, with_mlstm: bool) -> tuple[Errors, list[float]]:

@@ -56,7 +56,9 @@ def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: fl
         found["error of late"] = f"{rated[-1]:.0%} of the concurrency that came"
     anomaly = newest.get("anomaly", "")
     if anomaly:
-        found["last window"] = {"missing": "missing: it counts as it was expected", "spike": "a spike: it was cut"}[anomaly]
+        found["last window"] = {"missing": "missing: it counts as it was expected", "spike": "a spike: it was cut"}[
+            anomaly
+        ]
     return found
 
 

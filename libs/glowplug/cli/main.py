@@ -6,7 +6,22 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, forecast, logs, operate, pull, simulate, talk, tap, up, verbs, views, what_if, why
+from glowplug.cli import (
+    backup,
+    demo,
+    forecast,
+    logs,
+    operate,
+    pull,
+    simulate,
+    talk,
+    tap,
+    up,
+    verbs,
+    views,
+    what_if,
+    why,
+)
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.supervisor.settings import FleetError

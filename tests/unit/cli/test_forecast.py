@@ -8,10 +8,9 @@ W = 60.0
 
 
 def point(number, value, **fields):
-    given = {
-        "metric": "requests", "target_at": number * W, "value": value, "quantiles": [[0.1, value - 2], [0.9, value + 2]],
-        "made_at": 600.0, "error_ratio": 0.0,
-    }  # fmt: skip
+    band = [[0.1, value - 2], [0.9, value + 2]]
+    given = {"metric": "requests", "target_at": number * W, "value": value, "quantiles": band, "made_at": 600.0}
+    given |= {"error_ratio": 0.0}
     return given | fields
 
 

@@ -126,9 +126,9 @@ class ModelRecord:
             self.forecasts, self.horizon_s = forecasts, horizon_s
 
     def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
-        """Of the window that holds `at_s`, with the most that is expected until a start begun then serves, and of the one
-        after it; None where there is none. A forecast counts while its window lasts: a predictor that falls silent is
-        none at all once its last window is over."""
+        """Of the window that holds `at_s`, with the most that is expected until a start begun then serves, and of the
+        one after it; None where there is none. A forecast counts while its window lasts: a predictor that falls silent
+        is none at all once its last window is over."""
         for number, forecast in enumerate(self.forecasts):
             if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
                 expected = until(forecast, self.forecasts, at_s + self.horizon_s)

@@ -40,7 +40,7 @@ from glowplug.events.envelope import Event
 from glowplug.events.facts import ForecastMade, InstanceReady, ModelDeployed, RequestFinished, RouterLoadReported
 from glowplug.fleet.demand import LoadReports
 from glowplug.policies.prediction.baselines import Nothing
-from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with
+from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with, shared
 from glowplug.policies.scaling.preserve import Capacity
 
 MAX_AHEAD: Final = 288  # windows, however long starts take
@@ -69,6 +69,7 @@ class PredictorController:
         self._models: Mapping[str, Model] = {}
         self._reports = LoadReports()
         self._horizons = Horizons()
+        self._alike = shared(make, self.window_s, params.season_s)
         self._follows_starts: bool = getattr(make, "FOLLOWS_STARTS", False)
         self.handlers: Handlers = {
             Tick: self._on_tick,
@@ -103,6 +104,7 @@ class PredictorController:
         """The past is nowhere but in the memory of those who lived through it."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
         self._reports, self._horizons = earlier._reports, earlier._horizons
+        self._alike = earlier._alike  # that of the forecasters that come with it
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
@@ -171,7 +173,7 @@ class PredictorController:
         expected = self._expected.get(model_key)
         if expected is None:
             expected = self._expected[model_key] = ModelForecasts(
-                make_with(self._make, self.window_s, self.params.season_s),
+                make_with(self._make, self.window_s, self.params.season_s, self._alike),
                 number,
                 self.params.num_windows,
                 capacity=self._capacities.get(model_key, self.params.capacity.profiled),

@@ -1,7 +1,8 @@
 """How far ahead forecasts of a model must reach: what its starts took of late.
 
 What is begun now serves once it is ready, so what is expected until then decides. Starts from a replica or from sleep
-are shorter and are the aim of acting early, so that only those from nothing count: cold, or from weights in host memory.
+are shorter and are the aim of acting early, so that only those from nothing count: cold, or with weights in host
+memory.
 """
 
 from collections import deque

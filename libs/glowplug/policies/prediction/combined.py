@@ -1,9 +1,9 @@
 """A combination of cheap forecasts, weighed by how each did of late: for one model, kind of load and horizon.
 
-No paper's: the five name one forecaster each (WarmServe 5.1 a corrected season, PreServe 4.1 a learned sequence), and no
-single one is best on every load. The rule is that of exponential weights with a fixed share (Herbster and Warmuth 1998,
-"Tracking the best expert"); the experts are in `combined_experts.py`. It needs no training: experts that know too little
-yet are left out.
+No paper's: the five name one forecaster each (WarmServe 5.1 a corrected season, PreServe 4.1 a learned sequence), and
+no single one is best on every load. The rule is that of exponential weights with a fixed share (Herbster and Warmuth
+1998, "Tracking the best expert"); the experts are in `combined_experts.py`. It needs no training: experts that know too
+little yet are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
     L_i        = discounted mean of loss_i and of `prior_windows` x h of PRIOR_i times the least: losses h windows ahead
@@ -11,22 +11,28 @@ yet are left out.
     w_i        ~ exp(-eta (L_i / min L - 1)), then a share is dealt to all alike
     forecast   = exp(sum_i w_i log(forecast_i + unit)) - unit
 
-Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window (Gibbs
-and Candes 2021, "Adaptive conformal inference"), so that they hold four of five windows whatever the load is like.
+Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window
+(Gibbs and Candes 2021, "Adaptive conformal inference"), so that they hold four of five windows in the long run,
+whatever the load is like.
 
 What is not a measurement is bounded. A window that is missing, NaN or negative counts as its forecast and teaches
 nothing. One above `spike_ratio` times all that is kept counts as that much; where the next one falls back, it is taken
 out of the past as well. Each is said in `Forecast.anomaly`.
 """
 
+import math
 from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glowplug.domain.snapshot import Forecast, Quantile
+from glowplug.policies.prediction.alike import Alike
 from glowplug.policies.prediction.combined_experts import NAMES, Array, Experts
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Reading, WindowTotals, forecast_of, reading_of
+
+Mask = NDArray[np.bool_]
 
 NAME: Final = "combined"
 UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))
@@ -43,7 +49,7 @@ PRIOR: Final = {
     "holt 0.5": (1.0, 1.54),
     "ridge": (1.0, 1.15),
     "csp": (1.37, 1.3),
-    "peers": (1.0, 1.5),
+    "peers": (1.02, 1.35),
     "day naive": (2.85, 1.27),
     "day 1.0 1.0": (1.17, 1.28),
     "day 0.5 1.0": (1.26, 1.24),
@@ -62,8 +68,8 @@ PRIOR: Final = {
     "week 0.5 1.0": (1.3, 1.15),
     "week 0.3 0.9": (1.5, 1.25),
 }
-"""What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured on
-the days and clients that `bench/forecast.py` tunes on and does not judge on."""
+"""What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured
+on the days and clients that `bench/forecast` calls tuned."""
 
 
 class Combined:
@@ -71,8 +77,12 @@ class Combined:
 
     WINDOW_S: ClassVar[float] = 300.0
 
-    def __init__(self, window_s: float = 300.0, params: CombinedParams = CombinedParams()) -> None:
+    def __init__(
+        self, window_s: float = 300.0, params: CombinedParams = CombinedParams(), *, alike: Alike | None = None
+    ) -> None:
         self.window_s, self.params = window_s, params
+        self._alike = alike
+        self._before = 0.0  # requests of the last window
         self._per_day = max(1, round(params.season_s / window_s))
         self._ended_at: float | None = None
         self._anomaly = ""
@@ -98,10 +108,21 @@ class Combined:
             self._mixture = Mixture(self._per_day, self.params)
         else:
             for _ in range(num_missing):
-                self._mixture.close(np.full(len(load), np.nan))
-        self._anomaly = self._mixture.close(load)
+                self._mixture.close(np.full(len(load), np.nan), None)
+        self._anomaly = self._mixture.close(load, self._peers(window, float(load[0]), num_missing))
         if num_missing and not self._anomaly:
             self._anomaly = "missing"
+
+    def _peers(self, window: WindowTotals, num_requests: float, num_missing: int) -> Array | None:
+        """How other models change after this window, which they learn of too."""
+        if self._alike is None:
+            return None
+        number = round(window.started_at / self.window_s)
+        if math.isfinite(num_requests):
+            if not num_missing:
+                self._alike.learn(number, self._before, num_requests)
+            self._before = num_requests
+        return self._alike.ahead(number, self.params.num_horizons)
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
         """Each window ahead with its band; those after the last horizon that is weighed repeat it, season kept."""
@@ -158,10 +179,11 @@ class Mixture:
         self._prior = prior_of(num_ahead)
         self._bands = Bands(num_kinds, num_ahead)
         self._lows = self._highs = self._middle = np.zeros((num_kinds, num_ahead))
-        self._spike: tuple[Array, Array] | None = None  # kinds bounded in the last window, what stands in for them
+        self._spike: tuple[Mask, Array] | None = None  # kinds bounded in the last window, what stands in for them
 
-    def close(self, load: Array) -> str:
-        """The next window, NaN where it is not known. What was wrong with it, in a word."""
+    def close(self, load: Array, peers: Array | None) -> str:
+        """The next window, NaN where it is not known, and how other models' log load changes after it (H). What was
+        wrong with it, in a word."""
         is_known = np.isfinite(load)
         expected = self.at(0)[0]
         load = np.where(is_known, load, expected)
@@ -170,7 +192,7 @@ class Mixture:
         self._experts.add(load)
         rate = max(0.02, 1.0 / self._experts.count)
         self._scale += rate * (load - self._scale)
-        self._expect()
+        self._expect(peers)
         return "spike" if bounded.any() else "" if is_known.all() else "missing"
 
     def at(self, step: int) -> tuple[Array, Array, Array]:
@@ -187,7 +209,7 @@ class Mixture:
         loads: Array = np.maximum(np.exp(z[row]) - UNITS[row], 0.0)
         return loads, self._weights(np.isfinite(z))[row]
 
-    def _bounded(self, load: Array, expected: Array) -> tuple[Array, Array]:
+    def _bounded(self, load: Array, expected: Array) -> tuple[Array, Mask]:
         """The load with spikes cut, and where it was. A spike of one window leaves the past when the next is known."""
         none = np.zeros(len(load), bool)
         if self._experts.count == 0:
@@ -202,7 +224,7 @@ class Mixture:
         self._spike = (bounded, expected) if bounded.any() else None
         return np.minimum(load, limit), bounded
 
-    def _judge(self, load: Array, is_known: Array) -> None:
+    def _judge(self, load: Array, is_known: Mask) -> None:
         """What each expert said of this window, at every horizon it was forecast from; and the bands."""
         ahead = min(self._experts.count, len(self._said))
         if not ahead:
@@ -221,16 +243,16 @@ class Mixture:
         counts += counted
         self._bands.learn(np.log(load + UNITS)[:, None] - self._together[rows, :, back].T, is_known)
 
-    def _expect(self) -> None:
+    def _expect(self, peers: Array | None) -> None:
         """Weigh the experts, and combine what they say now."""
-        said = self._experts.ahead()
+        said = self._experts.ahead(peers)
         there = np.isfinite(said)
         self._middle = np.einsum("khn,khn->kh", self._weights(there), np.where(there, said, 0.0))
         at = (self._experts.count - 1) % len(self._said)
         self._said[at], self._together[at] = said, self._middle
         self._lows, self._highs = self._bands.around(self._middle)
 
-    def _weights(self, there: Array) -> Array:
+    def _weights(self, there: Mask) -> Array:
         """(K, H, N), of sum 1 over N."""
         params = self.params
         seen = self._counts > 0
@@ -254,7 +276,7 @@ class Bands:
         self._quantiles = np.stack([np.full((num_kinds, num_ahead), sign * 1.6) for sign in (-1.0, 1.0)])  # of a normal
         self._num = np.zeros((num_kinds, num_ahead))
 
-    def learn(self, errors: Array, is_known: Array) -> None:
+    def learn(self, errors: Array, is_known: Mask) -> None:
         """Errors of forecasts made 1.. windows before (K, up to H)."""
         ahead, known = errors.shape[1], is_known[:, None].astype(float)
         self._num[:, :ahead] += known

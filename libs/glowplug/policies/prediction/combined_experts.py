@@ -1,7 +1,7 @@
 """The experts that `combined` weighs: cheap forecasts of one model, each right about some loads at some horizons.
 
-All of them work on z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of load
-(the fields of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
+All of them work on z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of
+load (the fields of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
 
     level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
     day, week  S_k(h) + rho^h r_k                S_k: z smoothed over three windows, k seasons before the target

@@ -1,5 +1,6 @@
 """Forecasters that need numpy, which the extra `predictor` brings: without it they are refused by name when made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -43,18 +44,24 @@ class CombinedParams:
     season_s: float = DAY_S  # a day; less for traces squeezed in time
 
 
+def _alike(window_s: float, season_s: float) -> Any:
+    """How models change over the day."""
+    return _module("alike").Alike(max(1, round((season_s or DAY_S) / window_s)))
+
+
 @dataclass(frozen=True)
 class MakeCombined:
     """`combined`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
 
     WINDOW_S: float = 300.0
     FOLLOWS_STARTS: bool = True
+    alike: Callable[[float, float], Any] = _alike  # what forecasters of several models share
 
     def __call__(
-        self, window_s: float, *, season_s: float = 0.0, params: CombinedParams = CombinedParams()
+        self, window_s: float, *, season_s: float = 0.0, alike: Any = None, params: CombinedParams = CombinedParams()
     ) -> Forecaster:
-        module = _module("combined")
-        made: Forecaster = module.Combined(window_s, replace(params, season_s=season_s or params.season_s))
+        params = replace(params, season_s=season_s or params.season_s)
+        made: Forecaster = _module("combined").Combined(window_s, params, alike=alike)
         return made
 
 

@@ -7,7 +7,7 @@ A name of the kind "prediction" is a factory (`MakeForecaster`), "none" that of 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from glowplug.domain.snapshot import Forecast, Quantile
 
@@ -48,12 +48,21 @@ MakeForecaster = Callable[..., Forecaster]
 """Makes one of windows of so many seconds, and of a `season_s` where it has such a parameter."""
 
 
-def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Forecaster:
+def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0, alike: Any = None) -> Forecaster:
     """One model's forecaster, with seasons of `season_s` where it knows any (0: a day; a trace squeezed in time has
-    shorter ones)."""
-    if season_s > 0 and "season_s" in signature(make).parameters:
-        return make(window_s, season_s=season_s)
-    return make(window_s)
+    shorter ones), and with what it shares with those of other models where it shares anything (`shared`)."""
+    known, given = signature(make).parameters, {}
+    if season_s > 0 and "season_s" in known:
+        given["season_s"] = season_s
+    if alike is not None and "alike" in known:
+        given["alike"] = alike
+    return make(window_s, **given)
+
+
+def shared(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Any:
+    """What the forecasters of one predictor share; None where the policy shares nothing."""
+    make_alike = getattr(make, "alike", None)
+    return None if make_alike is None else make_alike(window_s, season_s)
 
 
 def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast:

@@ -1,4 +1,4 @@
-"""`combined`: as good as its best expert, bands that hold, changes followed within an hour, bad input bounded and named."""
+"""`combined`: as good as its best expert, bands that hold, changes followed within an hour, bad input bounded."""
 
 import math
 from itertools import pairwise
@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from glowplug.policies.prediction.alike import Alike
 from glowplug.policies.prediction.baselines import LastWindow, SeasonalNaive
 from glowplug.policies.prediction.combined import UNITS, Combined, prior_of
 from glowplug.policies.prediction.combined_experts import NAMES, Experts
@@ -53,7 +54,11 @@ def off(make, values, horizon: int, first: int) -> float:
 def test_on_a_load_with_a_season_it_is_no_worse_than_what_knows_the_season(horizon):
     values, first = days(8), 4 * PER_DAY
     ours = off(lambda: Combined(W, PARAMS), values, horizon, first)
-    for alone in (lambda: LastWindow(W), lambda: SeasonalNaive(W, SEASON_S), lambda: WarmserveCsp(W, season_s=SEASON_S)):
+    for alone in (
+        lambda: LastWindow(W),
+        lambda: SeasonalNaive(W, SEASON_S),
+        lambda: WarmserveCsp(W, season_s=SEASON_S),
+    ):
         assert ours <= 1.02 * off(alone, values, horizon, first)
 
 
@@ -161,6 +166,32 @@ def test_a_season_shorter_than_the_horizon_and_a_window_longer_than_a_day_are_fo
         params = CombinedParams(season_s=per_day * W)
         forecaster = feed(Combined(W, params), [10.0, 50.0, 10.0, 50.0] * 12)
         assert all(math.isfinite(one.num_requests) for one in forecaster.forecast(0.0, 12))
+
+
+def test_a_new_model_changes_as_others_do_at_that_time_of_the_day():
+    """Twelve windows from night to noon, half a day after its first request."""
+    alike, values = Alike(PER_DAY), days(4)
+    for seed in range(3):
+        feed(Combined(W, PARAMS, alike=alike), days(3, seed))
+    born = 3 * PER_DAY
+    known, alone = Combined(W, PARAMS, alike=alike), Combined(W, PARAMS)
+    for forecaster in (known, alone):
+        feed(forecaster, values[born - PER_DAY // 2 : born], born - PER_DAY // 2)
+    came = np.array(values[born : born + 12])
+    ours, theirs = (
+        float(np.mean(np.abs(np.array([one.num_requests for one in f.forecast(0.0, 12)]) - came) / came))
+        for f in (known, alone)
+    )
+    assert ours < 0.7 * theirs
+
+
+def test_changes_that_say_nothing_are_not_learned():
+    alike = Alike(4)
+    alike.learn(1, 3.0, 900.0)
+    assert alike.ahead(0, 2) is None
+    for number in range(1, 5):
+        alike.learn(number, 10.0, 1000.0)
+    assert alike.ahead(0, 2).tolist() == [1.0, 2.0]
 
 
 def test_memory_is_bounded_by_the_windows_kept():
