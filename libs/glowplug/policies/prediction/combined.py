@@ -82,7 +82,7 @@ class Combined:
     ) -> None:
         self.window_s, self.params = window_s, params
         self._alike = alike
-        self._before = 0.0  # requests of the last window
+        self._before = -1, 0.0  # number and requests of the last window that had any
         self._per_day = max(1, round(params.season_s / window_s))
         self._ended_at: float | None = None
         self._anomaly = ""
@@ -90,7 +90,8 @@ class Combined:
         self._num_idle = 0
 
     def closed(self, window: WindowTotals) -> None:
-        """The newest window. Windows left out since the last one count as missing."""
+        """The newest window. Windows left out since the last one count as missing; after more than a season of them the
+        past begins anew, and so it does after `max_windows` without load."""
         num_missing = 0
         if self._ended_at is not None:
             num_missing = max(0, round((window.started_at - self._ended_at) / self.window_s))
@@ -99,7 +100,7 @@ class Combined:
         load = np.where(np.isfinite(load) & (load >= 0), load, np.nan)
         is_idle = not np.nansum(load) > 0
         self._num_idle = self._num_idle + 1 + num_missing if is_idle else 0
-        if self._mixture is not None and max(self._num_idle, num_missing) >= self.params.max_windows:
+        if self._num_idle >= self.params.max_windows or num_missing > self._per_day:
             self._mixture = None
         if self._mixture is None:
             self._anomaly = ""
@@ -109,23 +110,23 @@ class Combined:
         else:
             for _ in range(num_missing):
                 self._mixture.close(np.full(len(load), np.nan), None)
-        self._anomaly = self._mixture.close(load, self._peers(window, float(load[0]), num_missing))
+        self._anomaly = self._mixture.close(load, self._peers(window, float(load[0])))
         if num_missing and not self._anomaly:
             self._anomaly = "missing"
 
-    def _peers(self, window: WindowTotals, num_requests: float, num_missing: int) -> Array | None:
+    def _peers(self, window: WindowTotals, num_requests: float) -> Array | None:
         """How other models change after this window, which they learn of too."""
         if self._alike is None:
             return None
         number = round(window.started_at / self.window_s)
         if math.isfinite(num_requests):
-            if not num_missing:
-                self._alike.learn(number, self._before, num_requests)
-            self._before = num_requests
+            if self._before[0] == number - 1:
+                self._alike.learn(number, self._before[1], num_requests)
+            self._before = number, num_requests
         return self._alike.ahead(number, self.params.num_horizons)
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Each window ahead with its band; those after the last horizon that is weighed repeat it, season kept."""
+        """Each window ahead with its band; those after the last horizon that is weighed repeat it."""
         if self._ended_at is None:
             return ()
         made = []

@@ -135,6 +135,12 @@ def test_a_model_nobody_asks_for_costs_nothing_and_is_forecast_as_nothing():
     assert idle._mixture is None, "long idle, its memory is given back"
 
 
+def test_after_more_than_a_day_of_missing_windows_the_past_begins_anew():
+    forecaster = feed(Combined(W, PARAMS), days(3))
+    forecaster.closed(window(5 * PER_DAY, 40.0))
+    assert forecaster.forecast(0.0)[0].num_requests == pytest.approx(40.0, rel=0.01)
+
+
 def test_the_same_windows_give_the_same_forecasts_and_all_are_possible_loads():
     values = [0, 3, 0, 0, 800, 2, 0, *days(2), 0, 0]
     first, second = (feed(Combined(W, PARAMS), values).forecast(1.0, 20) for _ in range(2))
