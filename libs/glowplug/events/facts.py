@@ -276,6 +276,7 @@ class ForecastMade:
     TYPE: ClassVar[str] = "forecast.made"
     model_key: str
     forecasts: tuple[Forecast, ...]
+    horizon_s: float = 0.0  # what a start of the model takes: what is begun now serves from then on; 0 where not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
