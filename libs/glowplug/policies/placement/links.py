@@ -1,7 +1,7 @@
 """A node's links: their rates, who is fetching over its network card, and whether one more fetch would make any of
 them late.
 
-Rates are those declared, else what starts have been seen to take.
+Rates are those that a node's link has, declared or measured by its prefetcher, else what starts have been seen to take.
 
 Paper: HydraServe section 4.2. B is the link's bandwidth, N the fetches on it, T the time, T' the last change; S_i the
 bytes fetch i still wants and D_i the moment it must have them:
@@ -94,7 +94,8 @@ def finish(ledger: LinkLedger, fetch_id: str, now_s: float) -> LinkLedger:
 
 
 def network_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second of its network card: declared, else those at which weights like this model's have come in."""
+    """Bytes a second of its network card: declared or measured, else those at which weights like this model's have come
+    in."""
     if declared := _declared(node, "/nic"):
         return declared
     fetch_s = times.predict(model, StartKind.COLD, gpu_kind_of(node)).fetch_s

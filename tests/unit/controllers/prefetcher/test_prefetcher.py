@@ -500,3 +500,16 @@ def test_no_time_is_no_measurement_and_memory_is_bounded() -> None:
         seconds.measured(name, 100, 1.0 + at, "file")
     assert seconds.expected("c", 100) == pytest.approx(3.0)
     assert seconds.expected("a", 100) == seconds.expected("unseen", 100) != pytest.approx(1.0)
+
+
+def test_a_stage_and_what_is_asked_of_peers_go_on_to_the_fetch_and_the_rest_follows() -> None:
+    prefetcher = controller()
+    asked = {"stage": 1, "num_stages": 2, "peers": ("http://a", "http://b")}
+    start = only(prefetcher.handle(fetch(A, "i-1", **asked), 1.0), msg.StartFetch)
+    assert (start.stage, start.num_stages, start.peers) == (1, 2, ("http://a", "http://b"))
+    assert prefetcher.handle(fetch(A, "i-2", peers=("http://c",)), 1.5) == []
+    prefetcher.handle(msg.FetchSized(start.digest, 100), 1.6)
+    again = only(prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100), 2.0), msg.StartFetch)
+    assert (again.stage, again.num_stages, again.peers) == (0, 1, ("http://c",))
+    done = prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100, whole=True), 3.0)
+    assert kinds(done)[-1] == "weights.fetched"
