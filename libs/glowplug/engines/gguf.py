@@ -29,6 +29,7 @@ class GgufFacts:
     context_tokens: int  # the longest context the model was trained for
     kv_bytes_per_token: int  # 0 when the architecture does not say
     chat_template: str
+    tensors: tuple[tuple[int, int], ...] = ()  # (first byte, end) of each; a type of numbers that is unknown has none
 
 
 def read_facts(path: Path) -> GgufFacts:
@@ -41,9 +42,10 @@ def read_facts(path: Path) -> GgufFacts:
         with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             try:
                 values, at, num_tensors = _read_values(data)
-                num_bytes = _end_of_tensors(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))
+                spans = _spans(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))
             except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
                 raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
+            num_bytes = max((end for _, end in spans), default=at)  # at least: see _spans
             if num_bytes > len(data):
                 raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes of {num_bytes}")
     architecture = str(values.get("general.architecture", ""))
@@ -61,6 +63,7 @@ def read_facts(path: Path) -> GgufFacts:
         context_tokens=number("context_length"),
         kv_bytes_per_token=number("block_count") * kv_heads * (key_size + value_size) * _KV_ELEMENT_BYTES,
         chat_template=str(values.get("tokenizer.chat_template", "")),
+        tensors=tuple(spans),
     )
 
 
@@ -85,18 +88,6 @@ def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
             (values[key],) = struct.unpack_from("<" + _SCALARS[kind], data, at)
             at += struct.calcsize(_SCALARS[kind])
     return values, at, num_tensors
-
-
-def tensor_spans(path: Path) -> list[tuple[int, int]]:
-    """(first byte, end) of each tensor of a file that `read_facts` has read. Raises OSError."""
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        values, at, num_tensors = _read_values(data)
-        return _spans(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))
-
-
-def _end_of_tensors(data: mmap, at: int, num_tensors: int, alignment: int) -> int:
-    """Bytes a whole file has at least: the end of its last tensor (its start, when the type of numbers is unknown)."""
-    return max((end for _, end in _spans(data, at, num_tensors, alignment)), default=at)
 
 
 def _spans(data: mmap, at: int, num_tensors: int, alignment: int) -> list[tuple[int, int]]:

@@ -130,7 +130,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         return xllamacpp.Server(wanted)
 
     kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
-    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0)
+    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, facts.tensors)
     warmup_at = time.time()
     held = {**holds(server.warm_up()), "shared_bytes": server.shared_bytes()}
     phases = [

@@ -18,13 +18,12 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.engines import pages, rendezvous
-from glowplug.engines.gguf import tensor_spans
 from glowplug.engines.pages import Pages
 
 PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
@@ -40,10 +39,18 @@ Likeliest = dict[int, float]  # id of a token -> its log probability
 
 
 class EngineServer:
-    """One llama.cpp server, which may be built more than once; `build(port)` makes it."""
+    """One llama.cpp server, which may be built more than once; `build(port)` makes it. `tensors`: where they lie in the
+    file of its weights, (first byte, end) of each."""
 
-    def __init__(self, build: Callable[[int], Any], kv_bytes: int, weights: Path, host_memory: bool) -> None:
-        self._build, self._weights, self._host_memory = build, weights, host_memory
+    def __init__(
+        self,
+        build: Callable[[int], Any],
+        kv_bytes: int,
+        weights: Path,
+        host_memory: bool,
+        tensors: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._build, self._weights, self._tensors = build, weights, tensors if host_memory else ()
         before = pages.anonymous_bytes()
         self._server: Any = build(0)
         self._own_bytes = max(0, pages.anonymous_bytes() - before - kv_bytes)
@@ -73,11 +80,8 @@ class EngineServer:
 
         Two measures have to agree: whose pages came back with the first token, and how much memory of its own the load
         took. Where a kernel brings many pages in at once the first one sees too much, and the second one counts."""
-        if not self._host_memory:
-            return 0
-        spans = tensor_spans(self._weights)
-        whole = sum(end - first for first, end in spans)
-        shared = pages.num_bytes_read(self._weights, spans)
+        whole = sum(end - first for first, end in self._tensors)
+        shared = pages.num_bytes_read(self._weights, self._tensors) if whole else 0
         if self._own_bytes > whole - shared + max(_LOAD_BYTES, whole // 8):
             shared = min(shared, max(0, whole - self._own_bytes))
         return shared
