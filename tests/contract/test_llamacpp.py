@@ -18,7 +18,7 @@ import pytest
 from glowplug.domain.errors import BadRequest, EngineFailed
 from glowplug.engines import gguf
 from glowplug.engines.drivers import driver
-from glowplug.engines.gguf import tensor_spans
+from glowplug.engines.gguf import read_facts
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
 from glowplug.engines.process import anonymous_bytes
@@ -60,7 +60,7 @@ async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(cas
     for path in (sample_weights_path(), repacked):
         report = await case.driver.load(await case.launch(), path)
         case.handles.append(report.handle)
-        whole[path] = sum(end - first for first, end in tensor_spans(path))
+        whole[path] = sum(end - first for first, end in read_facts(path).tensors)
         private[path] = whole[path] - report.shared_bytes, anonymous_bytes(report.handle.pid)
     (here, anonymous), (there, more) = private.values()
     assert here == 0, "the sample's kind of weights is not repacked"

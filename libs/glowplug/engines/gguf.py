@@ -31,6 +31,7 @@ class GgufFacts:
     chat_template: str
     header_bytes: int = 0  # of the file, before its tensors
     tensor_types: frozenset[int] = frozenset()  # GGML's numbers
+    tensors: tuple[tuple[int, int], ...] = ()  # (first byte, end) of each; a type of numbers that is unknown has none
 
 
 def read_facts(path: Path) -> GgufFacts:
@@ -47,7 +48,8 @@ def read_facts(path: Path) -> GgufFacts:
                 header_bytes, spans, types = _tensors(data, at, num_tensors, alignment)
             except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
                 raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
-            if (num_bytes := max((end for _, end in spans), default=header_bytes)) > len(data):
+            num_bytes = max((end for _, end in spans), default=header_bytes)  # at least: see _tensors
+            if num_bytes > len(data):
                 raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes of {num_bytes}")
     architecture = str(values.get("general.architecture", ""))
 
@@ -66,6 +68,7 @@ def read_facts(path: Path) -> GgufFacts:
         chat_template=str(values.get("tokenizer.chat_template", "")),
         header_bytes=header_bytes,
         tensor_types=types,
+        tensors=tuple(spans),
     )
 
 
@@ -90,13 +93,6 @@ def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
             (values[key],) = struct.unpack_from("<" + _SCALARS[kind], data, at)
             at += struct.calcsize(_SCALARS[kind])
     return values, at, num_tensors
-
-
-def tensor_spans(path: Path) -> list[tuple[int, int]]:
-    """(first byte, end) of each tensor of a file that `read_facts` has read. Raises OSError."""
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        values, at, num_tensors = _read_values(data)
-        return _tensors(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))[1]
 
 
 def _tensors(

@@ -146,7 +146,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         return xllamacpp.Server(wanted)
 
     kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
-    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir)
+    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir, facts.tensors)
     if landing is not None:
         landing.wait(landing.num_bytes, spec["wait_s"])
     warmup_at = time.time()

@@ -18,13 +18,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.engines import pages, rendezvous
-from glowplug.engines.gguf import tensor_spans
 from glowplug.engines.listener import Listener, end_connections
 from glowplug.engines.pages import Pages
 
@@ -46,12 +45,20 @@ Likeliest = dict[int, float]  # id of a token -> its log probability
 
 
 class EngineServer:
-    """One llama.cpp server, which may be built more than once; `build(port)` makes it. `run_dir` is its own."""
+    """One llama.cpp server, which may be built more than once; `build(port)` makes it. `run_dir` is its own; `tensors`:
+    where they lie in the file of its weights, (first byte, end) of each."""
 
     def __init__(
-        self, build: Callable[[int], Any], kv_bytes: int, weights: Path, host_memory: bool, run_dir: Path
+        self,
+        build: Callable[[int], Any],
+        kv_bytes: int,
+        weights: Path,
+        host_memory: bool,
+        run_dir: Path,
+        tensors: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._build, self._weights, self._host_memory, self._run_dir = build, weights, host_memory, run_dir
+        self._build, self._weights, self._run_dir = build, weights, run_dir
+        self._host_memory, self._tensors = host_memory, tensors if host_memory else ()
         before = pages.anonymous_bytes()
         self._server: Any = build(0)
         self._own_bytes = max(0, pages.anonymous_bytes() - before - kv_bytes)
@@ -83,11 +90,8 @@ class EngineServer:
 
         Two measures have to agree: whose pages came back with the first token, and how much memory of its own the load
         took. Where a kernel brings many pages in at once the first one sees too much, and the second one counts."""
-        if not self._host_memory:
-            return 0
-        spans = tensor_spans(self._weights)
-        whole = sum(end - first for first, end in spans)
-        shared = pages.num_bytes_read(self._weights, spans)
+        whole = sum(end - first for first, end in self._tensors)
+        shared = pages.num_bytes_read(self._weights, self._tensors) if whole else 0
         if self._own_bytes > whole - shared + max(_LOAD_BYTES, whole // 8):
             shared = min(shared, max(0, whole - self._own_bytes))
         return shared
