@@ -181,8 +181,8 @@ def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields:
     return an_event(command, issuer="placer-1", epoch=epoch, traceparent="tp")
 
 
-def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1, becomes: str = "stopped") -> Event:
-    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s, becomes=becomes)
+def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1, **fields: Any) -> Event:
+    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s, **fields)
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
 
 

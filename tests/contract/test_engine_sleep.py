@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 MIB = 1 << 20
 NUM_CYCLES = 50
-NUM_RACES = 24
+NUM_RACES = 12
 LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of what it held awake: libraries and vocabulary; vLLM is two processes
 DRIFT_BYTES = 8 * MIB
 

@@ -78,6 +78,14 @@ def test_a_start_that_is_quicker_elsewhere_is_made_there_at_once():
     assert (start.target, start.source) == ("node-2", "")
 
 
+def test_a_stop_carries_what_the_quickest_of_the_last_took():
+    controller = placer()
+    controller.fleet.network._left["a", "swapped_out"] = (0.4, 0.03)
+    controller.handle(IDLE, 9.0)
+    (stop,) = payloads(controller.handle(asked(B, "b-2"), 9.0), StopInstance)
+    assert stop.predicted_s == 0.03
+
+
 def test_bytes_that_a_row_shows_free_are_used_at_once():
     """The row may be read before the beat is handled, which says nothing new then."""
     controller = placer()
