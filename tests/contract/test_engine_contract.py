@@ -190,7 +190,7 @@ def shown(stream: bytes) -> tuple[str, list[Any]]:
     """(the text of a stream, what its other events say) without what differs from one run to the next."""
     text, others = "", list[Any]()
     for name, data in continuation.events(stream):
-        event = json.loads(data) if data != b"[DONE]" else {"done": True}
+        event: Any = json.loads(data) if data != b"[DONE]" else {"done": True}
         for choice in (event or {}).get("choices") or [{}]:
             delta = choice.get("delta")
             piece = choice.get("text") or ((delta or {}).get("content") if isinstance(delta, dict) else None)
