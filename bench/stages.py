@@ -28,9 +28,10 @@ from glowplug.engines.vllm import VllmDriver
 from tests.contract.engine_rig import EngineCase
 from tests.ports import free_port
 
-NUM_TOKENS = 48
-LENGTHS = (64, 128, 256, 512, 768)  # tokens of the prompts that run when a pipeline becomes whole
-ARGS = {"dtype": "float32", "num_threads": 1}  # float32: sums of parts are the sums of the whole
+NUM_TOKENS = 32
+LENGTHS = (64, 128, 256, 512)  # tokens of the prompts that run when a pipeline becomes whole
+ARGS = {"dtype": "float32", "num_threads": 1}
+MODEL: dict[str, Any] = {"engine_args": ARGS, "kv_bytes": 256 << 20}  # memory for all that runs at once
 LATEST = 1 << 30  # tokens: no cache is worth moving
 
 Figures = dict[str, list[float]]
@@ -76,7 +77,7 @@ async def pipeline(case: EngineCase, num_stages: int) -> AsyncIterator[EngineHan
     meet = {"num_stages": num_stages, "rendezvous": f"127.0.0.1:{free_port()}"}
     driver = case.driver
     assert isinstance(driver, VllmDriver)
-    launched = [await case.launch(part={**meet, "stage": n}, engine_args=ARGS) for n in range(num_stages)]
+    launched = [await case.launch(part={**meet, "stage": n}, **MODEL) for n in range(num_stages)]
     try:
         reports = await asyncio.gather(*(driver.load(handle, case.weights) for handle in launched))
         yield (await driver.serve_stages(reports[0].handle)).handle
@@ -94,7 +95,7 @@ async def start_once(case: EngineCase, num_stages: int, figures: Figures) -> lis
             ready = time.monotonic()
             stream = await Stream().read(handle.url, prompt, NUM_TOKENS)
     else:
-        handle = (await case.start(engine_args=ARGS)).handle
+        handle = (await case.start(**MODEL)).handle
         ready = time.monotonic()
         stream = await Stream().read(handle.url, prompt, NUM_TOKENS)
         await case.driver.stop(handle, 5.0)
@@ -110,11 +111,11 @@ async def move_once(case: EngineCase, num_stages: int, kind: str, expected: dict
     assert isinstance(driver, VllmDriver)
     async with pipeline(case, num_stages) as handle:
         streams = {n: Stream() for n in LENGTHS}
-        reads = [asyncio.create_task(s.read(handle.url, prompt_of(n), NUM_TOKENS * 8)) for n, s in streams.items()]
+        reads = [asyncio.create_task(s.read(handle.url, prompt_of(n), NUM_TOKENS * 16)) for n, s in streams.items()]
         while not all(stream.token_ids for stream in streams.values()):
             await asyncio.sleep(0.01)
         began = time.monotonic()
-        await driver.consolidate(handle, case.model(engine_args=ARGS))
+        await driver.consolidate(handle, case.model(**MODEL))
         report = driver.whole(handle)
         assert report is not None
         whole, ready = report.handle, time.monotonic()
@@ -146,10 +147,9 @@ async def main(num_stages: int, num_rounds: int) -> None:
         if reason := case.driver.unavailable():
             raise SystemExit(reason)
         try:
-            expected: dict[int, list[int]] = {}
-            alone = (await case.start(engine_args=ARGS)).handle
-            for length in LENGTHS:
-                expected[length] = (await Stream().read(alone.url, prompt_of(length), NUM_TOKENS * 4)).token_ids
+            alone = (await case.start(**MODEL)).handle
+            reads = (Stream().read(alone.url, prompt_of(length), NUM_TOKENS * 2) for length in LENGTHS)
+            expected = {n: s.token_ids for n, s in zip(LENGTHS, await asyncio.gather(*reads), strict=True)}
             await case.driver.stop(alone, 5.0)
             for _ in range(num_rounds):
                 loads.append(load_now())

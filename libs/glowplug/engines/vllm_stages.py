@@ -30,7 +30,7 @@ from glowplug.engines.port import EngineHandle, Health, LaunchRequest, LoadRepor
 STAGE, NUM_WORKERS, DEVICES = "stage", "num_workers", "devices"  # in a handle's data, of a stage
 OF_STAGE = "of_stage"  # ... of a whole engine: the handle of the stage that it was
 WHOLE, HANDLE = "whole", "handle.json"  # in a stage's run directory: the whole engine's own, and its handle there
-RECOMPUTE_BELOW = 256  # tokens: a shorter KV cache is computed anew sooner than it is moved (bench/stages.py)
+RECOMPUTE_BELOW = 128  # tokens, one of vLLM's blocks on a CPU: a shorter KV cache is computed anew (bench/stages.py)
 _SHARED_MEMORY = Path("/dev/shm")
 
 
