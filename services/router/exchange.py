@@ -18,7 +18,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from glowplug.controllers.router.messages import (
     ClientLeft,
@@ -40,7 +39,7 @@ from glowplug.telemetry.semconv import HEADER_EMULATED
 from services.router import api_errors, resumption, wire
 from services.router.api_errors import STOPPING, ApiError
 from services.router.continuation import NotContinuable
-from services.router.engine_source import EngineSource
+from services.router.ends import ClientSink, EngineSource
 from services.router.http_request import Access, HttpRequest
 from services.router.metrics import RouterMetrics
 from services.router.request_body import tool_choice_refused
@@ -52,24 +51,6 @@ from services.router.wire import EVENT_ENDS
 
 _EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
-
-
-class ClientSink(Protocol):
-    """The connection of a client, as its exchange writes to it."""
-
-    exchange: "Exchange | None"
-    write: Callable[[bytes], None]
-    write_paused: bool  # the client reads slower than its answer comes
-
-    def respond(
-        self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
-    ) -> bool:
-        """Send a whole answer of the router's own. Whether the connection stays open after it."""
-        ...
-
-    def exchange_over(self, keep_alive: bool) -> None:
-        """The answer is written."""
-        ...
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 from services.router import api_errors, tracing
 from services.router.api_errors import STOPPING, refused
-from services.router.exchange import ClientSink, Exchange, PortContext
+from services.router.ends import ClientSink
+from services.router.exchange import Exchange, PortContext
 from services.router.http_request import HttpRequest
 from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
 from services.router.request_table import RequestTable, Stage

@@ -346,7 +346,7 @@ def test_a_drain_that_is_taken_back_while_it_consolidates_keeps_its_memory() -> 
 def test_a_consolidation_is_reported_once_however_it_ends() -> None:
     agent = consolidating()
     phases = (Phase(name=PhaseName.FETCH, started_at=20.0, ended_at=25.0),)
-    (report,) = of(msg.ReportConsolidation, agent.handle(msg.EngineConsolidated("i-1", 900, phases), 26.0))
+    (report,) = of(msg.ReportConsolidation, agent.handle(msg.EngineConsolidated("i-1", 900, phases=phases), 26.0))
     assert (report.began_at, report.phases, report.error, report.instance.is_whole) == (20.0, phases, "", True)
     agent = consolidating()
     (report,) = of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "no memory"), 21.0))
