@@ -1,19 +1,16 @@
 """The two ends of an exchange, as it sees them: the client it writes to and the engine it reads from."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from services.router import wire
 from services.router.http_request import HttpRequest
-
-if TYPE_CHECKING:
-    from services.router.exchange import Exchange
 
 
 class ClientSink(Protocol):
     """The connection of a client, as its exchange writes to it."""
 
-    exchange: "Exchange | None"
+    exchange: Any  # the Exchange that has its request, or None
     write: Callable[[bytes], None]
     write_paused: bool  # the client reads slower than its answer comes
 

@@ -76,7 +76,7 @@ def with_q4_0(content: bytes) -> bytes:
         file.flush()
         with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             _, infos_at, num_tensors = gguf._read_values(data)
-            spans = gguf._spans(data, infos_at, num_tensors, 32)
+            _, spans, _ = gguf._tensors(data, infos_at, num_tensors, 32)
             at, infos, tensors = infos_at, bytearray(), bytearray()
             for first, end in spans:
                 name_at, (_, at) = at, gguf._string(data, at)

@@ -27,6 +27,7 @@ async def test_a_replica_becomes_an_instance_in_the_same_process(live: DormantRi
     assert live.service.controller.node(0.0).abilities == (
         "emulated:first_layers",
         "emulated:prewarm",
+        "emulated:stages",
         "emulated:swap",
     )
     row = await live.replica(live.model)

@@ -266,7 +266,8 @@ async def test_decisions_and_leaders_that_cannot_be_read_are_left_out(fleet):
 
 async def test_forecasts_are_empty_and_say_why(fleet):
     async with fleet.client("predictor") as client:
-        assert (await client.get("/v1/forecasts")).json() == {"object": "list", "data": [], "policy": "none"}
+        nothing = {"object": "list", "data": [], "policy": "none", "horizons": {}}
+        assert (await client.get("/v1/forecasts")).json() == nothing
         assert (await client.get("/v1/windows")).json()["data"] == {}
 
 

@@ -71,7 +71,7 @@ class VllmDriver(StagedVllm):
         return EngineApi(
             lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
-            token_ids=True,
+            token_ids=not model.system_prompt,  # the prompt's are said too, and a client is not to read that
             completion_tokens=16,
         )
 
