@@ -115,12 +115,13 @@ async def move_once(case: EngineCase, num_stages: int, kind: str, expected: dict
         while not all(stream.token_ids for stream in streams.values()):
             await asyncio.sleep(0.01)
         began = time.monotonic()
-        await driver.consolidate(handle, case.model(**MODEL))
+        await driver.consolidate(handle, case.model(**MODEL), case.weights)
         report = driver.whole(handle)
         assert report is not None
         whole, ready = report.handle, time.monotonic()
         case.handles.append(whole)
         moved = await driver.move_requests(whole)
+        await driver.end_stage(whole)
         gone = time.monotonic()
         await asyncio.gather(*reads)
         out["becomes whole, the pipeline serves on"].append(ready - began)

@@ -296,8 +296,16 @@ class Mover(Protocol):
         ...
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, and end the stage's own
-        process. Its streams break off then; whoever owns one continues it at the whole engine's url, with the prompt
-        and the tokens so far as its prompt, and no token is computed twice that has come over. Said twice, it does
-        nothing. Raises EngineFailed where the stages answer nothing: their process has ended all the same."""
+        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, which run nothing from
+        then on. Whoever owns a stream continues it at the whole engine's url, with the prompt and the tokens so far as
+        its prompt, and no token is computed twice that has come over. Raises EngineFailed where the stages answer
+        nothing."""
+        ...
+
+    async def end_stage(self, handle: EngineHandle) -> None:
+        """Of the handle of a whole engine: end the process of the stage that it was; what streams there breaks off."""
+        ...
+
+    def forget_moved(self, handle: EngineHandle) -> None:
+        """Of the handle of a whole engine: nothing that was moved is asked for any more."""
         ...

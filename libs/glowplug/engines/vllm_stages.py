@@ -173,12 +173,9 @@ class StagedVllm(HostedDriver, Stager):
             return Moved()
         below = int(self._settings.extra.get("vllm_recompute_below", RECOMPUTE_BELOW))
         message = json.dumps({"directory": str(kv_directory(stage.run_dir)), "recompute_below": below}).encode()
-        try:
-            status, text = await self._ask(
-                stage, "/glowplug/export", self._settings.load_timeout_s, method="POST", body=message
-            )
-        finally:
-            await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
+        status, text = await self._ask(
+            stage, "/glowplug/export", self._settings.load_timeout_s, method="POST", body=message
+        )
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: its KV cache is lost: {text[:300]!r}")
         answer = json.loads(text)
@@ -191,6 +188,16 @@ class StagedVllm(HostedDriver, Stager):
             pause_s=answer["pause_s"],
             export_s=answer["export_s"],
         )
+
+    async def end_stage(self, handle: EngineHandle) -> None:
+        """As the port says. Said twice, it does nothing."""
+        if (stage := stage_of(handle)) is not None:
+            await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
+
+    def forget_moved(self, handle: EngineHandle) -> None:
+        """As the port says."""
+        if (stage := stage_of(handle)) is not None:
+            shutil.rmtree(kv_directory(stage.run_dir), ignore_errors=True)
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
         """As the port says."""
@@ -213,6 +220,6 @@ class StagedVllm(HostedDriver, Stager):
         await process.stop_group(handle.pid, handle.pid_started_at, grace_s, waits_for_group=True)
         if is_stage(handle):
             await self._end_beside(handle)
-        elif (stage := stage_of(handle)) is not None:
-            await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
-            shutil.rmtree(kv_directory(stage.run_dir), ignore_errors=True)
+        elif stage_of(handle) is not None:
+            await self.end_stage(handle)
+            self.forget_moved(handle)

@@ -165,8 +165,15 @@ class FakeMover(FakeStager):
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
         self.moved.append(handle)
+        self.calls.append("move")
         self.fails("move")
         return Moved()
+
+    async def end_stage(self, handle: EngineHandle) -> None:
+        self.calls.append("end stage")
+
+    def forget_moved(self, handle: EngineHandle) -> None:
+        self.calls.append("forget")
 
 
 class Rig:

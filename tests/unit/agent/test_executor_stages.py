@@ -14,6 +14,7 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import StageAddress
 from glowplug.engines import process
 from glowplug.weights.region import Region, RegionInfo, region_digest
+from services.agent import executor
 from tests.agent_rig import write_weights
 from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, FakeStager, Rig, rig_of
 from tests.waiting import until
@@ -124,8 +125,12 @@ async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
 
 @pytest.mark.parametrize("fault", [None, EngineFailed("no answer")])
 async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_from_then_on(
-    tmp_path: Path, fault: Exception | None
+    tmp_path: Path, fault: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The KV cache is read out before anything hears of it: routers take their streams away then, and the placer ends
+    the later stages, which hold a part of it."""
+    monkeypatch.setattr(executor, "STREAMS_MOVE_S", 0.01)
+    monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         stage = await rig.launch()
         write_weights(rig.settings.shm_dir.absolute(), MODEL)
@@ -135,8 +140,10 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         await rig.do(msg.ConsolidateEngine("i-1", MODEL))
         whole = await rig.outcome(msg.EngineConsolidated)
         assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
-        assert [phase.name for phase in whole.phases] == ["fetch", "load"]
-        (moved,) = await until(lambda: rig.driver.moved, "requests move once that is reported")
+        assert [phase.name for phase in whole.phases] == ["fetch", "load"] and rig.driver.calls[-1] == "move"
+        await until(lambda: rig.driver.calls[-1] == "forget", "the stage ends, and what was moved is forgotten")
+        assert rig.driver.calls[-3:] == ["move", "end stage", "forget"]
+        (moved,) = rig.driver.moved
         assert moved.pid == rig.state.handles["i-1"].pid == rig.driver.beside.pid != stage.pid
         process.kill_group(stage.pid, stage.pid_started_at)
         await asyncio.sleep(0.05)
