@@ -9,7 +9,7 @@ from typing import Any
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
 from glowplug.engines.drivers import NAMES, Declaration, declaration, driver
-from glowplug.engines.port import Ability, EngineCapabilities
+from glowplug.engines.port import Ability, EngineCapabilities, EngineSettings
 from glowplug.simulator.setup import ABILITIES
 
 README = Path(__file__).parents[1] / "README.md"
@@ -46,11 +46,12 @@ MODES: dict[str, tuple[dict[str, Any], ...]] = {
     "command": ({},),
     "emulated": ({},),
 }
-NO_ROW = {"emulated"}  # the first column of words; a number
+NO_ROW = {"emulated", "shares_when_asked"}  # the first column of words; what is said of an ability
 CAN = {
     Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
     Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
     Ability.FIRST_LAYERS: "... holds the first layers alone (WarmServe section 4)",
+    Ability.STREAM: "loads its weights while they arrive (HydraServe section 5)",
     Ability.SHARE: "reads its weights in host memory, with every other instance of its model",
     Ability.STAGES: "starts in pipeline stages (HydraServe)",
 }
@@ -83,14 +84,19 @@ def _can(engine: Declaration, ability: Ability) -> str:
     """Real where it was measured; what runs on GPUs is written and has not been measured."""
     if (engine.name, ability) in DECLARED:
         return "real, where declared"
-    on_host, on_gpus = (ability in driver(engine.name).abilities(kind) for kind in ("host", "cuda"))
-    if engine.capabilities.emulated or not on_host:
-        return _word(engine, on_host)
-    return "real on host memory; on GPUs " + ("not measured" if on_gpus else "no")
+    made = driver(engine.name, EngineSettings(emulated_streams=True))  # whatever a setting allows
+    if engine.capabilities.emulated:
+        return _word(engine, ability in made.abilities("emulated"))
+    on_host, on_gpus = (ability in made.abilities(kind) for kind in ("host", "cuda"))
+    if not on_host:
+        return _word(engine, False)
+    asked = ability is Ability.SHARE and engine.capabilities.shares_when_asked
+    real = "real on host memory, with `weights_shared`" if asked else "real on host memory"
+    return f"{real}; on GPUs " + ("not measured" if on_gpus else "no")
 
 
 def _simulated(ability: Ability) -> str:
-    always = {Ability.FIRST_LAYERS}  # whatever a scenario declares
+    always = {Ability.FIRST_LAYERS, Ability.STREAM}  # whatever a scenario declares
     return "simulated" if ability in ABILITIES | always else "no"
 
 

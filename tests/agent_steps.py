@@ -59,6 +59,10 @@ class CheckedAgent(AgentController):
     def used(self, gpu: int = 0) -> int:
         return self.ledger.gpus[gpu].used_bytes // MIB
 
+    def shared(self, gpu: int = 0) -> dict[int, tuple[str, ...]]:
+        """MiB -> the holders that share them."""
+        return {one.num_bytes // MIB: one.holders for one in self.ledger.gpus[gpu].shared}
+
     def owned(self, gpu: int = 0) -> dict[tuple[str, str], int]:
         """(holder, owner) -> MiB of one GPU."""
         return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].all_grants}
@@ -97,16 +101,16 @@ class CheckedAgent(AgentController):
         self.halves(instance_id, now_s)
         return self
 
-    def replica(self, instance_id: str = "r-1", now_s: float = 10.0, **fields: Any) -> Self:
-        """A replica, PREWARMED a second after `now_s`."""
+    def replica(self, instance_id: str = "r-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
+        """A replica, PREWARMED a second after `now_s`; `shared` MiB of its weights were seen to be shared."""
         self.loading(instance_id, now_s, replica=True, **fields)
-        self.handle(msg.EnginePrewarmed(instance_id), now_s + 1)
+        self.handle(msg.EnginePrewarmed(instance_id, shared * MIB), now_s + 1)
         return self
 
-    def serving(self, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> Self:
-        """An instance that is READY a second after `now_s`."""
+    def serving(self, instance_id: str = "i-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
+        """An instance that is READY a second after `now_s`; `shared` MiB of its weights were seen to be shared."""
         self.loading(instance_id, now_s, **fields)
-        self.handle(msg.EngineReady(instance_id, "http://e"), now_s + 1)
+        self.handle(msg.EngineReady(instance_id, "http://e", shared_bytes=shared * MIB), now_s + 1)
         return self
 
     def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:
@@ -140,9 +144,11 @@ def make(
     asleep_mib: int = 0,
     gpu_kind: str = "host",
     holds_layers: bool = True,
+    refuses: bool = False,
+    groups_lack: Iterable[str] = (),
 ) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
-    when it sleeps (0: that is not looked at)."""
+    when it sleeps (0: that is not looked at); `refuses` what comes then."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB, kind=gpu_kind) for n in range(gpus)])
     engines = {
         "emulated": msg.EngineKind(
@@ -150,6 +156,8 @@ def make(
             emulated=True,
             abilities=frozenset(abilities),
             holds_layers=holds_layers,
+            refuses=refuses,
+            groups_lack=frozenset(groups_lack),
             asleep_bytes=asleep_mib * MIB,
         ),
         "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),
@@ -173,8 +181,8 @@ def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields:
     return an_event(command, issuer="placer-1", epoch=epoch, traceparent="tp")
 
 
-def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1, becomes: str = "stopped") -> Event:
-    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s, becomes=becomes)
+def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1, **fields: Any) -> Event:
+    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s, **fields)
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
 
 

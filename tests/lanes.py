@@ -22,6 +22,7 @@ LANES: dict[str, str] = {
     "tests/e2e/console": FAST,
     "tests/e2e/console/test_fleet_live.py": SYSTEM,  # a browser and a fleet
     "tests/integration/test_agent_faults.py": SYSTEM,
+    "tests/integration/test_pipelines.py": SYSTEM,
     "tests/integration/test_vllm_parked.py": SYSTEM,
     "tests/howto": SYSTEM,
     "tests/k8s/test_fleet_in_namespaces.py": SYSTEM,

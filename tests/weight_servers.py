@@ -1,11 +1,15 @@
 """A web server of weights that can misbehave in every way a real one does."""
 
+import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
+
+from glowplug.weights.pieces import Layout, piece_digest, piece_digests_json
 
 STEP = 64 * 1024
 
@@ -126,4 +130,72 @@ class WeightServer(LocalServer):
             handler.close_connection = True  # the client has gone, as some tests make it do
             return
         if cut < len(body) or not self.length_told:
+            handler.close_connection = True
+
+
+@dataclass
+class PeerServer(LocalServer):
+    """The prefetcher of another node that holds `data`, as one file: the routes of weights/sources/peer.py. Knobs may
+    be turned while it runs."""
+
+    data: bytes
+    validator: str = '"v1"'
+    sha256: str = ""  # "": it is not complete there
+    landed: Callable[[int], bool] = lambda piece: True
+    tells_digests: bool = True
+    wrong_pieces: frozenset[int] = frozenset()  # sent with other bytes than their checksum says
+    lies: bool = False  # the wrong pieces have a checksum that fits
+    cut_after: int = 0  # bytes of a body
+    step_s: float = 0.0
+    status: int = 0  # answered instead
+    token: str = ""
+    bytes_sent: int = 0
+    num_looks: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of([("", len(self.data))])
+
+    def _piece(self, index: int) -> bytes:
+        content = self.data[slice(*self.layout.piece(index))]
+        return bytes(255 - byte for byte in content) if index in self.wrong_pieces else content
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        layout = self.layout
+        if self.status or (self.token and handler.headers.get("Authorization") != f"Bearer {self.token}"):
+            self._send(handler, self.status or 401, b"{}")
+        elif handler.path.partition("?")[0].endswith("/bytes"):
+            found = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+            assert found
+            first, last = int(found[1]), int(found[2]) + 1
+            held = b"".join(self._piece(index) for index in layout.touched(first, last))
+            start = first - layout.rounded(first, last)[0]
+            self._send(handler, 206, held[start : start + last - first])
+        else:
+            self.num_looks += 1
+            pieces = range(layout.num_pieces)
+            told = [self._piece(i) if self.lies else self.data[slice(*layout.piece(i))] for i in pieces]
+            digests = [piece_digest(content) for content in told] if self.tells_digests else []
+            answer = {
+                "files": [["", len(self.data), self.validator]],
+                "sha256": self.sha256,
+                "landed": "".join("1" if self.landed(index) else "0" for index in pieces),
+                "pieces": piece_digests_json(layout, digests),
+            }
+            self._send(handler, 200, json.dumps(answer).encode())
+
+    def _send(self, handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        cut = self.cut_after if self.cut_after and status == 206 else len(body)
+        try:
+            for position in range(0, min(cut, len(body)), STEP):
+                sent = handler.wfile.write(body[position : min(position + STEP, cut)])
+                self.bytes_sent += sent if status == 206 else 0
+                if self.step_s:
+                    time.sleep(self.step_s)
+        except OSError:
+            handler.close_connection = True
+        if cut < len(body):
             handler.close_connection = True

@@ -7,6 +7,8 @@ chat_template.py  the model's template with a default system prompt
 sleeping.py       routes by which the agent puts a server to sleep and wakes it
 worker.py         the CPU worker that gives memory back; cpu_weights.py, region.py, layout.py: its weights
 shared_load.py    a model that is in its files' pages when it is loaded
+landing.py        which bytes of the files are there, while the node still fetches them
+arriving.py       a server whose weights arrive; arriving_load.py: vLLM's loader, which reads them as they land
 reloading.py      a GPU worker's weights again from host memory
 kv_limit.py       a KV cache that is cut down under running requests
 weights_check.py  broken files named before vLLM trips over them

@@ -74,6 +74,7 @@ def kv(core: Any, num_bytes: int = -1) -> dict[str, int]:
         if num_bytes >= 0:
             raise RuntimeError("its worker cannot give KV blocks back")
         return {"total_bytes": granted or 0, "limit_bytes": granted or 0, "used_bytes": -1}
+    granted *= getattr(config.parallel_config, "world_size", 1)  # each worker has as much
     block_bytes = granted // config.cache_config.num_gpu_blocks
     limit: BlockLimit | None = getattr(pool, _STATE, None)
     if num_bytes >= 0:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import kv_limit, process, rundir, sleeping
+from glowplug_vllm import arriving, kv_limit, moving, process, rundir, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -41,7 +41,12 @@ def register() -> None:
         process.die_with_parent()
     from vllm.v1.engine.core import EngineCore
 
-    EngineCore.glowplug_kv = kv_limit.kv  # the API server calls it by its name
+    EngineCore.glowplug_kv = kv_limit.kv  # the API server calls them by their names
+    EngineCore.glowplug_export = moving.export
+    if arriving.is_on():
+        from glowplug_vllm import arriving_load
+
+        arriving_load.install()
 
 
 class CoreWatch:
@@ -78,6 +83,7 @@ class GlowplugEndpoint:
         self._watch: CoreWatch | None = None
         self._announcement: asyncio.Task[None] | None = None
         self._sleeping: sleeping.Sleeping | None = None
+        self._move: moving.Move | None = None
 
     def attach_router(self, app: Any) -> None:
         from fastapi.responses import JSONResponse
@@ -92,12 +98,14 @@ class GlowplugEndpoint:
                 return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=503)
 
         app.add_api_route(CORE_PATH, core, methods=["GET"], include_in_schema=False)
-        app.include_router(sleeping.routes(lambda: self._sleeping))
+        app.include_router(sleeping.routes(lambda: self._sleeping, lambda: self._move))
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         if engine_client is not None:
             self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
+            self._move = moving.Move(engine_client)
             self._sleeping = sleeping.Sleeping(engine_client, int(os.environ.get(sleeping.FIRST_BYTES) or 0))
+        arriving.check()
         if START is not None:
             port = args.port or process.bound_port()
             self._announcement = asyncio.create_task(announce(START, args.host or "", port, holds(engine_client)))

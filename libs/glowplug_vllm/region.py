@@ -3,30 +3,44 @@
 import json
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from glowplug_vllm import layout
+from glowplug_vllm.landing import Landing
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_OTHERS = {
+    "F64": torch.float64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+}  # fmt: skip
 _LENGTH = struct.Struct("<Q")  # of the header, before it
 
 
 class Region:
-    """The weights of one directory. Holding it keeps their pages, even when the files are deleted meanwhile."""
+    """The weights of one directory, or of some of its files. Holding it keeps their pages, even when the files are
+    deleted meanwhile. Where they still arrive (`landing`) each question waits for the bytes that it is about."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, landing: Landing | None = None, files: Iterable[Path] | None = None) -> None:
+        self._landing = landing
         self._tensors: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}  # of each name: file, start, facts
-        for path in sorted(directory.glob("*.safetensors")):
+        self._paths: dict[int, Path] = {}  # of each file, by the id of its pages
+        for path in sorted(directory.glob("*.safetensors") if files is None else files):
             with path.open("rb") as file:
                 pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            self._wait(path, 0, _LENGTH.size)
             header_bytes = _LENGTH.unpack_from(pages)[0]
+            self._wait(path, _LENGTH.size, _LENGTH.size + header_bytes)
             header = json.loads(pages[_LENGTH.size : _LENGTH.size + header_bytes])
             header.pop("__metadata__", None)
+            self._paths[id(pages)] = path
             self._tensors |= {name: (pages, _LENGTH.size + header_bytes, facts) for name, facts in header.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors and self._tensors[name][2]["dtype"] in _DTYPES
@@ -36,9 +50,28 @@ class Region:
         """Whether there are tensors, and each is of a type that this reads."""
         return bool(self._tensors) and all(name in self for name in self._tensors)
 
+    @property
+    def names(self) -> list[str]:
+        """Of every tensor."""
+        return list(self._tensors)
+
+    def span(self, name: str) -> tuple[Path, int, int]:
+        """Where a tensor lies: its file, and its first byte and its end there. Raises KeyError."""
+        pages, base, facts = self._tensors[name]
+        start, end = facts["data_offsets"]
+        return self._paths[id(pages)], base + start, base + end
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor of any type as a view. Raises KeyError for one that is not there, or of a type of none."""
+        return self._read(name, _DTYPES | _OTHERS)
+
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor as a view. Raises KeyError for one of a type that this does not read."""
         return ((name, self._read(name)) for name in self._tensors)
+
+    def read_as_is(self, name: str) -> torch.Tensor:
+        """One tensor as a view. Raises KeyError for one that is not there, or of a type that this does not read."""
+        return self._read(name)
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
         """One tensor, or several joined along their first dimension; a view where that is possible. Raises KeyError for
@@ -66,8 +99,15 @@ class Region:
         ends = [self._tensors[name][2]["data_offsets"] for name in names]
         return sum(end - start for start, end in ends)
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _wait(self, path: Path, first: int, last: int) -> None:
+        if self._landing is not None:
+            self._landing.wait(path, first, last)
+
+    def _read(self, name: str, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> torch.Tensor:
         pages, base, facts = self._tensors[name]
-        dtype, shape = _DTYPES[facts["dtype"]], torch.Size(facts["shape"])
+        self._wait(*self.span(name))
+        dtype, shape = dtypes[facts["dtype"]], torch.Size(facts["shape"])
+        if not shape.numel():
+            return torch.empty(shape, dtype=dtype)
         offset = base + facts["data_offsets"][0]
         return torch.frombuffer(pages, dtype=dtype, count=shape.numel(), offset=offset).view(shape)

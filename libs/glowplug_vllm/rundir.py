@@ -1,8 +1,9 @@
 """The files by which the agent's driver and one server speak, all in the instance's run directory.
 
     spec.json    driver -> server  {"argv", "launched_at", "wait_s", "system_prompt"}, before the process starts
-    go.json      driver -> server  {"path"}: the weights are complete
+    go.json      driver -> server  {"path"}: the weights are complete, or arrive there (landing.py)
     ready.json   server -> driver  {"port", "phases": [[name, started_at, ended_at], ...], "num_slots", "kv_tokens"}
+    loaded-N.json  worker N of a pipeline's stage -> driver  {"phases"}; renewed while a later stage lives
     failed.json  server -> driver  {"message"}
     exit.json    zygote -> driver  {"code", "at"}: how a parked-started server ended
 
@@ -16,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 SPEC, GO, READY, FAILED, EXIT = "spec.json", "go.json", "ready.json", "failed.json", "exit.json"
+
+
+def loaded(local_rank: int) -> str:
+    """The file by which one worker of a pipeline's stage says that its weights are loaded."""
+    return f"loaded-{local_rank}.json"
 
 
 def write(run_dir: Path, name: str, message: dict[str, Any]) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug_vllm import chat_template, plugin, rundir, weights_check
+from glowplug_vllm import arriving, chat_template, plugin, rundir, stage, weights_check
+from glowplug_vllm.landing import Landing
 
 _ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
 _OUR_PLUGIN = "glowplug"
@@ -107,12 +108,21 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         imported_at = time.time()
         weights = Path(rundir.wait(run_dir, rundir.GO, spec["wait_s"])["path"])
         plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
+        if spec.get("num_stages", 1) > 1:
+            os.environ[stage.START] = stage.started(run_dir, spec["launched_at"], imported_at, time.time())
+            os.environ.pop("VLLM_PP_LAYER_PARTITION", None)  # layers are shared out as whoever fetches them counts on
         allow_our_endpoint()
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
+        landing = Landing.of(weights)
+        if landing is not None:
+            arriving.wait_for_headers(landing)
         weights_check.check(weights)
         argv = arguments(spec, weights, run_dir)
         sys.argv = ["vllm", *argv]
-        serve.run(serve.parse(argv))
+        args = serve.parse(argv)
+        if landing is not None:
+            arriving.begin(landing, args, run_dir)
+        serve.run(args)
     except KeyboardInterrupt:
         return 130
     except SystemExit as ended:

@@ -16,6 +16,7 @@ from vllm.model_executor.layers import utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from glowplug_vllm.cpu_weights import sources
+from glowplug_vllm.landing import Landing
 from glowplug_vllm.region import Region
 
 _PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: each layer imports it when it packs
@@ -24,7 +25,7 @@ _PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: 
 @contextlib.contextmanager
 def in_place(directory: Path) -> Iterator[tuple[Region, set[str]]]:
     """vLLM's loader within it: nothing is packed. Gives the files, and the names of the parameters that are views."""
-    region, settled = Region(directory), set[str]()
+    region, settled = Region(directory, Landing.of(directory)), set[str]()
     pack, read = getattr(utils, _PACK), DefaultModelLoader.get_all_weights
 
     def keep(layer: torch.nn.Module, remove_weight: bool) -> None:

@@ -4,6 +4,7 @@
     POST /glowplug/wake {"tags": ["weights"] | ["kv_cache"] | []}    -> {"seconds"}
     POST /glowplug/kv {"num_bytes"}, GET /glowplug/kv                -> {"total_bytes", "limit_bytes", "used_bytes"}
     GET /glowplug/sleep                                              -> {"asleep_as", "level"}
+    POST /glowplug/export {"directory", "recompute_below"}           -> {"pause_s", "export_s", "requests"}: moving.py
 
 Each asks for the server's own key, which vLLM does only below /v1. vLLM's development mode has the like (`/sleep`,
 `/wake_up`), and opens more than the agent needs: it stays off. Before its first sleep an engine continues a short
@@ -153,8 +154,8 @@ def _is_ours(config: Any) -> bool:
     return str(config.parallel_config.worker_cls).endswith(kv_limit.WORKER)
 
 
-def routes(of_server: Any) -> APIRouter:
-    """The routes; `of_server()` is the Sleeping of the engine, None while there is none."""
+def routes(of_server: Any, mover: Any = lambda: None) -> APIRouter:
+    """The routes; `of_server()` is the Sleeping of the engine and `mover()` its Move, None while there is none."""
     router = APIRouter(include_in_schema=False)
 
     def asked(request: Request) -> Sleeping:
@@ -189,6 +190,13 @@ def routes(of_server: Any) -> APIRouter:
     @router.post("/glowplug/wake")
     async def wake(request: Request, tags: list[str] = Body(default=[], embed=True)) -> dict[str, Any]:
         return await timed(asked(request).wake(tags))
+
+    @router.post("/glowplug/export")
+    async def export(
+        request: Request, directory: str = Body(embed=True), recompute_below: int = Body(embed=True)
+    ) -> dict[str, Any]:
+        asked(request)
+        return await timed(mover().export(directory, recompute_below))
 
     @router.get("/glowplug/kv")
     async def kv(request: Request) -> dict[str, Any]:

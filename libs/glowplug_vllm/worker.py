@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from glowplug_vllm import shared_load
+from glowplug_vllm import shared_load, stage
 from glowplug_vllm.cpu_weights import CpuWeights
 
 SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
@@ -38,7 +40,14 @@ class UntouchedZeros(TorchFunctionMode):  # type: ignore[misc]
 
 
 class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
-    """Of one engine in one process."""
+    """Of one engine: one process of its own, or one worker of several."""
+
+    def init_device(self) -> None:
+        """vLLM takes the workers of a node as its devices when it looks who of a pipeline is near; a CPU is one."""
+        if self.parallel_config.nnodes > 1:
+            num_workers = self.parallel_config.local_world_size
+            type(current_platform).device_count = classmethod(lambda _: num_workers)
+        super().init_device()
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: those that were granted. Nothing of them is touched yet, so vLLM's question, whether
@@ -49,13 +58,26 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
     def load_model(self, **options: Any) -> None:
         """Raises SharingError where the weights are to be the files' pages and cannot be."""
         directory = Path(self.model_config.model)
-        with shared_load.in_place(directory) if os.environ.get(SHARED) == "1" else nullcontext() as shared:
+        is_stage = stage.START in os.environ
+        loading: AbstractContextManager[Any] = stage.own_tensors(directory) if is_stage else nullcontext()
+        if os.environ.get(SHARED) == "1":
+            loading = shared_load.in_place(directory)
+        with loading as shared:
             super().load_model(**options)
+        if is_stage:
+            sign = stage.report_loaded(self.local_rank)
+            if not self.local_rank:
+                stage.end_with_the_others(self.parallel_config.node_rank, self.parallel_config.nnodes, sign)
         self._weights = CpuWeights(self.model_runner.model, directory)
         if shared is not None:
             region, in_place = shared
             self._weights.share(region, in_place)
             _log.info("Weights are shared with host memory; %d parameters were loaded in place.", len(in_place))
+
+    def compile_or_warm_up_model(self) -> Any:
+        if not get_pp_group().is_first_rank:
+            stage.make_buffers(self.model_runner)
+        return super().compile_or_warm_up_model()
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         if tag == "kv_cache":
@@ -94,6 +116,17 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
                     starts = (cache.data_ptr() + block * step for block in range(first, end))
                     freed += sum(_give_back(start, start + size) for start in starts)
         return freed
+
+    def read_blocks(self, of_requests: list[list[int]]) -> list[dict[str, Any]]:
+        """Of each request, the KV blocks with its ids: layer -> [blocks, ...], as bytes of the cache's own type."""
+        layers = self.model_runner.compilation_config.static_forward_context.items()
+        caches = {name: layer.kv_cache for name, layer in layers if getattr(layer, "kv_cache", None) is not None}
+        return [
+            {name: cache[blocks].contiguous().view(torch.uint8).numpy() for name, cache in caches.items()}
+            if blocks
+            else {}
+            for blocks in of_requests
+        ]
 
     def _give_back_kv(self) -> None:
         for start, num_bytes in {(s.data_ptr(), s.nbytes()) for s in map(_storage, self.model_runner.kv_caches)}:

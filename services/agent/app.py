@@ -88,10 +88,7 @@ def _hardware(app: FastAPI, controller: AgentController, service: AgentService) 
         """Each GPU with its grants and what each owner holds."""
         rows = []
         for gpu in controller.ledger.gpus:
-            by_owner: dict[str, int] = {}
-            for grant in gpu.all_grants:
-                by_owner[grant.owner.value] = by_owner.get(grant.owner.value, 0) + grant.num_bytes
-            own = {"bytes_by_owner": by_owner, "used_bytes": gpu.used_bytes, "free_bytes": gpu.free_bytes}
+            own = {"bytes_by_owner": gpu.bytes_by_owner, "used_bytes": gpu.used_bytes, "free_bytes": gpu.free_bytes}
             rows.append(msgspec.to_builtins(gpu) | own)
         return {"object": "list", "data": rows, "warnings": list(service.warnings)}
 

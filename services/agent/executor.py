@@ -19,22 +19,33 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError, NoSpace
+from glowplug.domain.errors import (
+    EngineFailed,
+    EngineUnable,
+    GlowplugError,
+    NoSpace,
+)
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
+from glowplug.engines.port import (
+    EngineDriver,
+    EngineHandle,
+    LaunchRequest,
+    LoadReport,
+    Mover,
+    RefusingSleeper,
+    Sleeper,
+    StageEndpoint,
+    Stager,
+)
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
-from glowplug.weights.region import Region, RegionState, region_digest
-from glowplug.weights.source import redacted
 from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
+from services.agent.weights_watch import WeightsWatch
 
 log = logging.getLogger(__name__)
-NO_STAGES = NoStages()
-REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
-SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
 GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
@@ -69,6 +80,7 @@ class EngineExecutor:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
         self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
+        self._weights_watch = WeightsWatch(settings, clock, self._report)
         self._ports = EnginePorts(settings.host, settings.port_range)
         self._killed: set[str] = set()  # instances whose engine ends without a grace
 
@@ -107,7 +119,7 @@ class EngineExecutor:
 
         return {
             msg.LaunchEngine: as_task("launch", self._launch),
-            msg.AwaitWeights: as_task("weights", self._await_weights),
+            msg.AwaitWeights: as_task("weights", self._weights_watch.until_there),
             msg.LoadEngine: load,
             msg.ActivateEngine: as_task("load", self._activate),
             msg.ServeStages: as_task("serve", self._serve_stages),
@@ -199,12 +211,17 @@ class EngineExecutor:
             request = LaunchRequest(
                 instance_id=effect.instance_id,
                 model=effect.model,
-                num_bytes=num_bytes or effect.model.memory_bytes,
+                num_bytes=num_bytes or -(-effect.model.memory_bytes // effect.num_stages),
                 run_dir=run_dir,
                 log_path=log_path,
                 gpu_id=effect.workers[0].gpu_id,
                 gpu_kind=effect.gpu_kind,
                 gpu_index=effect.gpu_index,
+                gpu_indices=effect.gpu_indices,
+                stage=effect.stage,
+                num_stages=effect.num_stages,
+                rendezvous=effect.rendezvous,
+                address=self._settings.address,
                 traceparent=effect.traceparent,
                 host=self._settings.host,
                 port=port,
@@ -233,41 +250,16 @@ class EngineExecutor:
         watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._report)
         await watch.run(self._settings.engine_memory_s)
 
-    async def _await_weights(self, effect: msg.AwaitWeights) -> None:
-        """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
-        if not effect.weights.uri:
-            await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
-            return
-        digest = region_digest(effect.weights)
-        region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
-        began = self._clock()
-        is_first = True
-        while self._clock() < effect.deadline_at:
-            status = region.read_state(effect.instance_id)
-            if status.state is RegionState.COMPLETE and status.info is not None:
-                declared, found = effect.weights.num_bytes, status.info.num_bytes
-                if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
-                    raise ChecksumMismatch(f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}")
-                region.touch(self._clock())
-                await self._report(msg.WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
-                return
-            if status.state is RegionState.FAILED and status.failure is not None:
-                await self._report(msg.WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
-                return
-            is_first = False
-            is_slow = self._clock() - began > REGION_GRACE_S
-            await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
-
     async def _load(self, effect: msg.LoadEngine) -> None:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
         await self._until_freed(handle)
-        loaded = _with_holds(await driver.load(handle, Path(effect.path)))
+        loaded = _with_holds(await driver.load(handle, Path(effect.path)), effect.path)
         self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
             if isinstance(driver, Sleeper):
                 await driver.sleep(loaded.handle, "prewarmed")
-            await self._report(msg.EnginePrewarmed(effect.instance_id))
+            await self._report(msg.EnginePrewarmed(effect.instance_id, _shared_bytes(loaded.handle)))
             return
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -285,7 +277,7 @@ class EngineExecutor:
         driver, began = self._driver(handle), self._clock()
         await self._until_freed(handle)
         if not handle.url:
-            handle = _with_holds(await driver.load(handle, Path(path))).handle
+            handle = _with_holds(await driver.load(handle, Path(path)), path).handle
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
@@ -333,25 +325,68 @@ class EngineExecutor:
             key_id=_key_id(handle),
             num_slots=holds.get("num_slots", 0),
             lacks=tuple(holds.get("lacks", ())),
+            shared_bytes=_shared_bytes(handle),
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
-        """Raises EngineFailed where no engine is known for it. A driver without stages raises EngineUnable itself."""
+        """Raises EngineFailed where no engine is known for it, EngineUnable for one of a kind without stages."""
         handle = self._state.handles.get(instance_id)
         if handle is None:
             raise EngineFailed("no engine is known for it")
         driver = self._driver(handle)
-        return handle, driver if isinstance(driver, Stager) else NO_STAGES
+        if not isinstance(driver, Stager):
+            raise EngineUnable(f"{handle.engine} does not run in stages")
+        return handle, driver
 
     async def _serve_stages(self, effect: msg.ServeStages) -> None:
         handle, driver = self._staged(effect.instance_id)
-        loaded = _with_holds(await driver.serve_stages(handle))
+        secret = self._settings.engine_secret
+        later = [StageEndpoint(url=one.url, api_key=engine_key(secret, one.key_id)) for one in effect.later]
+        loaded = _with_holds(await driver.serve_stages(handle, later))
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
+        """The rest of the weights comes first, through the node's prefetcher, which the placer has asked for it."""
         handle, driver = self._staged(effect.instance_id)
-        await self._whole(effect.instance_id, await driver.consolidate(handle, effect.model))
+        began = self._clock()
+        path = Path(await self._weights_watch.until_whole(effect.instance_id, effect.model.weights))
+        fetched = self._clock()
+        if isinstance(driver, Mover):
+            own = f"{effect.instance_id}.whole"
+            port = self._ports.take(own, (handle.port for handle in self._state.handles.values()))
+            try:
+                kv_tokens = await driver.consolidate_at(handle, effect.model, path, port)
+            finally:
+                self._ports.settled(own)
+        else:
+            kv_tokens = await driver.consolidate(handle, effect.model, path)
+        phases = (_phase(PhaseName.FETCH, began, fetched), _phase(PhaseName.LOAD, fetched, self._clock()))
+        await self._became_whole(handle, driver, kv_tokens, phases)
+
+    async def _became_whole(
+        self, handle: EngineHandle, driver: Stager, kv_tokens: int, phases: tuple[Phase, ...] = ()
+    ) -> None:
+        whole = driver.whole(handle) if isinstance(driver, Mover) else None
+        if whole is not None and isinstance(driver, Mover):
+            await self._moved(handle.instance_id, driver, whole, phases)
+        else:
+            await self._whole(handle.instance_id, kv_tokens, phases)
+
+    async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
+        """The engine has become whole in another process: routers are to know that one before the first one ends."""
+        for kind in ("watch", "health", "count"):
+            await self._cancel(instance_id, kind)
+        handle = _with_holds(whole).handle
+        self._state.put_handle(handle)
+        self._begin(instance_id, "watch", self._watch(handle))
+        url = advertised(handle.url, self._settings.advertise_host)
+        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle), phases))
+        await asyncio.sleep(self._settings.drain_quiet_s)
+        try:
+            log.info("%s is whole in a process of its own: %s", instance_id, await driver.move_requests(handle))
+        except EngineFailed as error:  # what ran is computed anew
+            log.warning("%s is whole, and %s", instance_id, error.message)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
@@ -368,15 +403,15 @@ class EngineExecutor:
             if kv_tokens is None:
                 await self._report(msg.ConsolidationFailed(effect.instance_id, "given up"))
             else:
-                await self._whole(effect.instance_id, kv_tokens)
+                await self._became_whole(handle, driver, kv_tokens)
 
-    async def _whole(self, instance_id: str, kv_tokens: int) -> None:
+    async def _whole(self, instance_id: str, kv_tokens: int, phases: tuple[Phase, ...] = ()) -> None:
         """Take what it holds now into its handle."""
         handle = self._state.handles.get(instance_id)
         if handle is not None:
             holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
             self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
-        await self._report(msg.EngineConsolidated(instance_id, kv_tokens))
+        await self._report(msg.EngineConsolidated(instance_id, kv_tokens, phases=phases))
 
     async def _sleep(self, effect: msg.SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -384,7 +419,13 @@ class EngineExecutor:
         if handle is None or not isinstance(driver, Sleeper):
             raise EngineFailed(f"{effect.instance_id} cannot sleep")
         try:
-            await driver.sleep(handle, effect.becomes)
+            if effect.if_idle and isinstance(driver, RefusingSleeper):
+                num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)
+                if num_in_flight:
+                    await self._report(msg.EngineBusy(effect.instance_id, num_in_flight))
+                    return
+            else:
+                await driver.sleep(handle, effect.becomes)
         except EngineFailed:
             if await self._ends(handle):
                 return  # whoever watches the process reports its end, with its log
@@ -498,11 +539,34 @@ def file_name(given: str) -> str:
     return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _with_holds(report: LoadReport) -> LoadReport:
-    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew."""
-    holds = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+def _with_holds(report: LoadReport, path: str = "") -> LoadReport:
+    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
+    `path`: of the weights that it has loaded."""
+    holds: dict[str, Any] = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+    if report.shared_bytes and path:
+        holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
     data = {**report.handle.data, HOLDS: json.dumps(holds)}
     return replace(report, handle=replace(report.handle, data=data))
+
+
+def _shared_bytes(handle: EngineHandle) -> int:
+    """What it reads of its weights in the pages that others read: nothing once the node has fetched them anew, since
+    the engine keeps the pages of the file that it has opened."""
+    holds = json.loads(handle.data.get(HOLDS, "{}"))
+    is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
+    return int(holds["shared_bytes"]) if is_same else 0
+
+
+def _file(path: str) -> str:
+    """What tells a file or folder from another that has taken its place; "" where there is none."""
+    with contextlib.suppress(OSError):
+        found = Path(path).stat()
+        return f"{found.st_dev}:{found.st_ino}"
+    return ""
+
+
+def _phase(name: PhaseName, began: float, ended: float) -> Phase:
+    return Phase(name=name, started_at=began, ended_at=ended)
 
 
 def _key_id(handle: EngineHandle) -> str:

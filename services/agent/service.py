@@ -18,7 +18,7 @@ from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import drivers
-from glowplug.engines.port import Ability, EngineDriver
+from glowplug.engines.port import Ability, EngineDriver, RefusingSleeper
 from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import EMULATED, HOST, discover
 from glowplug.memory.ledger import ByteLedger
@@ -63,7 +63,9 @@ class AgentService:
         self._lock = NodeLock(settings.node_dir, settings.node)
         self._drivers, refused = find_engines(settings) if drivers is None else (drivers, {})
         kind = gpu_kind(settings.gpu_kind, self._drivers)
-        kinds = refused | {name: engine_kind(driver, kind) for name, driver in self._drivers.items()}
+        streams = settings.stream_weights
+        started = {name: engine_kind(driver, kind, streams=streams) for name, driver in self._drivers.items()}
+        kinds = refused | started
         found = discover(settings.node, kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:
@@ -78,6 +80,7 @@ class AgentService:
             ByteLedger(found.gpus),
             kinds,
             agent_url=settings.agent_url,
+            stages_at=settings.stages_at,
             params=settings.params(),
             memory=self._state.memory,
         )
@@ -226,15 +229,18 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
     return found, refused
 
 
-def engine_kind(driver: EngineDriver, gpu_kind: str) -> EngineKind:
-    """What the controller knows of an engine that can start, on GPUs of that kind."""
-    abilities = frozenset(driver.abilities(gpu_kind))
+def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True) -> EngineKind:
+    """What the controller knows of an engine that can start, on GPUs of that kind. `streams`: it may load its weights
+    while these arrive, where it can."""
+    abilities = frozenset(driver.abilities(gpu_kind)) - (frozenset() if streams else {Ability.STREAM})
     known = driver.capabilities
     return EngineKind(
         name=driver.name,
         emulated=known.emulated,
         abilities=abilities,
+        groups_lack=known.groups_lack if gpu_kind == HOST else frozenset(),
         holds_layers=Ability.FIRST_LAYERS in abilities,
+        refuses=isinstance(driver, RefusingSleeper),
         asleep_bytes=known.asleep_bytes,
     )
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from glowplug.controllers.agent.params import AgentParams
-from glowplug.domain.address import PortRange
+from glowplug.domain.address import PortRange, host_and_port, reachable
 from glowplug.domain.units import parse_bytes
 from glowplug.engines.port import EngineSettings
 from glowplug.runtime.settings import NodeId, ServiceSettings
@@ -24,6 +24,7 @@ class AgentSettings(ServiceSettings):
     host_cache_bytes: int = Field(8 << 30, ge=0)  # what the node's prefetcher may keep (its setting of that name)
     shm_dir: Path = Path(".glowplug/shm")
     engine_ports: str = ""  # first-last, what this agent's engines listen on; empty: any that is free
+    stage_ports: str = "29400-29999"  # first-last, where stages of a pipeline whose first one is here find one another
     engines: str = ""  # comma-separated; empty: every engine that can start here
     warm_engines: str = ""  # comma-separated: what is prepared at the start (parking vLLM takes 15 s of CPU and 630 MB)
     engine_python: str = ""
@@ -32,6 +33,8 @@ class AgentSettings(ServiceSettings):
     llamacpp_parked: bool = True  # engines are forks of a process that has imported all they need (20 MB)
     vllm_parked: bool = True
     emulated_time_scale: float = Field(1.0, gt=0)
+    emulated_streams: bool = False  # emulated engines load their weights while these arrive
+    stream_weights: bool = True  # engines that can do so load their weights while these arrive; else afterwards
     engines_on_stop: Literal["stop", "leave"] = "stop"
 
     tick_s: float = Field(0.05, gt=0)
@@ -40,7 +43,7 @@ class AgentSettings(ServiceSettings):
     start_deadline_s: float = Field(180.0, gt=0)
     sleep_deadline_s: float = Field(30.0, gt=0)  # an engine that is not asleep by then is stopped
     wake_deadline_s: float = Field(30.0, gt=0)  # a start from what lies dormant is given up by then, and begins anew
-    drain_quiet_s: float = Field(0.05, ge=0)  # routers learn of a drain meanwhile; one that is late tries again
+    drain_quiet_s: float = Field(0.05, ge=0)  # routers learn of a drain meanwhile; engines that refuse need none
     stop_grace_s: float = Field(3.0, ge=0)
     health_every_s: float = Field(1.0, gt=0)
     health_timeout_s: float = Field(2.0, gt=0)
@@ -64,7 +67,7 @@ class AgentSettings(ServiceSettings):
             parse_bytes(part.strip())
         return given
 
-    @field_validator("engine_ports")
+    @field_validator("engine_ports", "stage_ports")
     @classmethod
     def _is_range(cls, given: str) -> str:
         PortRange.parse(given)
@@ -78,6 +81,16 @@ class AgentSettings(ServiceSettings):
     def port_range(self) -> PortRange | None:
         """Ports for engines; None leaves the choice to the kernel."""
         return PortRange.parse(self.engine_ports)
+
+    @property
+    def address(self) -> str:
+        """By which engines of other nodes reach those of this one."""
+        return self.advertise_host or reachable(self.host)
+
+    @property
+    def stages_at(self) -> str:
+        """See Node.stages_at."""
+        return host_and_port(self.address, self.stage_ports) if self.stage_ports else ""
 
     @property
     def node(self) -> str:
@@ -118,5 +131,6 @@ class AgentSettings(ServiceSettings):
             load_timeout_s=self.load_timeout_s,
             health_timeout_s=self.health_timeout_s,
             emulated_time_scale=self.emulated_time_scale,
+            emulated_streams=self.emulated_streams,
             servers_file=self.servers,
         )

@@ -9,8 +9,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import ReportDrain, ReportStart
-from glowplug.domain.hardware import GrantOwner
+from glowplug.controllers.agent.messages import ReportConsolidation, ReportDrain, ReportStart
+from glowplug.domain.hardware import SHARED, GrantOwner
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
 from glowplug.policies.start_times import StartKind
@@ -40,9 +40,9 @@ class NodeCollector(Collector):
         node = self._controller.node_id
         for gpu in self._controller.ledger.gpus:
             total.add_metric([node, gpu.gpu_id], gpu.total_bytes)
-            for owner in GrantOwner:
-                held = sum(g.num_bytes for g in gpu.all_grants if g.owner is owner)
-                used.add_metric([node, gpu.gpu_id, owner.value], held)
+            held = gpu.bytes_by_owner
+            for owner in (*(one.value for one in GrantOwner), SHARED):
+                used.add_metric([node, gpu.gpu_id, owner], held.get(owner, 0))
         states = collections.Counter(instance.state for instance in self._controller.instances)
         instances = GaugeMetricFamily(
             semconv.INSTANCES, "Instances known to the agent, by state", labels=["node", "state"]
@@ -56,8 +56,9 @@ Attributes = Mapping[str, str | float | int | bool]
 
 
 class Reporter:
-    """Executes ReportStart and ReportDrain: one span per start with its phases below, one per drain and one for its
-    engine's falling asleep, and histograms of their seconds.
+    """Executes ReportStart, ReportDrain and ReportConsolidation: one span per start with its phases below, one per
+    drain and one for its engine's falling asleep, one per consolidation with what it waited for, and histograms of
+    their seconds.
 
     The engine's own phases are recorded under the service name of the engine, reported by the agent on its behalf.
     """
@@ -89,9 +90,36 @@ class Reporter:
             ["model", "part"],
         )
 
+        self._consolidations = histogram(
+            semconv.CONSOLIDATE_SECONDS,
+            "Seconds until a stage of a pipeline ran all of its model, or gave that up",
+            ["model", "result"],
+        )
+
     def executors(self) -> dict[type, Executor]:
         """What the agent's shell carries out here."""
-        return {ReportStart: self.started, ReportDrain: self.drained}
+        return {ReportStart: self.started, ReportDrain: self.drained, ReportConsolidation: self.consolidated}
+
+    async def consolidated(self, effect: ReportConsolidation, _: Event | None) -> None:
+        """A stage has become whole, or has not: its span, with the fetch of the rest and its load below."""
+        instance = effect.instance
+        attributes = _attributes(instance)
+        whole = self._tracing.record(
+            "agent.consolidate",
+            effect.traceparent,
+            effect.began_at,
+            instance.changed_at,
+            attributes | {semconv.ATTR_REASON: instance.reason},
+            error=effect.error,
+        )
+        for phase in effect.phases:
+            is_fetch = phase.name is PhaseName.FETCH
+            tracing, name = (self._tracing, "await_rest") if is_fetch else (self._engine_tracing, "consolidate")
+            name = f"agent.{name}" if is_fetch else f"engine.{name}"
+            tracing.record(name, whole, phase.started_at, phase.ended_at, attributes)
+        result = "failed" if effect.error else "whole"
+        model = self._model(instance.model_key)
+        self._consolidations.labels(model, result).observe(instance.changed_at - effect.began_at)
 
     async def drained(self, effect: ReportDrain, _: Event | None) -> None:
         """A drain is over: its span ends where the engine's sleep, a sibling, begins."""
@@ -102,8 +130,10 @@ class Reporter:
         )
         self._drains.labels(model, "drained").observe(effect.drained_at - effect.began_at)
         if effect.asleep_at:
+            expected = {semconv.ATTR_PREDICTED_SECONDS: effect.predicted_s} if effect.predicted_s else {}
+            attributes = _attributes(instance) | expected
             self._engine_tracing.record(
-                "engine.sleep", effect.traceparent, effect.drained_at, effect.asleep_at, _attributes(instance)
+                "engine.sleep", effect.traceparent, effect.drained_at, effect.asleep_at, attributes
             )
             self._drains.labels(model, "asleep").observe(effect.asleep_at - effect.drained_at)
 
@@ -150,7 +180,7 @@ class Reporter:
 
 
 def _attributes(instance: Instance) -> dict[str, str | float | int | bool]:
-    return {
+    attributes: dict[str, str | float | int | bool] = {
         semconv.ATTR_MODEL: instance.model_key,
         semconv.ATTR_INSTANCE_ID: instance.instance_id,
         semconv.ATTR_NODE_ID: instance.node_id,
@@ -158,3 +188,6 @@ def _attributes(instance: Instance) -> dict[str, str | float | int | bool]:
         semconv.ATTR_ENGINE: instance.engine,
         semconv.ATTR_EMULATED: instance.emulated,
     }
+    if not instance.is_whole:
+        attributes[semconv.ATTR_PIPELINE] = instance.part_of or instance.instance_id
+    return attributes

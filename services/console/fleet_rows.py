@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.hardware import Gpu, Link, Node
+from glowplug.domain.hardware import SHARED, Gpu, Link, Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
@@ -97,7 +97,8 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a GPU with whose they are; `model_key` is "" when the holder is not known."""
+    """Bytes of a GPU with whose they are; `model_key` is "" when the holder is not known. Weights that several read
+    stand once, with owner `shared` and all their holders."""
 
     holder: str
     owner: str
@@ -163,6 +164,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_exact: bool = False
     cold: bool = False
     emulated: bool = False
+    num_continued: int = 0
     instance_id: str = ""
     trace_id: str = ""
 
@@ -222,10 +224,14 @@ def node_row(
 
 def _gpu_row(gpu: Gpu, instances: Mapping[str, Instance]) -> GpuRow:
     grants = []
-    for grant in gpu.all_grants:
-        holder = instances.get(grant.holder)
-        known = {"model_key": holder.model_key if holder else "", "emulated": holder.emulated if holder else False}
-        grants.append(record_of(GrantRow, grant, owner=grant.owner.value, **known))
+    held = [(grant.holder, grant.holder, grant.owner.value, grant.num_bytes) for grant in gpu.all_grants]
+    held += [(one.holders[0], ", ".join(one.holders), SHARED, one.num_bytes) for one in gpu.shared if one.counts]
+    for first, holder, owner, num_bytes in held:
+        if not num_bytes:
+            continue  # of weights that it shares: their bytes stand once
+        row = instances.get(first)
+        model_key, emulated = (row.model_key, row.emulated) if row else ("", False)
+        grants.append(GrantRow(holder=holder, owner=owner, num_bytes=num_bytes, model_key=model_key, emulated=emulated))
     return record_of(GpuRow, gpu, role=gpu.role.value, free_bytes=max(0, gpu.free_bytes), grants=tuple(grants))
 
 

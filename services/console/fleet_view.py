@@ -32,6 +32,7 @@ from glowplug.events.facts import (
     RouterLoadReported,
     WeightsFetched,
     WeightsFetchFailed,
+    WeightsPartFetched,
     WeightsProgressed,
 )
 from glowplug.fleet.demand import LoadReports
@@ -143,7 +144,7 @@ class Fetches:
             known.reported_at = now_s
         known.num_bytes_done, known.num_bytes = report.num_bytes_done, report.num_bytes
 
-    def end(self, fact: WeightsFetched | WeightsFetchFailed) -> None:
+    def end(self, fact: WeightsFetched | WeightsPartFetched | WeightsFetchFailed) -> None:
         self._by_node.get(fact.node_id, {}).pop(fact.digest, None)
 
     def refresh(self, now_s: float) -> set[str]:
@@ -261,7 +262,7 @@ class FleetView:
             case WeightsProgressed(node_id=node_id) as report:
                 self.fetches.progress(report, now_s)
                 self.node_rows.touch([node_id])
-            case WeightsFetched() | WeightsFetchFailed() as end:
+            case WeightsFetched() | WeightsPartFetched() | WeightsFetchFailed() as end:
                 self.fetches.end(end)
                 self.node_rows.touch([end.node_id])
             case data if isinstance(data, InstanceChange):

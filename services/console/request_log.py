@@ -48,6 +48,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     cold: bool = False
     emulated: bool = False
+    num_continued: int = 0
     instance_id: str = ""
     trace_id: str = ""
 

@@ -17,12 +17,16 @@ from services.placer.app import make
 from services.placer.metrics import FleetCollector
 from services.placer.settings import PlacerSettings
 
+HOLE_GRACE_S = 3.0  # an engine finds at its next step that a stage is gone, and its agent reports what it is then
+
 
 def params_of(settings: PlacerSettings) -> PlacerParams:
     """The controller's bounds as configured: the settings of the same names, and the stages of a start."""
     same = {field.name for field in fields(PlacerParams)} & PlacerSettings.model_fields.keys()
     return PlacerParams(
         **{name: getattr(settings, name) for name in same},
+        follows_parts=True,
+        hole_grace_s=HOLE_GRACE_S,
         start_stages=StageSeconds(
             container_s=settings.start_container_s,
             cuda_s=settings.start_cuda_s,

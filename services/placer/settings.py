@@ -19,6 +19,7 @@ class PlacerSettings(ElectedSettings):
     turns: Turns = "balanced"  # when a busy instance gives way; `balanced` weighs its arrivals against who waits
     victims: Victims = "fewest_gpus"  # which of several GPUs instances leave: that, `shortest_queue` or `oldest_use`
     fair_requests: int = Field(6, ge=0)  # with balanced turns a model so many requests ahead gives way; 0: no counting
+    sleeper_patience: float = Field(1.0, ge=0)  # a start waits so many times what waking a sleeper saves; 0: not at all
     evict_becomes: Becomes = "swapped_out"  # what a victim turns into where its engine can
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens
     network_bytes_per_s: float = Field(2e9, gt=0)  # of a node's network card that tells no rate

@@ -7,12 +7,12 @@ from typing import Any, Final
 from fastapi import FastAPI
 
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.domain.snapshot import Forecast
+from glowplug.domain.snapshot import Forecast, Quantile
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import make_app
 from services.predictor.settings import PredictorSettings
 
-METRICS: Final[dict[str, Callable[[Forecast], float]]] = {
+METRICS: Final[dict[str, Callable[[Forecast | Quantile], float]]] = {
     "concurrency": lambda f: f.concurrency_mean,
     "requests": lambda f: f.num_requests,
     "prompt_tokens": lambda f: f.prompt_tokens,
@@ -35,11 +35,14 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
     @app.get("/v1/forecasts", tags=["forecasts"])
     async def forecasts(model: str = "") -> dict[str, Any]:
         """Forecasts per model, one row for each metric and window: of windows to come, and of `model` also what had
-        been expected of those gone by. Empty while no forecasting policy is in force, and `policy` says so."""
+        been expected of those gone by. Empty while no forecasting policy is in force, and `policy` says so. `horizons`:
+        seconds that starts of a model take, where forecasts reach that far."""
         known = sorted(controller().forecasts.items())
         rows = [row for key, latest in known if model in ("", key) for f in latest for row in _rows(key, f)]
         past = [row for f in controller().past_forecasts(model) for row in _rows(model, f)] if model else []
-        return {"object": "list", "data": [*past, *rows], "policy": settings.policy_prediction}
+        horizons = {key: controller().horizon_s(key) for key, _ in known if model in ("", key)}
+        answer = {"object": "list", "data": [*past, *rows], "policy": settings.policy_prediction}
+        return answer | {"horizons": {key: seconds for key, seconds in horizons.items() if seconds}}
 
     @app.get("/v1/capacities", tags=["forecasts"])
     async def capacities() -> dict[str, Any]:
@@ -68,14 +71,16 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 def _rows(model_key: str, forecast: Forecast) -> Iterator[dict[str, Any]]:
     """One forecast as a row for each metric. The peak is a quantile of concurrency: nothing above it is expected."""
     for metric, value in METRICS.items():
+        bands = [[quantile.share, value(quantile)] for quantile in forecast.quantiles]
         yield {
             "model_key": model_key,
             "metric": metric,
             "value": value(forecast),
-            "quantiles": [[1.0, forecast.concurrency_peak]] if metric == "concurrency" else [],
+            "quantiles": [*bands, *([[1.0, forecast.concurrency_peak]] if metric == "concurrency" else [])],
             "target_at": forecast.starts_at,
             "window_s": forecast.window_s,
             "made_at": forecast.made_at,
             "error_ratio": forecast.error_ratio if metric == "concurrency" else 0.0,
             "source": forecast.source,
+            "anomaly": forecast.anomaly,
         }

@@ -13,11 +13,14 @@ from glowplug.controllers.prefetcher.disk import DiskTier
 from glowplug.controllers.prefetcher.messages import DropAsked
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
+from glowplug.weights.link import LinkMeter
 from services.prefetcher.fetch_rest import fetch_routes
+from services.prefetcher.metrics import PrefetcherMetrics
+from services.prefetcher.peer_rest import peer_routes
 from services.prefetcher.settings import PrefetcherSettings
 
 
-def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
+def make(service: ControlService, settings: PrefetcherSettings, link: LinkMeter, metrics: PrefetcherMetrics) -> FastAPI:
     app = make_app(
         "prefetcher",
         settings.service_id,
@@ -75,6 +78,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         return {"digest": digest, "dropped": True}
 
     app.include_router(fetch_routes(service, settings))
+    app.include_router(peer_routes(settings, link, metrics))
     return app
 
 

@@ -75,6 +75,8 @@ def job_row(job: FetchJob) -> dict[str, Any]:
         "num_bytes_done": job.num_bytes_done,
         "first_byte": job.first_byte,
         "last_byte": job.last_byte,
+        "pipeline_stage": job.pipeline_stage,
+        "num_stages": job.num_stages,
         "urgency": job.urgency,
         "started_at": job.started_at,
         "from_disk": job.from_disk,

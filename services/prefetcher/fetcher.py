@@ -18,12 +18,14 @@ from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.disk import CopyUnusable, DiskCopies, DiskSource
-from glowplug.weights.fetch import Fetch, FetchOptions
+from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
 from glowplug.weights.inventory import is_whole, write_links
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region
 from glowplug.weights.source import Source, SourceInterrupted, SourceOptions, redacted
 from glowplug.weights.sources import open_source
+from glowplug.weights.sources.peer import PeerRegion, peer_token
+from glowplug.weights.transfer import LOCAL
 from glowplug.weights.writer import is_unchanged
 from services.prefetcher.copies import DISK_FAILED, Copier
 from services.prefetcher.metrics import PrefetcherMetrics
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 DISK_CHECK_S = (
     2.0  # how long a source is waited for that says whether a copy on disk, which no checksum pins, is current
 )
+PEER = "peer"  # the source of bytes that other nodes gave: the label of metrics
 _WORTHLESS = (NoSpace.code, ChecksumMismatch.code)  # what landed is given back
 
 
@@ -65,6 +68,8 @@ class Fetcher:
         link_bytes_per_s: float = 0.0,
         seed: int = 0,
         copies: DiskCopies | None = None,
+        max_peers: int = 0,
+        admin_token: str = "",
     ) -> None:
         self.shm_dir, self.node_id = shm_dir, node_id
         self._put, self._metrics, self._tracing = put, metrics, tracing
@@ -72,6 +77,7 @@ class Fetcher:
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
         self._disk_link = LinkMeter(f"{node_id}/disk", 0.0)
         self._copies = copies
+        self._max_peers, self._peer_token = max_peers, peer_token(admin_token)
         self._copier = Copier(copies, self.region, put, metrics)
         self._running: dict[str, _Running] = {}
         self._checks = SourceChecks(put, source_options)
@@ -132,8 +138,8 @@ class Fetcher:
         )
 
     async def _from_disk(self, running: _Running) -> msg.FetchEnded | None:
-        """Bring the weights from their copy on disk. None where it is of no use: then it is dropped, and nothing of it
-        is in host memory."""
+        """Bring the weights from their copy on disk. None where it is of no use, or damaged: then it is dropped, and
+        only what is right of it is in host memory."""
         digest, weights = running.effect.digest, running.effect.weights
         assert self._copies is not None
         try:
@@ -141,6 +147,9 @@ class Fetcher:
             if not weights.sha256 and await self._checks.is_changed(weights.uri, copy.meta, DISK_CHECK_S):
                 raise CopyUnusable("its source has changed")
             end = await self._read(running, copy, copy)
+        except PiecesWrong as error:
+            await self._without_damage(running, copy, error)
+            return None
         except (CopyUnusable, ChecksumMismatch, WeightsUnavailable) as error:
             why = error.message if isinstance(error, GlowplugError) else str(error)
             log.warning("the copy of %s on disk is of no use: %s", digest[:12], why)
@@ -156,6 +165,16 @@ class Fetcher:
             except OSError as error:  # the weights are here, and checked
                 log.warning("after the copy of %s was read: %s", digest[:12], error)
         return end
+
+    async def _without_damage(self, running: _Running, copy: DiskSource, error: PiecesWrong) -> None:
+        """Some pieces of the copy are damaged: those alone are brought from the source, and the copy is given up."""
+        digest, fetch = running.effect.digest, running.fetch
+        log.warning("the copy of %s on disk: %s", digest[:12], error)
+        self._metrics.disk_failures(DISK_FAILED).inc()
+        self._metrics.wrong_pieces(copy.scheme).inc(fetch.tally.num_wrong_pieces if fetch else 0)
+        await asyncio.to_thread(copy.keep, self.region(digest), fetch.landed if fetch else [])
+        running.fetch, running.scheme = None, ""
+        await self._put(msg.CopyLost(digest, str(error)))
 
     def _fetch(self, running: _Running, source: Source, copy: DiskSource | None) -> Fetch:
         effect = running.effect
@@ -179,7 +198,15 @@ class Fetcher:
             priority=running.urgency,
             first_byte=effect.first_byte,
             last_byte=effect.last_byte,
+            stage=effect.stage,
+            num_stages=effect.num_stages,
+            peers=self._peers(effect) if source.scheme not in LOCAL else (),
+            piece_digests=copy.piece_digests if copy else (),
         )
+
+    def _peers(self, effect: msg.StartFetch) -> list[PeerRegion]:
+        chunk_bytes, urls = self._source_options.chunk_bytes, effect.peers[: self._max_peers]
+        return [PeerRegion(url, effect.digest, self._peer_token, chunk_bytes) for url in urls]
 
     async def _failed(self, running: _Running, code: str, message: str) -> msg.FetchEnded:
         """Decide what of the bytes is worth keeping for the next try."""
@@ -192,13 +219,16 @@ class Fetcher:
     def _observe(self, running: _Running, end: msg.FetchEnded) -> None:
         effect, fetch, scheme, now_s = running.effect, running.fetch, running.scheme, time.time()
         if scheme and fetch:
-            self._metrics.fetched_bytes(scheme).inc(fetch.num_bytes_fetched)
-            self._metrics.retries(scheme).inc(fetch.num_retries)
+            for holder, num_bytes in fetch.tally.by_holder.items():
+                self._metrics.fetched_bytes(scheme if holder == scheme else PEER).inc(num_bytes)
+            if fetch.tally.num_wrong_pieces:
+                self._metrics.wrong_pieces(PEER).inc(fetch.tally.num_wrong_pieces)
+            self._metrics.retries(scheme).inc(fetch.tally.num_retries)
             if end.whole:
                 self._metrics.fetch_s.labels(scheme).observe(now_s - running.started_at)
         if end.code:
             self._metrics.failures(end.code).inc()
-        fetched, resumed = (fetch.num_bytes_fetched, fetch.num_bytes_resumed) if fetch else (0, 0)
+        fetched, resumed = (fetch.tally.num_bytes, fetch.num_bytes_resumed) if fetch else (0, 0)
         came = f"{end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
         said = end.message or came
         log.info("fetch of %s for %s: %s", effect.digest[:12], effect.model_key, said)
@@ -215,7 +245,7 @@ class Fetcher:
                     semconv.ATTR_SOURCE: scheme,
                     semconv.ATTR_BYTES: fetched,
                     semconv.ATTR_RESUMED_BYTES: resumed,
-                    semconv.ATTR_RETRIES: fetch.num_retries if fetch else 0,
+                    semconv.ATTR_RETRIES: fetch.tally.num_retries if fetch else 0,
                     semconv.ATTR_INSTANCE_ID: getattr(effect.cause.data, "instance_id", ""),
                 },
                 error=f"{end.code}: {end.message}" if end.code else "",
@@ -230,7 +260,7 @@ class Fetcher:
         if (running := self._running.get(effect.digest)) is not None:
             running.urgency = effect.urgency
             if running.fetch:
-                running.fetch.priority = effect.urgency
+                running.fetch.tally.priority = effect.urgency
 
     async def _stop(self, effect: msg.StopFetch, _: Event | None) -> None:
         """Returns when the task has let go of the region's files, so that they may be removed next."""
@@ -285,9 +315,12 @@ class Fetcher:
                 running.reported = fetch.num_bytes_landed
                 await self._put(msg.FetchProgressed(digest, running.reported, fetch.num_bytes))
         self._metrics.link_bytes.set(self.link.bytes_in_flight)
+        measured = 0.0 if self.link.bytes_per_s else self.link.rate.bytes_per_s
+        self._metrics.link_bytes_per_s.set(self.link.bytes_per_s or measured)
         link = Link(
             link_id=self.link.link_id,
-            bytes_per_s=self.link.bytes_per_s,
+            bytes_per_s=self.link.bytes_per_s or measured,
+            is_measured=measured > 0,
             bytes_in_flight=max(0, self.link.bytes_in_flight),
             num_transfers=self.link.num_transfers,
         )

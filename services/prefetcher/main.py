@@ -92,6 +92,8 @@ async def serve(stopping: asyncio.Event) -> None:
         link_bytes_per_s=settings.link_bytes_per_s,
         seed=settings.fetch_seed,
         copies=disk.copies,
+        max_peers=settings.max_peers,
+        admin_token=settings.admin_token,
     )
 
     def controller(_: int) -> PrefetcherController:
@@ -119,7 +121,7 @@ async def serve(stopping: asyncio.Event) -> None:
         )
 
     service = ControlService(world, reads, fetcher.executors(), target=settings.node_id)
-    await service.run(stopping, make(service, settings), controller, beside)
+    await service.run(stopping, make(service, settings, fetcher.link, metrics), controller, beside)
     await fetcher.close()
 
 

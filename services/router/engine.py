@@ -17,6 +17,7 @@ import httptools
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
+from glowplug.telemetry.semconv import HEADER_REFUSED
 from services.router import wire
 from services.router.exchange import Exchange
 from services.router.settings import Limits
@@ -29,6 +30,7 @@ _DROPPED = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade content-length x-request-id traceparent server-timing "
     b"x-glowplug-instance x-glowplug-emulated server".split()
 )
+_REFUSED = HEADER_REFUSED.encode()
 _OF_PAGES = b"access-control-"  # which pages may read an answer is for the data port to say
 _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a whole event
 
@@ -56,7 +58,7 @@ class EngineConnection(asyncio.Protocol):
         self.length: int | None = None
         self.is_framed = False  # the answer says where it ends; else it ends with the connection
         self.is_sse = False
-        self.has_head = False
+        self.has_head = self.is_refusal = False
         self._complete = self._keep = False
         self._in_chunk = self._between_chunks = False  # between: all is parsed, and the next byte begins a chunk
 
@@ -91,6 +93,9 @@ class EngineConnection(asyncio.Protocol):
             self._feed(data)
         except httptools.HttpParserError as error:
             self.give_up(f"the engine's answer is not HTTP: {error}")
+            return
+        if self.is_refusal:
+            self._refused()
             return
         pieces = self._pieces
         self._between_chunks = not self._in_chunk and data.endswith(b"\r\n")
@@ -143,6 +148,13 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine = None
             exchange.engine_lost(reason, stale=self.was_idle and not self.has_head)
 
+    def _refused(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        self.transport.abort()
+        if exchange is not None:
+            exchange.engine = None
+            exchange.engine_refused("the engine sleeps, and refuses the request")
+
     def abandon(self) -> None:
         """The answer is not wanted any more: close, so that the engine stops generating."""
         self.exchange = None
@@ -172,7 +184,9 @@ class EngineConnection(asyncio.Protocol):
         lower = name.lower()
         if self.has_head:
             return  # a trailer
-        if lower not in _DROPPED and not lower.startswith(_OF_PAGES):
+        if lower == _REFUSED:
+            self.is_refusal = True
+        elif lower not in _DROPPED and not lower.startswith(_OF_PAGES):
             self.headers.append(b"%b: %b\r\n" % (name, value))
             if lower == b"content-type":
                 self.is_sse = value.startswith(b"text/event-stream")

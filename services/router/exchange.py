@@ -10,14 +10,14 @@ it (`[DONE]`), since clients close their connection on reading that and the last
 there on it is 200, even when a side leaves or dies. A plain chunked answer has no end but its last chunk.
 
 What may be sent again: a request of which not one byte has been answered, whatever its path, for every answer is made
-anew and no engine keeps anything of it. What has begun is never sent again.
+anew and no engine keeps anything of it. A stream that has begun is continued by another engine (resumption.py), behind
+what the client has of it; where that cannot be, it ends with the error event. Another answer that has begun breaks off.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from glowplug.controllers.router.messages import (
     ClientLeft,
@@ -29,63 +29,28 @@ from glowplug.controllers.router.messages import (
     Recall,
     Reject,
     RequestEnded,
+    StreamBroken,
 )
 from glowplug.domain.errors import EngineFailed, GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.engines.apis import EngineApi
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from services.router import api_errors, wire
+from services.router import api_errors, resumption, wire
 from services.router.api_errors import STOPPING, ApiError
+from services.router.continuation import NotContinuable
+from services.router.ends import ClientSink, EngineSource
 from services.router.http_request import Access, HttpRequest
 from services.router.metrics import RouterMetrics
 from services.router.request_body import tool_choice_refused
 from services.router.request_table import RequestTable
+from services.router.resumption import LOG_BYTES, Resumption
 from services.router.settings import Limits
 from services.router.tracing import RequestTrace
 from services.router.wire import EVENT_ENDS
 
 _EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
-
-
-class ClientSink(Protocol):
-    """The connection of a client, as its exchange writes to it."""
-
-    exchange: "Exchange | None"
-    write: Callable[[bytes], None]
-    write_paused: bool  # the client reads slower than its answer comes
-
-    def respond(
-        self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
-    ) -> bool:
-        """Send a whole answer of the router's own. Whether the connection stays open after it."""
-        ...
-
-    def exchange_over(self, keep_alive: bool) -> None:
-        """The answer is written."""
-        ...
-
-
-class EngineSource(Protocol):
-    """The connection to an engine, as its exchange reads from it."""
-
-    status: int
-    headers: list[bytes]
-    length: int | None  # None: chunked, or until the connection closes
-    is_sse: bool
-    paused: bool
-    heard_at: float  # when its last byte came
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-    def abandon(self) -> None:
-        """The answer is not wanted any more."""
-        ...
-
-    def give_up(self, reason: str) -> None:
-        """Nothing more is expected of the engine: the exchange is notified that it is lost."""
-        ...
 
 
 @dataclass(slots=True)
@@ -101,6 +66,7 @@ class PortContext:
     report: "Callable[[Exchange], None]"
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     buffered_bytes: int = 0  # of request bodies
+    max_continuations: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
@@ -112,6 +78,7 @@ class Exchange:
     client: ClientSink
     request: HttpRequest
     model: Model
+    api: EngineApi
     stream: bool
     needs: str  # a feature that an instance may lack
     prompt_tokens: int  # as request_body.sizes reads them
@@ -133,6 +100,8 @@ class Exchange:
     is_sse: bool = False
     is_flowing: bool = False  # a stream of which all whole events have been passed on, and nothing is kept
     num_events: int = 0
+    resumption: Resumption | None = None  # of a stream that is long, or that has lost an engine
+    is_deserted: bool = False  # the node of its engine has left
     status: int = 0
     error_code: str = ""
     done: bool = False
@@ -141,6 +110,8 @@ class Exchange:
     _timer: asyncio.TimerHandle | None = None
     _collected: list[bytes] | None = None  # what an engine answers instead of an answer
     _kept: bytes = b""  # an event that is not whole yet
+    _log: list[bytes] | None = None  # what was passed on and is not in `resumption` yet; None: nothing is kept
+    _log_left: int = LOG_BYTES
     _opening: bytes = b""  # of Anthropic's streams, whose prompt is counted there
     _previous: bytes = b""
     _last: bytes = b""  # passed on last, and before that: token counts stand there
@@ -156,6 +127,11 @@ class Exchange:
         return self.request.request_id
 
     @property
+    def num_continued(self) -> int:
+        """How often another engine was asked to go on with its stream."""
+        return self.resumption.num_times if self.resumption is not None else 0
+
+    @property
     def arrived_at(self) -> float:
         return self.request.complete_at
 
@@ -165,7 +141,9 @@ class Exchange:
         """Send the request to the instance now."""
         self._stop_timer()
         instance = self.instance = effect.instance
-        self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
+        self.is_deserted = False
+        if not self.awaits_next:
+            self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
         if self.needs and self.needs in instance.lacks:
             self._fail(tool_choice_refused(self.model))
             return
@@ -174,16 +152,17 @@ class Exchange:
         if self.trace is not None:
             self.trace.dispatched(instance, self.dispatched - self.arrived)
             self.traceparent = self.trace.engine_traceparent
-        if self.head_sent:
+        if self.head_sent and not self.started:
             self._write(b": glowplug ready %b\n\n" % self._timings())
         self.context.connect(self, instance, False)
 
     def hold(self, effect: Hold) -> None:
         """Wait. A stream's client is kept alive by comments once it has waited a while."""
-        if self.trace is not None:
+        if self.trace is not None and not self.awaits_next:  # else it is a part of router.continue
             self.trace.held(self.model.key, effect.eta_s)
         if self.stream and self._timer is None:
-            delay_s = self.context.limits.keepalive_after_s - (_monotonic() - self.arrived)
+            since = self.resumption.broken_at if self.resumption is not None else self.arrived
+            delay_s = self.context.limits.keepalive_after_s - (_monotonic() - since)
             self._timer = self.context.loop.call_later(max(delay_s, 0.0), self._keep_client)
 
     def _keep_client(self) -> None:
@@ -217,15 +196,27 @@ class Exchange:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def awaits_next(self) -> bool:
+        """Whether its stream waits for an engine that goes on with it."""
+        return self.resumption is not None and self.resumption.is_waiting
+
     def recall(self, effect: Recall) -> None:
-        """Its instance is said to have failed. An answer that has begun goes on unless its engine has ended."""
-        if self.started and effect.ended and self.engine is not None:
-            self.engine.give_up(effect.reason)
-        if self.done or self.started or self.instance is None:
+        """Its instance is said to have failed, or gives its requests up. An answer that has begun goes on unless its
+        engine has ended."""
+        if self.done or self.instance is None:
             return
-        self._leave_engine()
-        self._num_attempts += 1  # a connection still being made is of no use
-        self._fail_dispatch(reached=False, reason=effect.reason)
+        if self.started and not self.awaits_next:
+            if not (effect.ended or effect.moved):
+                self.is_deserted = True
+            elif self._is_whole():
+                self._end_whole()
+            elif self.engine is not None:
+                self._interrupted(effect.reason, resumption.MOVED if effect.moved else resumption.ENDED)
+        elif not effect.moved:
+            self._leave_engine()
+            self._num_attempts += 1  # a connection still being made is of no use
+            self._fail_dispatch(reached=False, reason=effect.reason)
 
     def reject(self, effect: Reject) -> None:
         """Answer with an error: as the response, or as one SSE event when the stream has begun."""
@@ -258,16 +249,21 @@ class Exchange:
     def engine_request(self, credentials: bytes) -> bytes:
         """The request as the engine gets it: same target, headers and body; ours are the hop, the id, the trace and the
         engine's `credentials`."""
-        request = self.request
-        self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
+        request, target, body = self.request, self.request.target, self.request.body
+        if self.resumption is not None and self.resumption.is_waiting:
+            target, body = self.resumption.target, self.resumption.body
+        else:
+            self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
+            if self.stream and self.api.token_ids and self.context.max_continuations:
+                body = wire.asking_for_ids(request.path, body)
         return b"POST %b HTTP/1.1\r\n%b%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-            request.target,
+            target,
             request.passed_headers(),
             credentials,
             self.request_id.encode(),
             self.traceparent.encode(),
-            len(request.body),
-            request.body,
+            len(body),
+            body,
         )
 
     def attempt(self) -> Callable[[], bool]:
@@ -284,12 +280,20 @@ class Exchange:
     def pass_on(self, body: bytes, chunk: bytes) -> None:
         """The way of nearly every chunk of a stream that has begun: `body` is whole SSE events, `chunk` is the same in
         HTTP's framing."""
+        if self._log is not None:
+            if b'"abort"' in body or b'data: {"error"' in body:  # an engine that fails, or a text that reads like it
+                self._continue(body, False)
+                return
+            self._keep(body)
         self._previous, self._last = self._last, body
         self.num_events += body.count(b"data: {")
         self.client.write(chunk)
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
         """Part of the answer: the head is complete. Written to the client in one go."""
+        if self.resumption is not None and self.resumption.num_times:
+            self._splice(engine, self.resumption, body, complete)
+            return
         out = b""
         if not self.started:
             if not body and not complete:
@@ -297,6 +301,8 @@ class Exchange:
             self.started, self.first_byte = True, _monotonic()
             out = self._begin(engine, body)
             if self.is_sse and self._collected is None:
+                if self.context.max_continuations:
+                    self._log = []
                 if wire.is_anthropic(self.request.path):
                     if wire.begins_late(body):
                         body = wire.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
@@ -306,6 +312,7 @@ class Exchange:
         self._continue(body, complete, out)
 
     def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
+        failure = ""
         if body:
             if self.is_sse:
                 self.num_events += body.count(b"data: {")
@@ -313,6 +320,9 @@ class Exchange:
                     body = self._kept + body
                     end = wire.whole_events(body, self.context.limits.event_bytes)
                     body, self._kept = body[:end], body[end:]
+                if self._log is not None:
+                    body, failure = wire.before_failure(body)
+                    self._keep(body)
             if body:
                 self._previous, self._last = self._last, body
             if self._collected is not None:
@@ -322,7 +332,7 @@ class Exchange:
                 out += body
             elif body:
                 out += b"%x\r\n%b\r\n" % (len(body), body)
-        if complete and self._collected is None:
+        if complete and self._collected is None and not failure:
             if self._kept:
                 out += self._frame(self._kept)
                 self._previous, self._last = self._last, self._kept
@@ -331,7 +341,10 @@ class Exchange:
                 out += wire.LAST_CHUNK
         if out:
             self.client.write(out)
-        self.is_flowing = self.is_sse and self.chunked and self._collected is None and not self._kept
+        can_flow = self.is_sse and self.chunked and self._collected is None and not self.num_continued
+        self.is_flowing = can_flow and not self._kept
+        if failure:
+            self._interrupted(failure, resumption.ERROR)
 
     def _begin(self, engine: EngineSource, first: bytes) -> bytes:
         """The head of the answer; b"" when the client has one since it was held, or when this is no answer."""
@@ -356,7 +369,7 @@ class Exchange:
 
     def engine_over(self) -> None:
         """The engine's answer is complete and passed on."""
-        if self.done:
+        if self.done or self.awaits_next:  # it ended with a failure, and another engine has been asked
             return
         if self._collected is not None:
             answer = b"".join(self._collected)
@@ -367,14 +380,19 @@ class Exchange:
     def engine_unreachable(self, reason: str) -> None:
         self.context.table.change(DispatchFailed(self.ticket, False, reason))
 
+    def engine_refused(self, reason: str) -> None:
+        """The engine has not begun with it, and will not: nothing is held against it."""
+        if not self.done:
+            self._fail_dispatch(reached=False, reason=reason)
+
     def engine_lost(self, reason: str, *, stale: bool) -> None:
         """The engine went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
         if self.done:
             return
         if self._is_whole():
             self._end_whole()
-        elif self.started:
-            self._fail(EngineFailed(reason))
+        elif self.started and not self.awaits_next:
+            self._interrupted(reason, resumption.LOST)
         elif stale and self.instance is not None:
             self._num_attempts += 1
             self.context.connect(self, self.instance, True)
@@ -384,6 +402,77 @@ class Exchange:
     def _fail_dispatch(self, *, reached: bool, reason: str) -> None:
         self.context.metrics.retries.inc()
         self.context.table.change(DispatchFailed(self.ticket, reached, reason))
+
+    # -- a stream that another engine goes on with ----------------------------------------------------------------
+
+    def _keep(self, events: bytes) -> None:
+        """The client was sent these by the first engine."""
+        assert self._log is not None
+        self._log.append(events)
+        self._log_left -= len(events)
+        if self._log_left < 0 and self._read_log().why_not:
+            self._log = None
+
+    def _read_log(self) -> Resumption:
+        found = self.resumption = self.resumption or Resumption(self.request, self.model, self.api)
+        if self._log:
+            found.read(b"".join(self._log))
+            self._log, self._log_left = [], LOG_BYTES
+        return found
+
+    def _interrupted(self, reason: str, kind: str) -> None:
+        """Its engine gives no more of an answer that has begun: another goes on with it, else it ends. Where the engine
+        could have gone on (MOVED), what no other can go on with stays."""
+        kept = self._read_log() if self._log is not None else self.resumption
+        try:
+            ending = kept.prepare() if kept is not None else b""
+        except NotContinuable as why:
+            self.context.metrics.continued(kind, "refused")
+            kept, reason = None, f"{reason}; the answer cannot be continued: {why}"
+        if kept is None and kind == resumption.MOVED:
+            return
+        self._leave_engine()
+        self._kept, self._log, self.is_flowing = b"", None, False
+        if kept is None:
+            self._fail(EngineFailed(reason))
+        elif ending:
+            self._continue(ending, True)
+            self._finish()
+        else:
+            kept.lost(kind)
+            if self.trace is not None:
+                self.trace.broken(self.context.table.clock(), kind, reason, kept.num_tokens, self.instance)
+            is_lost = kind != resumption.MOVED
+            self.context.table.change(StreamBroken(self.ticket, reason, kept.num_tokens, is_lost))
+
+    def _splice(self, engine: EngineSource, kept: Resumption, body: bytes, complete: bool) -> None:
+        """Part of what a later engine gives: the client gets what it does not have yet, as if of the first."""
+        if kept.is_waiting:
+            if not body and not complete:
+                return
+            if engine.status != 200 or not engine.is_sse:
+                self._leave_engine()
+                said = api_errors.read(engine.status, body, self.request.path)
+                if said.status >= 500 or said.status == 429:
+                    self._fail_dispatch(reached=True, reason=f"the next engine answered: {said.message}")
+                else:
+                    self._fail(EngineFailed(f"the next engine does not go on with the answer: {said.message}"))
+                return
+            kept.is_waiting = False
+            self.context.metrics.continued(kept.reason, "continued")
+            if self.trace is not None:
+                self.trace.continued(self.context.table.clock(), self.instance)
+            if self.context.table.controller.tracks_tokens:
+                self.context.table.take(FirstToken(self.ticket))
+        try:
+            out, failure = kept.splice(body, self.context.limits.event_bytes)
+        except NotContinuable as why:
+            self._leave_engine()
+            self._fail(EngineFailed(f"the next engine went on with the answer, and {why}"))
+            return
+        self._continue(out, complete and not failure)
+        if failure:
+            self._interrupted(failure, resumption.ERROR)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -431,6 +520,9 @@ class Exchange:
     def _close(self) -> None:
         self.done, self.ended = True, _monotonic()
         self._stop_timer()
+        if self.resumption is not None and self.resumption.is_waiting:
+            outcome = "client_left" if self.status == 499 else "failed"
+            self.context.metrics.continued(self.resumption.reason, outcome)
 
     def _report(self, *, left: bool) -> None:
         """Count it, report it, and let the controller give its place to the next."""
@@ -440,13 +532,15 @@ class Exchange:
         if left:
             context.table.end(ClientLeft(self.ticket))
             return
-        took_s = self.ended - self.dispatched if self.status == 200 else 0.0
+        took_s = self.ended - self.dispatched if self.status == 200 and not self.num_continued else 0.0
         num_tokens = self.token_counts()[1] if took_s and context.table.controller.tracks_tokens else 0
         context.table.end(RequestEnded(self.ticket, took_s, num_tokens))
 
     def token_counts(self) -> tuple[int, int, bool]:
         """(prompt, response, exact) of an answer that is over; see wire.count_tokens. Where the engine gives no usage
         (the client asked for none), the prompt is as long as its body is read to be, which is not exact."""
+        if self.resumption is not None and self.resumption.usage is not None:
+            return *self.resumption.usage, False
         if self._counted is None:
             tail = self._last[-wire.TAIL_BYTES :]
             if len(tail) < wire.TAIL_BYTES:

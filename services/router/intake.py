@@ -17,7 +17,8 @@ from glowplug.telemetry.tracing import Tracing
 from services.router import api_errors, tracing
 from services.router.api_errors import STOPPING, refused
 from services.router.conversation import Lengths, text_tokens
-from services.router.exchange import ClientSink, Exchange, PortContext
+from services.router.ends import ClientSink
+from services.router.exchange import Exchange, PortContext
 from services.router.http_request import HttpRequest
 from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
 from services.router.request_table import RequestTable, Stage
@@ -62,7 +63,8 @@ class Intake:
         try:
             asked = read_body(path, request.body, self._readers)
             model = self._table.find(asked.model)
-            needs = check_model(asked, model, self._api(model), path, len(request.body))
+            api = self._api(model)
+            needs = check_model(asked, model, api, path, len(request.body))
         except GlowplugError as error:
             return self._refuse(client, request, error)
         prompt_tokens, max_tokens = sizes(asked)
@@ -72,6 +74,7 @@ class Intake:
             client,
             request,
             model,
+            api,
             bool(asked.stream),
             needs,
             prompt_tokens,

@@ -117,6 +117,12 @@ class RouterMetrics:
             semconv.ROUTER_OVERHEAD_SECONDS, "Time in the router, queue excluded", buckets=OVERHEAD_BUCKETS
         ).labels()
         self.retries = Counter(semconv.UPSTREAM_RETRIES_TOTAL, "Engines lost before a first byte", registry=registry)
+        self._continuations = Counter(
+            semconv.STREAM_CONTINUATIONS_TOTAL,
+            "Streams that lost their engine, by whether another went on",
+            ["reason", "outcome"],
+            registry=registry,
+        )
         self.connections = Gauge(semconv.CONNECTIONS, "Client connections open", registry=registry)
         self.dropped = Counter(semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry the bus did not take", registry=registry)
         self._refused = Counter(
@@ -165,6 +171,11 @@ class RouterMetrics:
     def refused(self, status: int) -> None:
         """One request answered before its model was known."""
         self._refused.labels(str(status)).inc()
+
+    def continued(self, reason: str, outcome: str) -> None:
+        """One stream that lost its engine: "continued", "refused" (no other can go on), "failed" (none came), or
+        "client_left"."""
+        self._continuations.labels(reason, outcome).inc()
 
     def finished(
         self, model: Model, fact: RequestFinished, *, begun: bool, queue_s: float, router_s: float, num_events: int

@@ -54,6 +54,7 @@ class DataPort:
         self.engines = Engines(self.limits, engine_secret)
         self._table = table
         self.context = PortContext(self.limits, table, metrics, Access(rules, api_key), self.engines.connect, report)
+        self.context.max_continuations = table.controller.params.max_continuations
         self._intake = Intake(
             self.context, tracing=tracing, sampler=sampler, passed_fields=passed_fields, lengths=lengths
         )
@@ -125,15 +126,16 @@ class DataPort:
 
     def sweep(self, now: float) -> None:
         """Give up what is late or silent, and forget what is no more."""
-        slept_s = now - self._sweep_due
+        limits, slept_s = self.limits, now - self._sweep_due
         if slept_s > SLEPT_S:  # what came meanwhile has not been read yet: no request is late for that
             self._postpone(slept_s)
         for connection in list(self.connections):
             connection.sweep(now)
         for exchange in list(self._table.exchanges.values()):
             engine = exchange.engine
-            if engine is not None and not engine.paused and now - engine.heard_at > self.limits.engine_silence_s:
-                engine.give_up(f"the engine was silent for {self.limits.engine_silence_s:g} s")
+            silence_s = limits.deserted_silence_s if exchange.is_deserted else limits.engine_silence_s
+            if engine is not None and not engine.paused and now - engine.heard_at > silence_s:
+                engine.give_up(f"the engine was silent for {silence_s:g} s")
         self.engines.sweep(now, self._table.controller.fleet.instances)
         self._intake.forget_models()
         self.context.metrics.connections.set(len(self.connections))

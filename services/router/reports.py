@@ -118,6 +118,7 @@ class Reports:
             emulated=bool(instance and instance.emulated),
             error_code=exchange.error_code,
             stream=exchange.stream,
+            num_continued=exchange.num_continued,
         )
         traceparent = ""
         if exchange.trace is not None:

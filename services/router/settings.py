@@ -29,6 +29,7 @@ class Limits:
     write_buffer_bytes: int = 64 * 1024  # to a client, before its engine is paused
     connect_s: float = 2.0  # to an engine
     engine_silence_s: float = 300.0  # an engine that sends nothing at all
+    deserted_silence_s: float = 5.0  # likewise in mid-stream, once its node is said to have left
     engine_idle_s: float = 4.0  # pooled connection; below the 5 s at which engines close theirs
     num_pooled: int = 256  # idle connections per instance
     keepalive_after_s: float = 2.0  # held stream: headers and the first comment
@@ -67,6 +68,8 @@ class RouterSettings(ServiceSettings):
     quarantine_s: float = Field(1.0, ge=0)
     failure_memory_s: float = Field(5.0, ge=0)
     bus_grace_s: float = Field(5.0, ge=0)  # how long held requests wait for a bus that stores nothing
+    max_continuations: int = Field(3, ge=0)  # engines that may go on with one stream after others were lost; 0: none
+    continue_within_s: float = Field(60.0, gt=0)  # how long such a stream may wait for an instance
     default_start_s: float = Field(5.0, gt=0)  # a start of an engine of which nothing is known
     late_ratio: float = Field(1.2, ge=0)  # a wait estimated at so many times what may still be waited: 429; 0: never
     trace_ratio: float = Field(1.0, ge=0, le=1)  # of requests that bring no trace of their own
@@ -107,6 +110,8 @@ class RouterSettings(ServiceSettings):
             failure_memory_s=self.failure_memory_s,
             bus_grace_s=self.bus_grace_s,
             default_start_s=self.default_start_s,
+            max_continuations=self.max_continuations,
+            continue_within_s=self.continue_within_s,
             late_ratio=self.late_ratio,
             balancer=BalancerParams(hold_overloaded=self.routing_hold_overloaded),
         )

@@ -1,6 +1,7 @@
 """Request ids, W3C trace contexts and the spans of sampled requests: cheap, and never trusting what a client sends.
 
-A sampled request has at most three spans: router.request, router.hold and engine.generate. Others have none.
+A sampled request has at most three spans (router.request, router.hold and engine.generate) and one router.continue for
+each time that another engine went on with its stream. Others have none.
 """
 
 import itertools
@@ -78,6 +79,7 @@ class RequestTrace:
         self.traceparent = format_traceparent(self._root.get_span_context())
         self._hold: Span | None = None
         self._engine: Span | None = None
+        self._continue: Span | None = None
         self.engine_traceparent = self.traceparent
 
     def held(self, model_key: str, eta_s: float) -> None:
@@ -104,10 +106,31 @@ class RequestTrace:
             }
         )
 
+    def broken(self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None) -> None:
+        """The engine is lost in the middle of the stream, of which the client has `num_tokens`."""
+        if self._continue is not None:
+            self._continue.end(int(at * _NANO))
+        attributes: Attributes = {
+            semconv.ATTR_CONTINUE_REASON: reason,
+            semconv.ATTR_REASON: message,
+            semconv.ATTR_TOKENS_BEFORE: num_tokens,
+            semconv.ATTR_FROM_INSTANCE: instance.instance_id if instance is not None else "",
+        }
+        self._continue = self._tracing.begin("router.continue", self.traceparent, at, attributes)
+
+    def continued(self, at: float, instance: Instance | None) -> None:
+        """The first byte of the next engine has come."""
+        if self._continue is not None:
+            self._continue.set_attribute(semconv.ATTR_INSTANCE_ID, instance.instance_id if instance is not None else "")
+            self._continue.end(int(at * _NANO))
+            self._continue = None
+
     def finish(self, fact: RequestFinished, begun: str) -> None:
         """Close and export. `begun`: what the first byte of the answer was, "" when there was none."""
         ended_at = int(fact.finished_at * _NANO)
         error = fact.error_code if fact.status >= 500 else ""
+        if self._continue is not None:
+            _end(self._continue, ended_at, error)
         if self._engine is not None:
             self._engine.set_attributes(
                 {

@@ -134,6 +134,45 @@ def is_over(path: bytes, last: bytes) -> bool:
     return end is not None and end.search(last) is not None
 
 
+_EVENT = re.compile(rb".+?(?:\r?\n\r?\n|\Z)", re.DOTALL)
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+
+
+def before_failure(body: bytes) -> tuple[bytes, str]:
+    """Whole events up to the one in which an engine says that it has failed, and what it says; else all of them and "".
+    vLLM and llama.cpp send an error; vLLM also an answer that it was made to stop, asleep or shut down. An error about
+    the request (below 500) is an event like others."""
+    if b'"abort"' in body or b'data: {"error"' in body:
+        for event in _EVENT.finditer(body):
+            if why := _failure(event[0]):
+                return body[: event.start()], why
+    return body, ""
+
+
+def _failure(event: bytes) -> str:
+    found = event.partition(b"data: ")[2]
+    if not found.startswith(b'{"error"'):
+        return "the engine stopped its answers" if _ABORTED.search(found) and b'"choices"' in found else ""
+    try:
+        error = msgspec.json.decode(found.strip())["error"]
+    except msgspec.DecodeError:
+        return ""
+    code = error.get("code") if isinstance(error, dict) else None
+    if not isinstance(code, int) or code < 500:
+        return ""
+    return f"the engine failed: {str(error.get('message', ''))[:200]}"
+
+
+_CHATS = (b"/v1/chat/completions", b"/v1/completions")
+
+
+def asking_for_ids(path: bytes, body: bytes) -> bytes:
+    """The body of a request for a stream, so that the stream says its tokens."""
+    if path not in _CHATS or b'"return_token_ids"' in body:
+        return body
+    return body.rstrip()[:-1] + b',"return_token_ids":true}'
+
+
 # -- token counts -----------------------------------------------------------------------------------------------------
 
 _USAGE = (

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,10 @@ class EngineCase:
         }
         return Model(**values)  # type: ignore[arg-type]
 
-    async def launch(self, *, first_bytes: int = 0, **changes: object) -> EngineHandle:
+    async def launch(
+        self, *, first_bytes: int = 0, part: Mapping[str, Any] | None = None, **changes: object
+    ) -> EngineHandle:
+        """`part`: fields of the LaunchRequest of a pipeline's stage."""
         run_dir = Path(tempfile.mkdtemp(dir=self.folder))
         model = self.model(**changes)
         request = LaunchRequest(
@@ -83,6 +86,7 @@ class EngineCase:
             port=self.port,
             api_key=self.api_key,
             first_bytes=first_bytes,
+            **(part or {}),
         )
         handle = await self.driver.launch(request)
         self.handles.append(handle)

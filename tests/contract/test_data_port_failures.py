@@ -17,6 +17,7 @@ from tests.contract.data_port_rig import (
     Served,
     a_rig,
     an_instance,
+    answering,
     chat,
     data_events,
     die_at_once,
@@ -92,6 +93,21 @@ async def test_an_engine_nobody_listens_at_does_not_blame_the_request() -> None:
         await rig.engine(instance_id="i-2")
         answer = await client.answer()
     assert answer.status == 200 and answer.complete
+
+
+REFUSING = answering({"error": {}}, "503 Service Unavailable", b"x-glowplug-refused: asleep\r\n")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_an_engine_that_sleeps_refuses_is_sent_elsewhere(rig: Rig, stream: bool) -> None:
+    """The router has not heard of its sleep yet. However often it happens, the request is not to blame."""
+    asleep = [await rig.engine(REFUSING, instance_id=f"i-{n}") for n in range(4)]
+    client = await rig.held(chat(stream=stream))
+    assert [len(engine.served) for engine in asleep] == [1] * 4, "each is left alone for a while"
+    await rig.engine(instance_id="i-9")
+    answer = await client.answer()
+    assert answer.status == 200 and answer.body.endswith(DONE)
+    assert "x-glowplug-refused" not in answer.headers and not rig.finished[0].error_code
 
 
 async def test_a_pooled_connection_the_engine_has_closed_is_no_failure(rig: Rig) -> None:

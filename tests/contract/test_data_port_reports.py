@@ -224,6 +224,27 @@ async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace(kept:
     assert waiting.cause is not None and waiting.cause.traceparent[3:35] == TRACE
 
 
+async def test_a_stream_that_lost_its_engine_has_a_span_of_the_gap(kept: InMemorySpanExporter) -> None:
+    async with traced(kept, models=(a_model(engine="llamacpp"),)) as rig:
+        engine = await rig.engine(streaming(TOKEN, then="die"))
+        client = await rig.sent(chat(stream=True, extra=SAMPLED))
+        await rig.until(lambda: rig.num_held == 1)
+        rig.tell(an_instance("i-1", engine.url, InstanceState.FAILED, revision=2, reason="killed"))
+        await rig.engine(instance_id="i-2")
+        assert (await client.answer()).complete
+    spans = by_name(kept)
+    assert set(spans) == {"router.request", "engine.generate", "router.continue"}
+    gap, root, generate = spans["router.continue"], spans["router.request"], spans["engine.generate"]
+    assert gap.attributes is not None and gap.parent is not None and root.context is not None
+    assert gap.parent.span_id == root.context.span_id
+    told = {name.removeprefix("glowplug."): value for name, value in gap.attributes.items()}
+    assert told["continue_reason"] == "engine_lost" and told["reason"] == "the engine closed the connection"
+    assert (told["tokens_before"], told["from_instance_id"], told["instance_id"]) == (1, "i-1", "i-2")
+    assert gap.start_time is not None and gap.end_time is not None and generate.end_time is not None
+    assert gap.start_time < gap.end_time < generate.end_time
+    assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-2"
+
+
 async def test_an_unsampled_request_makes_no_span(kept: InMemorySpanExporter) -> None:
     async with traced(kept, sampler=Sampler(ratio=0.0)) as rig:
         await rig.engine()

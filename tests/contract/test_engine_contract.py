@@ -15,8 +15,12 @@ import pytest_asyncio
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import PhaseName
+from glowplug.engines import apis
+from glowplug.engines.drivers import declaration
 from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
 from glowplug.engines.port import EngineHandle, LoadReport
+from services.router import continuation, continuation_apis, wire
+from services.router.continuation import NotContinuable
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case, until_idle
 from tests.waiting import until
 
@@ -25,6 +29,14 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 KEY = "key-of-this-engine"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 3 * (64 + 64) * 2  # layers, heads, key and value, two bytes each
+AS_JSON = {"content-type": "application/json"}
+TURN = {"messages": [{"role": "user", "content": "List three colours, one per line."}]}
+GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {  # path -> the name of its bound, what is asked
+    apis.CHAT: ("max_tokens", TURN),
+    apis.COMPLETIONS: ("max_tokens", {"prompt": "Red, green and"}),
+    apis.RESPONSES: ("max_output_tokens", {"input": "List three colours, one per line."}),
+    apis.MESSAGES: ("max_tokens", TURN),
+}
 LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
 
 
@@ -131,6 +143,64 @@ async def test_completions_answer_and_stream(client: httpx.AsyncClient) -> None:
     assert whole.json()["choices"][0]["text"]
     streamed = await client.post("/v1/completions", json={**body, "stream": True})
     assert events(streamed.text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("path", [apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES])
+async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: httpx.AsyncClient, path: str) -> None:
+    """Cut behind any of its events, a stream is whole with what an engine adds to it; a greedy one is the same where
+    the engine has the cache of what it said. vLLM computes it again, all at once, which rounds otherwise."""
+    model = case.model()
+    api = declaration(case.name).api(model)
+    if path not in api.continues:
+        assert path not in (apis.CHAT, apis.COMPLETIONS)
+        return
+    ask = {"model": "Contract/Tiny", "stream": True, "temperature": 0, GOES_ON[path][0]: 10, **GOES_ON[path][1]}
+    body = json.dumps(ask).encode()
+    if api.token_ids:
+        body = wire.asking_for_ids(path.encode(), body)
+    told = [
+        part + b"\n\n" for part in (await client.post(path, content=body, headers=AS_JSON)).content.split(b"\n\n")[:-1]
+    ]
+    whole = shown(b"".join(told))
+    assert len(whole[0]) > 10
+    for cut in range(1, len(told) - 1, 3):
+        kept = continuation_apis.begin(path.encode(), json.dumps(ask).encode(), api, model.context_tokens)
+        kept.take(b"".join(told[:cut]))
+        if kept.is_finished:
+            break
+        try:
+            asked = kept.request()
+        except NotContinuable as why:
+            assert "its end was under way" in str(why)
+            break
+        more = await client.post(kept.path.decode(), content=asked, headers=AS_JSON)
+        assert more.status_code == 200, more.text
+        begun, (text, others) = shown(b"".join(told[:cut])), shown(b"".join(told[:cut]) + kept.rewrite(more.content))
+        assert (text, others) == whole or case.name == "vllm", cut
+        assert text.startswith(begun[0]) and text[:5] == whole[0][:5]
+        if api.token_ids and begun[0]:
+            asked_ids, said = json.loads(asked)["prompt"], [json.loads(one[6:]) for one in told[:cut]]
+            ids = [id for one in said for id in one["choices"][0].get("token_ids") or ()]
+            prompt_ids = said[0].get("prompt_token_ids") or said[0]["choices"][0]["prompt_token_ids"]
+            assert kept.path == b"/v1/completions" and asked_ids == prompt_ids + ids
+            assert kept.usage is not None and kept.usage[0] == len(prompt_ids) and kept.usage[1] <= 10
+
+
+def shown(stream: bytes) -> tuple[str, list[Any]]:
+    """(the text of a stream, what its other events say) without what differs from one run to the next."""
+    text, others = "", list[Any]()
+    for name, data in continuation.events(stream):
+        event: Any = json.loads(data) if data != b"[DONE]" else {"done": True}
+        for choice in (event or {}).get("choices") or [{}]:
+            delta = choice.get("delta")
+            piece = choice.get("text") or ((delta or {}).get("content") if isinstance(delta, dict) else None)
+            piece = piece or (event or {}).get("delta")
+            piece = piece.get("text") if isinstance(piece, dict) else piece
+            if isinstance(piece, str) and piece:
+                text += piece
+            elif event:
+                others.append((name, choice.get("finish_reason"), event.get("text"), event.get("type")))
+    return text, [other for other in others if any(other)]
 
 
 async def test_embeddings_answer_or_are_refused_clearly(

@@ -4,10 +4,12 @@ Lane: fast (the emulated engine), system (llama.cpp, 6 s; vLLM, 75 s).
 """
 
 import asyncio
+import json
 import os
 import signal
 import statistics
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -16,9 +18,13 @@ import pytest
 import pytest_asyncio
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured
-from glowplug.engines.port import Ability, EngineHandle, LoadReport, Sleeper
+from glowplug.domain.instance import InstanceState
+from glowplug.engines.port import Ability, EngineHandle, LoadReport, RefusingSleeper, Sleeper
 from glowplug.engines.process import anonymous_bytes
 from glowplug.engines.vllm import VllmDriver
+from glowplug.telemetry.semconv import HEADER_REFUSED
+from tests.arriving_region import ArrivingRegion
+from tests.contract.data_port_rig import a_model, a_rig, an_instance, post
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
 from tests.waiting import until
 
@@ -26,6 +32,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 MIB = 1 << 20
 NUM_CYCLES = 50
+NUM_RACES = 12
 LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of what it held awake: libraries and vocabulary; vLLM is two processes
 DRIFT_BYTES = 8 * MIB
 
@@ -81,6 +88,31 @@ async def test_it_answers_after_the_wake_as_before_its_sleep(
     assert all(answer["text"] for answer in await asyncio.gather(*(continued(awake, prompt) for prompt in prompts)))
 
 
+async def test_weights_that_arrive_while_it_loads_make_the_same_engine(
+    case: EngineCase, awake: EngineHandle, tmp_path: Path
+) -> None:
+    """It waits for the last byte, answers as one that was given whole weights, and sleeps and wakes as that one."""
+    if Ability.STREAM not in case.driver.abilities("host"):
+        pytest.skip("its engines do not load while their weights arrive")
+    arriving = ArrivingRegion(case.weights, tmp_path)
+    handle = await case.launch()
+    await arriving.land(0.5)
+    loading = asyncio.create_task(case.driver.load(handle, arriving.root))
+    await asyncio.sleep(1.0)
+    assert not loading.done(), "half of its weights have not come"
+    await arriving.land()
+    arriving.complete()
+    handle = (await loading).handle
+    case.handles.append(handle)
+    expected = [await continued(awake, prompt) for prompt in ("The sea is", "Once upon")]
+    assert [await continued(handle, prompt) for prompt in ("The sea is", "Once upon")] == expected
+    for becomes in ("prewarmed", "swapped_out"):
+        await sleeper(case).sleep(handle, becomes)
+        await sleeper(case).wake(handle)
+        assert (await continued(handle, "The sea is"))["text"] == expected[0]["text"]
+    await case.driver.stop(handle, 0.0)
+
+
 async def test_asleep_it_keeps_its_process_and_its_port_and_says_that_it_is_healthy(
     case: EngineCase, awake: EngineHandle
 ) -> None:
@@ -112,10 +144,14 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
 ) -> None:
     if Ability.SHARE not in case.driver.abilities("host"):
         pytest.skip("its engines have their weights for themselves")
-    handle = (await case.start(weights_shared=True)).handle
+    when_asked = case.driver.capabilities.shares_when_asked
+    report = await case.start(weights_shared=when_asked)
+    handle = report.handle
     answer = (await continued(awake, "One two three"))["text"]
     assert (await continued(handle, "One two three"))["text"] == answer
-    assert private_bytes(handle) + 200 * MIB < private_bytes(awake)
+    assert report.shared_bytes > 90 * MIB
+    if when_asked:
+        assert private_bytes(handle) + 200 * MIB < private_bytes(awake)
     for becomes in ("prewarmed", "swapped_out"):
         await sleeper(case).sleep(handle, becomes)
         await sleeper(case).wake(handle)
@@ -124,8 +160,8 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
 
 
 async def test_weights_that_are_not_in_memory_as_in_their_file_are_not_shared(case: EngineCase) -> None:
-    if Ability.SHARE not in case.driver.abilities("host"):
-        pytest.skip("its engines have their weights for themselves")
+    if not case.driver.capabilities.shares_when_asked:
+        pytest.skip("it is not asked to share, and says what it shares")
     with pytest.raises(EngineFailed, match=r"weights_shared: .* is not in its files as it is in memory") as failed:
         await case.start(weights_shared=True, engine_args={"dtype": "float32"})
     assert failed.value.code == EngineMisconfigured.code
@@ -218,3 +254,60 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
     await sleeper(case).sleep(handle, "prewarmed")
     await sleeper(case).wake(handle)  # with all of it
     assert (await continued(handle, "Chapter 0. Once upon a time", 48))["text"] == whole[0]["text"]
+
+
+async def test_an_engine_that_refuses_sleeps_at_once_and_answers_nothing_until_its_wake(
+    case: EngineCase, awake: EngineHandle
+) -> None:
+    """No quiet time in which routers learn of it: one that is late is refused, with the header on which it tries
+    elsewhere. Health and counts are answered as ever."""
+    if not isinstance(case.driver, RefusingSleeper):
+        pytest.skip("its engines refuse nothing")
+    body = {"model": "Contract/Tiny", "prompt": "One two three", "max_tokens": 200, "temperature": 0, "stream": True}
+    async with (
+        httpx.AsyncClient(base_url=awake.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        await anext(lines)
+        assert await case.driver.sleep_if_idle(awake, "swapped_out") == 1
+        rest = [line async for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and len(rest) > 20, "busy, it goes on and cuts nothing short"
+    for becomes in ("prewarmed", "swapped_out"):
+        assert await case.driver.sleep_if_idle(awake, becomes) == 0
+        before = private_bytes(awake)
+        async with httpx.AsyncClient(base_url=awake.url, timeout=60) as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
+        assert {(a.status_code, a.headers.get(HEADER_REFUSED)) for a in answers} == {(503, "asleep")}
+        assert (await case.driver.health(awake)).ok and await case.driver.num_in_flight(awake) == 0
+        assert private_bytes(awake) < before + 16 * MIB, "nothing of it came back for them"
+        await sleeper(case).wake(awake)
+        assert (await continued(awake, "One two three"))["text"]
+
+
+async def test_requests_sent_while_it_falls_asleep_are_all_answered(case: EngineCase, awake: EngineHandle) -> None:
+    """A router that believes it READY sends at any moment of its sleep: the engine serves on, or the next answers."""
+    if not isinstance(case.driver, RefusingSleeper):
+        pytest.skip("its engines refuse nothing")
+    name, num_asleep = "Contract/Tiny", 0
+    question = post("/v1/completions", json.dumps({"model": name, "prompt": "One two three", "max_tokens": 3}).encode())
+    async with a_rig(models=(a_model(name, key="m"),)) as rig:
+        for number in range(NUM_RACES):
+            rig.tell(an_instance(f"i-{number}", awake.url))
+            assert (await rig.ask(question)).status == 200, "its connection is pooled, and used for what comes next"
+            asked = asyncio.create_task(case.driver.sleep_if_idle(awake, "swapped_out"))
+            await asyncio.sleep(number % 12 * 1e-3)
+            clients = [await rig.sent(question) for _ in range(2)]
+            is_asleep = await asked == 0
+            if is_asleep:
+                num_asleep += 1
+                rig.tell(an_instance(f"i-{number}", "", InstanceState.SWAPPED_OUT, revision=2))
+                await sleeper(case).wake(awake)
+                rig.tell(an_instance(f"i-{number}-awake", awake.url))
+            else:
+                rig.tell(an_instance(f"i-{number}", awake.url, InstanceState.DRAINING, revision=2))
+                rig.tell(an_instance(f"i-{number}", awake.url, revision=3))  # its drain is taken back
+            answers = await asyncio.wait_for(asyncio.gather(*(client.answer() for client in clients)), 30)
+            assert [(a.status, a.complete) for a in answers] == [(200, True)] * 2, (number, is_asleep, answers)
+            rig.tell(an_instance(f"i-{number}{'-awake' * is_asleep}", "", InstanceState.STOPPED, revision=4))
+    assert num_asleep, "some came too late for it"

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import struct
 import sys
+import tempfile
 from collections.abc import AsyncIterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import httpx
@@ -13,11 +16,16 @@ import psutil
 import pytest
 
 from glowplug.domain.errors import BadRequest, EngineFailed
+from glowplug.engines import gguf
 from glowplug.engines.drivers import driver
+from glowplug.engines.gguf import read_facts
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
+from glowplug.engines.process import anonymous_bytes
+from glowplug.engines.samples import sample_weights_path
 from tests.contract.engine_rig import WAIT_S, EngineCase, engine_case, until_idle
 
+Q4_0, Q4_1 = 2, 3  # kinds of tensors in a GGUF file
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 
 
@@ -41,6 +49,51 @@ async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> 
     report = await case.start(kv_bytes=140 << 20, context_tokens=2048, max_concurrency=4)
     assert (report.num_slots, report.kv_tokens) == (3, 6144)
     assert report.lacks == ("tool_choice",), "its chat template knows no tools"
+
+
+async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(case: EngineCase, tmp_path: Path) -> None:
+    """On processors for which llama.cpp repacks 4-bit weights they lie in its own memory, beside the file's pages. How
+    exactly that is seen depends on the kernel; where it does not show, more counts as its own."""
+    repacked = tmp_path / "repacked.gguf"
+    repacked.write_bytes(with_q4_0(sample_weights_path().read_bytes()))
+    whole, private = {}, {}
+    for path in (sample_weights_path(), repacked):
+        report = await case.driver.load(await case.launch(), path)
+        case.handles.append(report.handle)
+        whole[path] = sum(end - first for first, end in read_facts(path).tensors)
+        private[path] = whole[path] - report.shared_bytes, anonymous_bytes(report.handle.pid)
+    (here, anonymous), (there, more) = private.values()
+    assert here == 0, "the sample's kind of weights is not repacked"
+    assert there >= more - anonymous - (8 << 20), "what is its own is never taken for shared"
+    assert there < whole[repacked] or more - anonymous > 48 << 20
+
+
+def with_q4_0(content: bytes) -> bytes:
+    """A GGUF file with its Q4_1 tensors (a scale, a least value and 32 numbers each) as Q4_0, which leaves out the
+    least value. It says nothing sensible, and is read as any other."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            _, infos_at, num_tensors = gguf._read_values(data)
+            spans = gguf._spans(data, infos_at, num_tensors, 32)
+            at, infos, tensors = infos_at, bytearray(), bytearray()
+            for first, end in spans:
+                name_at, (_, at) = at, gguf._string(data, at)
+                (num_dimensions,) = struct.unpack_from("<I", data, at)
+                kind_at = at + 4 + 8 * num_dimensions
+                (kind,) = struct.unpack_from("<I", data, kind_at)
+                tensor = content[first:end]
+                if kind == Q4_1:
+                    kind, packed = Q4_0, bytearray(len(tensor) // 20 * 18)
+                    for byte in range(18):
+                        packed[byte::18] = tensor[byte if byte < 2 else byte + 2 :: 20]
+                    tensor = bytes(packed)
+                infos += content[name_at:kind_at] + struct.pack("<IQ", kind, len(tensors))
+                tensors += tensor + bytes(-len(tensor) % 32)
+                at = kind_at + 12
+            head = content[:infos_at] + infos
+            return bytes(head + bytes(-len(head) % 32) + tensors)
 
 
 TOOL_TEMPLATE = (

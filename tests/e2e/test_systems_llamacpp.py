@@ -1,18 +1,22 @@
 """The union and the baselines on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle
 to zero."""
 
+import hashlib
 import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from glowplug.engines.samples import sample_weights_path
 from glowplug.policies.systems import SYSTEMS, System
 from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
+from tests.weight_servers import WeightServer
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
 MODEL = """
@@ -86,6 +90,35 @@ def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
         assert again == answer.json()["choices"][0]["message"]
 
 
+def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
+    """(text, events) of one greedy stream; kill -9 of its engine once the client has that many events."""
+    body = {"model": "lasting", "stream": True, "temperature": 0, "max_tokens": 40}
+    body |= {"messages": [{"role": "user", "content": "Write a list of ten animals, one per line."}]}
+    url, events = fleet.url("data") + "/v1/chat/completions", list[Any]()
+    with httpx.stream("POST", url, json=body, timeout=90) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(line[6:] if line == "data: [DONE]" else json.loads(line[6:]))
+            if kill_at and len(events) == kill_at:
+                kill_at = 0
+                (one,) = [i for i in fleet.instances("lasting") if i["state"] == "ready"]
+                (memory,) = fleet.state_dir.rglob("agent.json")
+                os.kill(json.loads(memory.read_bytes())["handles"][one["instance_id"]]["pid"], signal.SIGKILL)
+    chunks = events[:-1] if events[-1] == "[DONE]" else events
+    return "".join(c["delta"].get("content") or "" for one in chunks for c in one["choices"]), events
+
+
+def test_a_stream_outlives_its_engine(fleet: Fleet) -> None:
+    """kill -9 in the middle of an answer: the next instance goes on with it, and the client has the same stream."""
+    assert fleet.chat("lasting").status_code == 200
+    whole, events = streamed(fleet)
+    text, after = streamed(fleet, kill_at=6)
+    assert after[-1] == "[DONE]" and text == whole
+    assert len(after) == len(events) and len({one["id"] for one in after[:-1]}) == 1
+    rows = httpx.get(fleet.process("router")["url"] + "/v1/requests", headers=fleet.admin).json()["data"]
+    assert [row["num_continued"] for row in rows[:2]] == [1, 0] and rows[0]["instance_id"] != rows[1]["instance_id"]
+
+
 def test_a_sleeper_that_is_killed_says_so_and_costs_a_start(fleet: Fleet, system: System) -> None:
     """kill -9. Its bytes were free already; the next request finds none that sleeps."""
     asleep = [i for i in fleet.instances("brief") if i["state"] == "swapped_out"]
@@ -117,6 +150,35 @@ def test_what_is_pinned_asleep_leaves_for_its_sleep_under_any_system(fleet: Flee
     assert fleet.chat("brief").status_code == 200
     (woken,) = [i for i in fleet.instances("brief") if i["state"] == "ready"]
     assert (woken["source"], woken["start_kind"]) == (asleep["instance_id"], "wake")
+
+
+ARRIVING = MODEL.replace("weights: sample:smollm2", "weights: {{uri: {uri}, sha256: {sha256}}}\nweights_bytes: 94MiB")
+
+
+def test_an_engine_loads_its_weights_while_they_arrive_and_serves_none_that_are_wrong(
+    fleet: Fleet, system: System, tmp_path: Path
+) -> None:
+    """HydraServe section 5.1: fetch and load overlap. Its server is built long before the last byte."""
+    if system is not SYSTEMS["union"]:
+        pytest.skip("the engine does the same under every system")
+    data = sample_weights_path().read_bytes()
+    with WeightServer(data, step_s=0.001) as server:
+        for name, content in (("arriving", data), ("wrong", b"other")):
+            sha256 = hashlib.sha256(content).hexdigest()
+            text = ARRIVING.format(name=name, keep_alive_s=600, uri=server.url, sha256=sha256)
+            (tmp_path / f"{name}.yaml").write_text(text)
+        done = fleet.cli("deploy", *map(str, tmp_path.glob("*.yaml")))
+        assert done.returncode == 0, done.stderr
+        answer = fleet.chat("arriving", temperature=0)
+        assert answer.status_code == 200, answer.text
+        server.step_s = 0.0
+        refused = fleet.chat("wrong")
+    (row,) = [row for row in fleet.instances("arriving") if row["phases"]]
+    phases = {phase["name"]: phase for phase in row["phases"]}
+    assert phases["load"]["started_at"] < phases["fetch"]["ended_at"] - 0.1, phases
+    assert phases["warmup"]["ended_at"] > phases["load"]["ended_at"]
+    assert refused.status_code == 503 and "sha256" in refused.text, refused.text
+    assert all(row["state"] == "failed" and not row.get("ready_at") for row in fleet.instances("wrong"))
 
 
 def test_no_service_stumbled(fleet: Fleet) -> None:

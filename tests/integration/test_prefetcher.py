@@ -354,7 +354,7 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
 
 
 async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
-    with TraceSink() as sink, WeightServer(DATA, cuts=[100_000]) as server:
+    with TraceSink() as sink, WeightServer(DATA, cuts=[100_000, 1]) as server:
         prefetcher.process.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
         await prefetcher.start()
         await prefetcher.fetched(WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA), "i-1")
@@ -366,6 +366,35 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
     assert found["glowplug.retries"].int_value == 1
     assert found["glowplug.instance_id"].string_value == "i-1"
     assert b"secret" not in b"".join(sink.bodies)
+
+
+async def test_a_node_reads_from_another_what_the_registry_does_not_give(
+    prefetcher: Prefetcher, infra: Infra, tmp_path: Path
+) -> None:
+    """Two processes: the second has the weights from the first, while their registry answers nothing but errors."""
+    other_id = f"node-{uuid.uuid4().hex[:6]}"
+    with WeightServer(DATA) as server:
+        ref = WeightsRef(uri=server.url, sha256=SHA)
+        await prefetcher.start()
+        await prefetcher.fetched(ref)
+        own = {"PORT": free_port(), "NODE_ID": other_id, "SERVICE_ID": f"prefetcher-{other_id}"}
+        env = prefetcher.process.env | {f"GLOWPLUG_{name}": str(value) for name, value in own.items()}
+        process = Process("prefetcher", "services.prefetcher", env, tmp_path / "other.log")
+        other = Prefetcher(other_id, prefetcher.shm_dir, process, prefetcher.bus, prefetcher.store)
+        try:
+            await other.start()
+            route = f"/v1/regions/{region_digest(ref)}"
+            assert prefetcher.get(route).status_code == prefetcher.get(f"{route}/bytes").status_code == 401
+            server.statuses += [503] * 1000
+            await other.fetch(ref, "i-2", peers=("http://127.0.0.1:9", prefetcher.process.url))
+            await other.until_complete(ref, "i-2")
+            assert other.region(ref).blob.read_bytes() == DATA
+            read = f'glowplug_fetched_bytes_total{{node="{other_id}",source="peer"}} 3e+06'
+            await until(lambda: read in other.get("/metrics").text)
+            served = f'glowplug_peer_served_bytes_total{{node="{prefetcher.node_id}"}} 3e+06'
+            assert served in prefetcher.get("/metrics").text
+        finally:
+            process.kill()
 
 
 async def until_on_disk(prefetcher: Prefetcher, ref: WeightsRef) -> dict[str, Any]:

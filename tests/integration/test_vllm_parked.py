@@ -4,12 +4,13 @@ The calls every engine must answer are in tests/contract/test_engine_contract.py
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,19 @@ import pytest_asyncio
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
-from glowplug.engines import vllm_env, vllm_sample
+from glowplug.engines import vllm_env, vllm_sample, vllm_stages
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.vllm import VllmDriver
 from glowplug.weights.region import RegionInfo
+from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
+from tests.ports import free_port
 from tests.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+
+
+PROMPT = range(10, 60)  # token ids
 
 
 @dataclass
@@ -39,20 +45,28 @@ class Lane:
     driver: VllmDriver
     weights: Path
 
-    def request(self, **engine_args: Any) -> LaunchRequest:
+    def request(self, weights: Path | None = None, num_gpus: int = 1, **engine_args: Any) -> LaunchRequest:
         run_dir = Path(tempfile.mkdtemp(dir=self.folder))
         model = Model(
             name="smol",
             key="smol",
             engine="vllm",
-            weights=WeightsRef(uri=f"file:{self.weights}"),
+            weights=WeightsRef(uri=f"file:{weights or self.weights}"),
             weights_bytes=270_000_000,
             kv_bytes=128 << 20,
             context_tokens=512,
             engine_args=engine_args,
+            num_gpus=num_gpus,
         )
         log = run_dir / "engine.log"
-        return LaunchRequest(instance_id=run_dir.name, model=model, num_bytes=0, run_dir=run_dir, log_path=log)
+        return LaunchRequest(
+            instance_id=run_dir.name,
+            model=model,
+            num_bytes=0,
+            run_dir=run_dir,
+            log_path=log,
+            gpu_indices=tuple(range(num_gpus)) if num_gpus > 1 else (),
+        )
 
     async def start(self, **engine_args: Any) -> LoadReport:
         return await self.driver.load(await self.driver.launch(self.request(**engine_args)), self.weights)
@@ -81,6 +95,35 @@ async def say(url: str) -> str:
     async with httpx.AsyncClient(timeout=120) as client:
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
     return str(answer.json()["choices"][0]["message"]["content"])
+
+
+async def tokens(url: str, prompt: Sequence[int] = PROMPT, num: int = 12) -> list[int]:
+    """The greedy continuation of a prompt."""
+    body = {"model": "smol", "prompt": list(prompt), "max_tokens": num, "temperature": 0, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=120) as client:
+        answer = await client.post(f"{url}/v1/completions", json={**body, "return_token_ids": True})
+    return list(answer.json()["choices"][0]["token_ids"])
+
+
+@dataclass
+class Tiny:
+    """A model whose heads two workers can share, in float32: sums of parts are those of the whole. `expected`: what one
+    engine says."""
+
+    weights: Path
+    expected: list[int] = field(default_factory=list)
+
+
+TINY_ARGS: dict[str, Any] = {"dtype": "float32", "num_threads": 2}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tiny(lane: Lane) -> Tiny:
+    tiny = Tiny(tiny_llama.write(lane.folder / "tiny"))
+    alone = await lane.driver.load(await lane.driver.launch(lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
+    tiny.expected = await tokens(alone.handle.url)
+    await lane.driver.stop(alone.handle, 5.0)
+    return tiny
 
 
 def core_of(handle: EngineHandle) -> psutil.Process:
@@ -174,9 +217,9 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
 
 
 async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, tmp_path: Path) -> None:
-    """A replica of the first layers takes their bytes and answers whole; one that shares its weights takes none."""
+    """A replica of the first layers takes their bytes and answers whole; of those that share the weights count once."""
     await lane.zygote()  # parked, before the first start counts its seconds
-    rig, model = AgentRig(tmp_path, gpu_budgets="900MiB"), lane.request().model
+    rig, model = AgentRig(tmp_path, gpu_budgets="1400MiB"), lane.request().model
     await rig.start({"vllm": VllmDriver(lane.settings())})
     region = write_weights(rig.settings.shm_dir.absolute(), model)
     region.complete(RegionInfo(path=str(lane.weights), num_bytes=4, sha256="", source="file", seconds=0.01))
@@ -194,7 +237,12 @@ async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, t
         await rig.send(start_command(shared, "i-2"))
         ready = await rig.reaches("i-2", InstanceState.READY)
         assert await say(ready.url) == said
-        assert rig.used_bytes() == model.memory_bytes + shared.kv_bytes
+        assert rig.used_bytes() == model.memory_bytes + shared.memory_bytes
+        assert 200 << 20 < ready.shared_bytes <= shared.weights_bytes
+        await rig.send(start_command(shared, "i-3"))
+        also = await rig.reaches("i-3", InstanceState.READY)
+        assert await say(also.url) == said
+        assert rig.used_bytes() == model.memory_bytes + 2 * shared.memory_bytes - also.shared_bytes
     finally:
         await rig.service.engines.end_all()
         await rig.service.stop()
@@ -215,3 +263,113 @@ async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: 
     assert parked.handle.data["parked"] == "true"
     await later.stop(parked.handle, 10.0)
     await later.close()
+
+
+async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane, tiny: Tiny) -> None:
+    pair = lane.request(tiny.weights, num_gpus=2, **TINY_ARGS)
+    started = await lane.driver.load(await lane.driver.launch(pair), tiny.weights)
+    workers = [p for p in psutil.Process(started.handle.pid).children(recursive=True) if "Worker_TP" in p.name()]
+    assert len(workers) == 2
+    assert await tokens(started.handle.url) == tiny.expected
+    await lane.driver.limit_kv(started.handle, 64 << 20)
+    await lane.driver.sleep(started.handle, "prewarmed")
+    await lane.driver.wake(started.handle)
+    assert await tokens(started.handle.url) == tiny.expected
+    await lane.driver.stop(started.handle, 10.0)
+    await until(lambda: not any(worker.is_running() for worker in workers), "no worker is left")
+
+
+async def launched_stages(lane: Lane, weights: Path) -> list[EngineHandle]:
+    """Of a pipeline of two, none of them loaded."""
+    asked = replace(lane.request(weights, **TINY_ARGS), num_stages=2, rendezvous=f"127.0.0.1:{free_port()}")
+    run_dirs = asked.run_dir, lane.request().run_dir
+    stages = [replace(asked, stage=n, run_dir=at, log_path=at / "engine.log") for n, at in enumerate(run_dirs)]
+    return [await lane.driver.launch(stage) for stage in stages]
+
+
+async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane: Lane, tiny: Tiny) -> None:
+    """HydraServe section 4. A later stage has no server, and goes with the first one."""
+    launched = await launched_stages(lane, tiny.weights)
+    parts = [tiny_llama.part(tiny.weights, lane.folder / f"part-{n}", n, 2) for n in range(2)]
+    first, later = await asyncio.gather(*(lane.driver.load(h, at) for h, at in zip(launched, parts, strict=True)))
+    assert (first.handle.url, later.handle.url) == ("", "")
+    whole = await lane.driver.serve_stages(first.handle)
+    assert await tokens(whole.handle.url) == tiny.expected
+    assert whole.kv_tokens > 0 and await lane.driver.num_in_flight(later.handle) == 0
+    for stage in (whole.handle, EngineHandle.from_json(later.handle.to_json())):
+        assert (await lane.driver.health(stage)).ok
+    with pytest.raises(EngineFailed, match="is not the first stage"):
+        await lane.driver.serve_stages(later.handle)
+    os.kill(whole.handle.pid, signal.SIGKILL)
+    await until(lambda: not lane.driver.adopt(later.handle), "the later stage ends by itself")
+    for stage in (whole.handle, later.handle):
+        await lane.driver.stop(stage, 0.0)
+
+
+async def begin(url: str, prompt: Sequence[int], said: list[int]) -> None:
+    """Put the tokens of a greedy stream into `said`, up to where its server breaks it off."""
+    body = {"model": "smol", "prompt": list(prompt), "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    asked = {**body, "stream": True, "return_token_ids": True}
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        async with (
+            httpx.AsyncClient(timeout=120) as client,
+            client.stream("POST", f"{url}/v1/completions", json=asked) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    said += json.loads(line[6:])["choices"][0]["token_ids"] or []
+
+
+async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny: Tiny) -> None:
+    """HydraServe section 6. What runs goes on from its KV cache: without one, or with a wrong one, it would say other
+    tokens or compute them anew."""
+    prompts = range(400, 700), range(100, 400)
+    said: tuple[list[int], list[int]] = ([], [])
+    handles = await launched_stages(lane, tiny.weights)
+    first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
+    serving = (await lane.driver.serve_stages(first.handle)).handle
+    model = lane.request(tiny.weights, **TINY_ARGS).model
+    assert lane.driver.whole(serving) is None
+    await lane.driver.consolidate(serving, model)
+    report = lane.driver.whole(serving)
+    assert report is not None and await lane.driver.consolidate(report.handle, model) == report.kv_tokens
+    whole = report.handle
+    directory = vllm_stages.kv_directory(serving.run_dir)
+    streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
+    await until(lambda: all(said), "both streams have begun")
+    moved = await lane.driver.move_requests(whole)
+    assert not lane.driver.adopt(serving), "the stage's own process has ended"
+    await asyncio.gather(*streams)
+    (one, other) = [[*prompt, *tokens] for prompt, tokens in zip(prompts, said, strict=True)]
+    assert moved.num_requests == moved.num_pulled == 2, "both ran, and had enough of a KV cache"
+    assert (await lane.driver.move_requests(whole)).num_requests == 0
+    cache = next(p for p in directory.glob("*.json") if json.loads(p.read_text())["token_ids"][0] == other[0])
+    kv_file = cache.with_name(f"{cache.stem}.tp0.kv")
+    header = 8 + int.from_bytes(kv_file.read_bytes()[:8], "little")
+    kv_file.write_bytes(kv_file.read_bytes()[:header].ljust(kv_file.stat().st_size, b"\0"))
+    pulled, from_zeros = await tokens(whole.url, one), await tokens(whole.url, other)
+    assert not list(directory.iterdir()), "what has been pulled is gone"
+    alone = await lane.driver.load(await lane.driver.launch(lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
+    assert pulled == await tokens(alone.handle.url, one)
+    assert from_zeros != await tokens(alone.handle.url, other)
+    await until(lambda: not lane.driver.adopt(later.handle), "the later stage ends with its pipeline")
+    for handle in (whole, later.handle, alone.handle):
+        await lane.driver.stop(handle, 0.0)
+    assert not directory.exists()
+
+
+async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(lane: Lane, tiny: Tiny) -> None:
+    handles = await launched_stages(lane, tiny.weights)
+    first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
+    serving = (await lane.driver.serve_stages(first.handle)).handle
+    model = lane.request(tiny.weights, **TINY_ARGS).model
+    coming = asyncio.create_task(lane.driver.consolidate(serving, model))
+    beside = Path(serving.run_dir) / vllm_stages.WHOLE / vllm_stages.HANDLE
+    await until(beside.exists, "the whole engine is launched")
+    process = EngineHandle.from_json(beside.read_bytes())
+    coming.cancel()
+    assert await lane.driver.abandon_consolidation(serving) is None
+    assert not lane.driver.adopt(process) and not beside.exists()
+    assert await tokens(serving.url) == tiny.expected
+    for handle in (serving, later.handle):
+        await lane.driver.stop(handle, 0.0)

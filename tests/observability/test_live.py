@@ -31,6 +31,8 @@ NOTHING_YET = (  # panels of what has not happened in a fleet that is well
     "glowplug-service-levels: Held by model",
     "glowplug-cold-starts: Failed starts by model and reason",
     "glowplug-cold-starts: Engines that died after they were ready",
+    "glowplug-cold-starts: Consolidation, p95",  # one node starts nothing in stages
+    "glowplug-cold-starts: Consolidations by model",
     "glowplug-cold-starts: Fetched",  # the emulated engine reads no weights
     "glowplug-cold-starts: Whole fetches, p95",
     "glowplug-gpus: Evictions",

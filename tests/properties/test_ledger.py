@@ -65,6 +65,72 @@ def _of(gpus, gpu_id, holder, owner):
     return sum(g.num_bytes for g in grants if (g.holder, g.owner) == (holder, owner))
 
 
+KEYS = {"a": 45, "b": 20}  # of shared weights -> their bytes
+SHARERS = st.sampled_from(["i-1", "i-2", "r-3", "i-4"])
+SHARING = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("grant"),
+            st.sets(SHARERS),
+            SHARERS,
+            st.sampled_from(sorted(SIZES)),
+            st.sampled_from(["", *KEYS]),
+            st.tuples(st.sampled_from([0, 1, 7]), st.sampled_from([0, 5, 30]), st.booleans()),
+        ),
+        st.tuples(st.just("release"), SHARERS),
+    ),
+    max_size=24,
+)
+
+
+@settings(max_examples=400)
+@given(SHARING)
+def test_what_several_holders_share_counts_once_whoever_comes_and_goes(deeds):
+    """Against a model that knows what each of them reads: a GPU is used by what each has alone, and by one copy of what
+    at least one of them shares."""
+    ledger, model = ByteLedger([Gpu(gpu_id=gpu_id, total_bytes=total) for gpu_id, total in SIZES.items()]), {}
+    for verb, *given_ in deeds:
+        before = ledger.gpus
+        if verb == "release":
+            left = _less(model, given_)
+            assert ledger.release(given_[0]) == _used(model) - _used(left)
+            model = left
+        else:
+            gone, holder, gpu_id, key, (own, kv, replica) = given_
+            owner = GrantOwner.PREWARM if replica else GrantOwner.WEIGHTS
+            wanted = _less(model, gone) | {holder: (gpu_id, key, own if replica else own + kv)}
+            shared = (key, KEYS[key]) if key else None
+            share = {owner: own + KEYS.get(key, 0)} | ({} if replica else {GrantOwner.KV: kv})
+            try:
+                ledger.exchange(sorted({*gone, holder}), holder, {gpu_id: share}, shared)
+            except OutOfMemory:
+                assert ledger.gpus == before and any(_used(wanted, at) > SIZES[at] for at in SIZES)
+                continue
+            model = {name: has for name, has in wanted.items() if has[1] or has[2]}
+        for gpu in ledger.gpus:
+            assert gpu.used_bytes == _used(model, gpu.gpu_id) <= gpu.total_bytes
+            assert all(grant.num_bytes >= 0 for grant in gpu.grants)
+            there = {name: has[1] for name, has in model.items() if has[0] == gpu.gpu_id}
+            keys = {key: {name for name, its in there.items() if its == key} for key in there.values() if key}
+            assert {one.key: {*one.holders} for one in gpu.shared} == keys
+            assert {grant.holder for grant in gpu.grants} == there.keys()
+            for going in ([], ["i-1"], ["i-1", "i-2"], sorted(there)):
+                left = _used(_less(model, going), gpu.gpu_id)
+                assert gpu.freed_by(going) == gpu.used_bytes - left
+            for key, num_bytes in KEYS.items():
+                seen = gpu.seen_by(key)
+                assert seen.free_bytes - gpu.free_bytes == (num_bytes if key in keys else 0)
+
+
+def _less(model, gone):
+    return {name: has for name, has in model.items() if name not in gone}
+
+
+def _used(model, gpu_id=None):
+    here = [has for has in model.values() if gpu_id in (None, has[0])]
+    return sum(own for *_, own in here) + sum(KEYS[key] for _, key in {has[:2] for has in here if has[1]})
+
+
 @given(spans, st.integers(0, 60), st.integers(0, 60))
 def test_intervals_are_a_set_of_bytes(ranges: list[tuple[int, int]], first: int, last: int) -> None:
     have, model = Intervals(ranges), {b for low, high in ranges for b in range(low, high)}

@@ -30,7 +30,8 @@ class Router(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.controller = RouterController(RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer))
+        params = RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer, continue_within_s=4.0)
+        self.controller = RouterController(params)
         self.asked: dict[int, msg.RequestArrived] = {}
         self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
@@ -136,12 +137,24 @@ class Router(RuleBasedStateMachine):
         self.held[key] = sorted([*self.held[key], ticket])
         self.tell(msg.DispatchFailed(ticket, reached, "died"))
 
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data(), is_lost=st.booleans())
+    def stream_breaks(self, data: st.DataObject, is_lost: bool) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.begun)))
+        if self.running.pop(ticket, None) is not None:
+            key = self.model_of[ticket]
+            self.held[key] = sorted([*self.held[key], ticket])
+            arrived = {key: load.num_arrived for key, load in self.controller.loads().items()}
+            self.begun.discard(ticket)
+            self.tell(msg.StreamBroken(ticket, "died", 0, is_lost))
+            assert arrived == {key: load.num_arrived for key, load in self.controller.loads().items()}
+
     @rule(seconds=st.sampled_from([0.1, 0.6, 3.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
         self.tell(Tick())
         for tickets in self.held.values():
-            assert all(self.controller.requests[t].arrived_at > self.now_s - 5.0 for t in tickets)
+            assert all(self.controller.requests[t].waits_since > self.now_s - 5.0 for t in tickets)
 
     @rule(data=st.data())
     def the_store_is_read(self, data: st.DataObject) -> None:

@@ -349,3 +349,48 @@ def test_a_node_that_falls_silent_is_done_without():
     assert total.num_refused == {"engine_failed": 1} and total.num_finished == 2
     rows = world.control.tables["instances"].values()
     assert {row.node_id for row in rows if row.state is InstanceState.READY} == {"server-2"}
+
+
+def sharing(shares, num_gpus=1):
+    """One model of 16 GB and a KV cache of 20 GB, three instances of it on GPUs of 80 GB."""
+    setup = a_setup(kv_bytes=20 * GB, min_instances=3, max_instances=3)
+    server = replace(setup.servers[0], num_gpus=num_gpus, abilities=ABLE | ({"share"} if shares else set()))
+    return replace(setup, servers=(server,))
+
+
+@pytest.mark.parametrize(("shares", "num", "used_gb"), [(False, 2, 72), (True, 3, 76)])
+def test_a_gpu_holds_three_instances_where_two_copies_of_their_weights_would_not_fit(shares, num, used_gb):
+    world = World(sharing(shares), [Arrival(60.0, "m", 100, 5)], check=True)
+    world.run(90.0)
+    ready = [row for row in world.control.tables["instances"].values() if row.state is InstanceState.READY]
+    assert (len(ready), held(world)) == (num, [used_gb * GB])
+    (gpu,) = world.nodes["server-1"].agent.ledger.gpus
+    assert [(one.num_bytes, len(one.holders)) for one in gpu.shared] == ([(16 * GB, 3)] if shares else [])
+
+
+def test_models_with_the_same_weights_share_them_whatever_comes_and_goes():
+    """Sleepers, evictions and drains under the union; bytes and records are checked at each step. One engine of 16 + 25
+    GB fits on 80 GB beside another where they read the same weights, and not where each has its own."""
+    setup, arrivals = fleets.swapserve(seed=3, seconds=100.0, rate=0.3)
+    weights = setup.models[0].model.weights
+    alike = {"weights": weights, "keep_alive_s": 8.0, "kv_bytes": 25 * GB}
+    models = tuple(replace(one, model=replace(one.model, **alike)) for one in setup.models)
+    for abilities, most in ((frozenset({"swap", "share"}), 2), (frozenset({"swap"}), 0)):
+        server = replace(setup.servers[0], abilities=abilities)
+        world = World(replace(setup, models=models, servers=(server,)), arrivals, check=True)
+        seen = [look_at_sharers(world, at_s) for at_s in range(10, 100, 2)]
+        world.run(200.0)
+        assert max(num for (num,) in seen) == most
+        assert not world.traffic.num_open
+
+
+def look_at_sharers(world, at_s):
+    """Filled, while the world runs, with how many engines share weights on the only GPU then."""
+    seen = []
+
+    def look():
+        (gpu,) = world.nodes["server-1"].agent.ledger.gpus
+        seen.append(max((len(weights.holders) for weights in gpu.shared), default=0))
+
+    world.kernel.at(world.began_s + at_s, look)
+    return seen

@@ -6,7 +6,22 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, operate, pull, simulate, talk, tap, up, verbs, views, what_if, why
+from glowplug.cli import (
+    backup,
+    demo,
+    forecast,
+    logs,
+    operate,
+    pull,
+    simulate,
+    talk,
+    tap,
+    up,
+    verbs,
+    views,
+    what_if,
+    why,
+)
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.supervisor.settings import FleetError
@@ -33,7 +48,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         verbs.unpin,
         verbs.drain,
     ),
-    "Looking": (views.models, views.ps, views.nodes, views.top, logs.logs, tap.tap, why.why, doctor),
+    "Looking": (views.models, views.ps, views.nodes, views.top, logs.logs, tap.tap, why.why, forecast.forecast, doctor),
     "What if (simulated)": (simulate.simulate, what_if.plan, what_if.replay, tap.record),
     "Keeping": (backup.backup, backup.restore, operate.cordon, operate.uncordon, operate.env),
     "Talking": (talk.run, talk.chat),

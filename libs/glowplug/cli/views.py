@@ -130,7 +130,7 @@ def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
             KIND_WORDS.get(gpu["kind"], gpu["kind"]),
             show_bytes(_used_bytes(gpu)),
             show_bytes(gpu["total_bytes"]),
-            ", ".join(sorted({grant["holder"] for grant in _grants(gpu)})) or "-",
+            _holders(gpu) or "-",
             f"{len(cached)} ({show_bytes(sum(c['num_bytes'] for c in cached))})" if cached else "-",
             engines_text(node["engines"], used),
             "draining" if node["draining"] else "up",
@@ -144,8 +144,20 @@ def _grants(gpu: Row) -> list[Row]:
     return [*gpu["grants"], *gpu.get("sleepers", ())]
 
 
+def _shared(gpu: Row) -> list[Row]:
+    """Weights that several instances read, which stand in no grant."""
+    return [weights for weights in gpu.get("shared", ()) if len(weights["holders"]) > 1]
+
+
 def _used_bytes(gpu: Row) -> int:
-    return sum(grant["num_bytes"] for grant in _grants(gpu))
+    return sum(held["num_bytes"] for held in (*_grants(gpu), *_shared(gpu)))
+
+
+def _holders(gpu: Row) -> str:
+    """Who holds its bytes, and what they hold together."""
+    once = [f"{show_bytes(one['num_bytes'])} of weights once for {len(one['holders'])}" for one in _shared(gpu)]
+    names = ", ".join(sorted({grant["holder"] for grant in _grants(gpu)}))
+    return f"{names} ({', '.join(once)})" if once else names
 
 
 def top(

@@ -1,5 +1,6 @@
 """Addresses as text: what listens where, and by what name others reach it."""
 
+import zlib
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -23,8 +24,33 @@ def http_url(host: str, port: int) -> str:
 
 
 def advertised(url: str, host: str) -> str:
-    """`url` as others know it: its port at `host`; unchanged when `host` is empty."""
-    return http_url(host, urlsplit(url).port or 80) if host else url
+    """`url` as others know it: its port at `host`; unchanged when either is empty."""
+    return http_url(host, urlsplit(url).port or 80) if host and url else url
+
+
+def host_and_port(host: str, port: object) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs. `port` may be a range."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_and_port(text: str) -> tuple[str, str]:
+    """What `host_and_port` was made of; ("", "") where it is no such text."""
+    host, colon, port = text.rpartition(":")
+    return (host.strip("[]"), port) if colon and host and port else ("", "")
+
+
+def rendezvous(stages_at: str, pipeline: str) -> str:
+    """`host:port` where the stages of a pipeline find one another: a port of the range in `stages_at`
+    ("host:first-last"), the same each time for one pipeline; "" where the node offers none. Two pipelines may draw one
+    port: the later start fails then, and the next try is another pipeline."""
+    host, ports = split_host_and_port(stages_at)
+    try:
+        known = PortRange.parse(ports)
+    except ValueError:
+        known = None
+    if known is None:
+        return ""
+    return host_and_port(host, known.first + zlib.crc32(pipeline.encode()) % len(known))
 
 
 @dataclass(frozen=True, slots=True)

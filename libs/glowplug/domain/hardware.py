@@ -1,6 +1,7 @@
 """Nodes, GPUs and links as the control plane sees them."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -31,6 +32,27 @@ class Grant:
     num_bytes: int
 
 
+WEIGHT_OWNERS = frozenset({GrantOwner.WEIGHTS, GrantOwner.PREWARM})  # of a running engine, of a replica
+
+
+SHARED = "shared"  # beside the owners, where bytes are told apart by them: Gpu.shared of several holders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWeights:
+    """Bytes of weights that all `holders` on one GPU read in the same pages. They count once: in the grant of a single
+    holder, and here alone where there are several."""
+
+    key: str  # of the engine and the weights: Model.share_key
+    num_bytes: int
+    holders: tuple[str, ...]  # in the order they came
+
+    @property
+    def counts(self) -> bool:
+        """Whether its bytes stand in no grant."""
+        return len(self.holders) > 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator; on a laptop a budget of host memory (`kind="host"`), or bytes only counted (`"emulated"`)."""
@@ -41,6 +63,7 @@ class Gpu:
     role: GpuRole = GpuRole.IDLE
     grants: tuple[Grant, ...] = ()
     sleepers: tuple[Grant, ...] = ()  # what engines that sleep keep: it is free, since they give way to what starts
+    shared: tuple[SharedWeights, ...] = ()  # weights that engines read in the same pages, which count once
 
     @property
     def all_grants(self) -> tuple[Grant, ...]:
@@ -51,7 +74,21 @@ class Gpu:
         used = 0
         for grant in self.grants:
             used += grant.num_bytes
+        for weights in self.shared:
+            if weights.counts:
+                used += weights.num_bytes
         return used
+
+    @property
+    def bytes_by_owner(self) -> dict[str, int]:
+        """What is held for each owner, sleepers too; `shared` for weights that several holders read."""
+        held: dict[str, int] = {}
+        for grant in self.all_grants:
+            held[grant.owner.value] = held.get(grant.owner.value, 0) + grant.num_bytes
+        for weights in self.shared:
+            if weights.counts:
+                held[SHARED] = held.get(SHARED, 0) + weights.num_bytes
+        return held
 
     @property
     def free_bytes(self) -> int:
@@ -62,6 +99,35 @@ class Gpu:
         """What sleepers have to give up, so that everybody has what he was granted."""
         return max(0, sum(grant.num_bytes for grant in self.sleepers) - self.free_bytes)
 
+    def shares(self, key: str) -> SharedWeights | None:
+        """What is shared there under that key; None for nothing."""
+        return next((weights for weights in self.shared if weights.key == key), None)
+
+    def freed_by(self, holders: Collection[str]) -> int:
+        """Bytes that come free once all of these have gone: what each holds alone, and what they share with nobody
+        else. What sleepers keep is free already."""
+        freed = sum(grant.num_bytes for grant in self.grants if grant.holder in holders)
+        for weights in self.shared:
+            if weights.counts and all(holder in holders for holder in weights.holders):
+                freed += weights.num_bytes
+        return freed
+
+    def seen_by(self, key: str) -> "Gpu":
+        """This GPU as one more instance finds it whose weights have that key: what it would share counts as free, and
+        is nothing that another could free for it."""
+        mine = self.shares(key)
+        if mine is None:
+            return self
+        grants, shared = self.grants, tuple(weights for weights in self.shared if weights is not mine)
+        if not mine.counts:
+            grants = tuple(
+                replace(g, num_bytes=max(0, g.num_bytes - mine.num_bytes))
+                if g.holder in mine.holders and g.owner in WEIGHT_OWNERS
+                else g
+                for g in grants
+            )
+        return replace(self, grants=grants, shared=shared)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -71,6 +137,7 @@ class Link:
     bytes_per_s: float
     bytes_in_flight: int = 0
     num_transfers: int = 0
+    is_measured: bool = False  # bytes_per_s is what was seen to come in; else it is declared, or 0 where it is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +166,7 @@ class Node:
     heartbeat_at: float = 0.0
     revision: int = 0
     abilities: tuple[str, ...] = ()  # what its engines can do besides serving: "<engine>:<ability>"
+    stages_at: str = ""  # "host:first-last", of which the first stage of a pipeline takes a port; "": it offers none
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve

@@ -70,6 +70,15 @@ class Worker:
     rank: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAddress:
+    """Where a later stage of a pipeline answers, and the id of the key that its engine asks for (engine_key.py)."""
+
+    instance_id: str
+    url: str  # http://host:port
+    key_id: str = ""
+
+
 def check_num_stages(num_stages: int) -> None:
     """Raises OutOfBounds for what no pipeline has: a model is divided by it, and each stage is made by itself."""
     if not 1 <= num_stages <= MAX_STAGES:
@@ -109,6 +118,7 @@ class Instance:
     start_kind: str = ""  # what its start found, once READY: cold, cached, wake, growth or join (start_times.py)
     gpu_kind: str = ""  # of its GPUs, as in Gpu
     predicted_s: float = 0.0  # what its start was expected to take, from the command to READY; 0: not known
+    shared_bytes: int = 0  # of its weights, those that it reads in host memory in the same pages as others (Gpu.shared)
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -102,7 +102,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Weights + config. `memory_bytes` (own weights + KV) is what one instance is granted, over its `num_gpus` GPUs.
+    """Weights + config. `memory_bytes` (weights + KV) is what one instance holds, over its `num_gpus` GPUs.
 
     Raises OutOfBounds for numbers that no owner can mean.
     """
@@ -137,7 +137,7 @@ class Model:
     revision: int = 0
     declared_at: int = 0  # the revision with which its declaration last changed, operators' marks aside; 0: this one
     num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
-    weights_shared: bool = False  # instances read the weights where their node keeps them, and are granted none
+    weights_shared: bool = False  # instances are to read the weights where their node keeps them, or not to start
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -155,12 +155,16 @@ class Model:
 
     @property
     def memory_bytes(self) -> int:
-        return self.private_weights_bytes + self.kv_bytes
+        return self.weights_bytes + self.kv_bytes
 
     @property
-    def private_weights_bytes(self) -> int:
-        """Of the weights, what each instance has for itself."""
-        return 0 if self.weights_shared else self.weights_bytes
+    def share_key(self) -> str:
+        """Instances with the same key that read their weights in host memory read the same pages, on one GPU; "" where
+        none can: its weights are spread over several GPUs. Models with the same weights have the same key."""
+        if self.num_gpus > 1:
+            return ""
+        which = self.weights.digest[:16] if self.weights.uri else self.key
+        return f"{self.engine}:{which}:asked" if self.weights_shared else f"{self.engine}:{which}"
 
     def is_declared_as(self, revision: int) -> bool:
         """Whether an instance that was started with that revision of the row (0: not known) is still of this

@@ -58,6 +58,18 @@ class LiveRequest:
     trace_id: str = ""  # "" when it is not sampled
 
 
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """What a window stays below with a probability of `share`, each kind of load by itself."""
+
+    share: float
+    num_requests: float = 0.0
+    prompt_tokens: float = 0.0
+    response_tokens: float = 0.0
+    concurrency_mean: float = 0.0
+    concurrency_peak: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What the predictor expects of one model over one window; absent when the predictor is. Its age and error go with
@@ -77,6 +89,8 @@ class Forecast:
     prompt_per_s: float = 0.0  # mu_p
     response_per_s: float = 0.0  # mu_d
     total_per_s: float = 0.0  # mu_t
+    quantiles: tuple[Quantile, ...] = ()  # share rising; empty where the policy says none
+    anomaly: str = ""  # of the last window it was made from: missing | spike; "" for nothing
 
 
 @dataclass(frozen=True, slots=True)

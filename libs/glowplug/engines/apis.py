@@ -27,6 +27,13 @@ class EngineApi:
     functions_only: bool = False  # tools that an engine would run itself (a web search) are refused, else ignored
     text_only: bool = False  # images, sounds and files within messages are refused
     tool_choices: frozenset[str] = frozenset((REQUIRED, NAMED))  # that it honours; "auto" and "none" are no obligation
+    # Of a stream whose engine is lost (services/router/continuation.py):
+    continues: frozenset[str] = frozenset((COMPLETIONS,))  # paths on which another engine goes on with an answer
+    continues_schemas: bool = False  # a grammar takes what of the answer is there already
+    prefills: bool = False  # a chat's last message, where the assistant's, is gone on with, whatever the request says
+    mixed_prompts: bool = False  # a prompt of token ids may have a text among them
+    token_ids: bool = False  # a stream says its tokens when asked to (`return_token_ids`)
+    completion_tokens: int = 0  # of a completion that sets no bound; 0: as many as the context has
 
 
 EVERYTHING = EngineApi()  # of an engine that declares nothing: it is asked, and refuses by itself

@@ -23,13 +23,19 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 def serve(run_dir: Path, answer: Answer) -> None:
     """Answer each question with what `answer` returns, or {"error"} with what it raised; one at a time, in a thread of
     its own, for as long as the process lives."""
-    with address(run_dir) as here, contextlib.ExitStack() as unless_it_listens:
-        (run_dir / SOCKET).unlink(missing_ok=True)
+    listener = listen(run_dir, SOCKET)
+    threading.Thread(target=_accept, args=(listener, answer), name="control", daemon=True).start()
+
+
+def listen(run_dir: Path, name: str, backlog: int = 128) -> socket.socket:
+    """A socket of that name there, which listens. Raises OSError."""
+    with address(run_dir, name) as here, contextlib.ExitStack() as unless_it_listens:
+        (run_dir / name).unlink(missing_ok=True)
         listener = unless_it_listens.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(here)
-        listener.listen()
+        listener.listen(backlog)
         unless_it_listens.pop_all()
-    threading.Thread(target=_accept, args=(listener, answer), name="control", daemon=True).start()
+    return listener
 
 
 def _accept(listener: socket.socket, answer: Answer) -> None:
@@ -47,14 +53,14 @@ def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def address(run_dir: Path) -> Iterator[str]:
+def address(run_dir: Path, name: str = SOCKET) -> Iterator[str]:
     """What to bind or to connect to, inside the context."""
-    path = str(run_dir / SOCKET)
+    path = str(run_dir / name)
     if len(os.fsencode(path)) <= _WHOLE_PATH or sys.platform != "linux":
         yield path
         return
     folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{folder}/{SOCKET}"
+        yield f"/proc/self/fd/{folder}/{name}"
     finally:
         os.close(folder)

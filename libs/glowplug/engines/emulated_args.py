@@ -29,6 +29,8 @@ ARGUMENTS = EngineArguments(
         "warmup_s": number("seconds of warm-up", _MOST_S),
         "load_bytes_per_s": number("host memory to GPU", _MOST_RATE, above_zero=True),
         "fetch_bytes_per_s": number("a modelled network in front of it; 0 for none", _MOST_RATE),
+        "hop_s": number("from one stage of a pipeline to the next, beside what the connection takes", _MOST_S),
+        "stage_timeout_s": number("real seconds until a stage that does not answer is lost", _MOST_S, above_zero=True),
         "max_num_batched_tokens": whole("tokens of one step", least=1),
         "seed": whole("of texts and chances"),
         "faults": Argument(

@@ -29,6 +29,9 @@ class GgufFacts:
     context_tokens: int  # the longest context the model was trained for
     kv_bytes_per_token: int  # 0 when the architecture does not say
     chat_template: str
+    header_bytes: int = 0  # of the file, before its tensors
+    tensor_types: frozenset[int] = frozenset()  # GGML's numbers
+    tensors: tuple[tuple[int, int], ...] = ()  # (first byte, end) of each; a type of numbers that is unknown has none
 
 
 def read_facts(path: Path) -> GgufFacts:
@@ -41,9 +44,11 @@ def read_facts(path: Path) -> GgufFacts:
         with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             try:
                 values, at, num_tensors = _read_values(data)
-                num_bytes = _end_of_tensors(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))
+                alignment = int(values.get("general.alignment") or _ALIGNMENT)
+                header_bytes, spans, types = _tensors(data, at, num_tensors, alignment)
             except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
                 raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
+            num_bytes = max((end for _, end in spans), default=header_bytes)  # at least: see _tensors
             if num_bytes > len(data):
                 raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes of {num_bytes}")
     architecture = str(values.get("general.architecture", ""))
@@ -61,6 +66,9 @@ def read_facts(path: Path) -> GgufFacts:
         context_tokens=number("context_length"),
         kv_bytes_per_token=number("block_count") * kv_heads * (key_size + value_size) * _KV_ELEMENT_BYTES,
         chat_template=str(values.get("tokenizer.chat_template", "")),
+        header_bytes=header_bytes,
+        tensor_types=types,
+        tensors=tuple(spans),
     )
 
 
@@ -87,17 +95,22 @@ def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
     return values, at, num_tensors
 
 
-def _end_of_tensors(data: mmap, at: int, num_tensors: int, alignment: int) -> int:
-    """Bytes a whole file has at least: the end of its last tensor (its start, when the type of numbers is unknown)."""
-    end = 0
+def _tensors(
+    data: mmap, at: int, num_tensors: int, alignment: int
+) -> tuple[int, list[tuple[int, int]], frozenset[int]]:
+    """Where the tensors begin; (first byte, end) of each, no length where the type of numbers is unknown; their
+    types."""
+    spans, types = [], set()
     for _ in range(num_tensors):
         _, at = _string(data, at)
         (num_dimensions,) = struct.unpack_from("<I", data, at)
         *shape, kind, offset = struct.unpack_from(f"<{num_dimensions}QIQ", data, at + 4)
         at += 4 + 8 * num_dimensions + 12
+        types.add(kind)
         block, block_bytes = _BLOCKS.get(kind, (1, 0))
-        end = max(end, offset + math.prod(shape) // block * block_bytes)
-    return -(-at // alignment) * alignment + end if num_tensors else at
+        spans.append((offset, offset + math.prod(shape) // block * block_bytes))
+    begin = -(-at // alignment) * alignment if num_tensors else at
+    return begin, [(begin + first, begin + end) for first, end in spans], frozenset(types)
 
 
 def _string(data: mmap, at: int) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Model
-from glowplug.engines import probe, process, rendezvous
+from glowplug.engines import landing, probe, process, rendezvous
 from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm
 from glowplug.engines.port import (
@@ -31,6 +31,11 @@ from glowplug.engines.port import (
 from glowplug.engines.zygote import Zygote
 
 _log = structlog.get_logger(__name__)
+
+
+def phases_of(message: Mapping[str, Any]) -> tuple[Phase, ...]:
+    """Those of a message in the run directory."""
+    return tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in message["phases"])
 
 
 class HostedDriver:
@@ -112,10 +117,17 @@ class HostedDriver:
         return self.standing_environment() | env
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
-        rendezvous.write(request.run_dir, rendezvous.SPEC, self.spec(request))
+        spec = self.spec(request)
+        if self.is_parked:
+            rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
+            if pid := self._fork(request, process.engine_environment(self.environment(request))):
+                return self._handle(request, pid, parked="true")
+        return self._spawn(request, spec)
+
+    def _spawn(self, request: LaunchRequest, spec: Mapping[str, Any]) -> EngineHandle:
+        """Start a fresh interpreter. Raises EngineFailed."""
+        rendezvous.write(request.run_dir, rendezvous.SPEC, dict(spec))
         env = process.engine_environment(self.environment(request))
-        if self.is_parked and (pid := self._fork(request, env)):
-            return self._handle(request, pid, parked="true")
         argv = [self._python, "-m", self.module, str(request.run_dir)]
         try:
             pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=env)
@@ -156,24 +168,32 @@ class HostedDriver:
         run_dir = Path(handle.run_dir)
         rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
         try:
-            ready = await self._wait_ready(handle, run_dir)
+            ready = await self._wait_ready(handle, run_dir, weights_path)
         except EngineFailed:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
             raise
-        phases = tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in ready["phases"])
+        return self._report(handle, ready)
+
+    def _report(self, handle: EngineHandle, ready: Mapping[str, Any]) -> LoadReport:
+        """What `ready` says of an engine that serves."""
         return LoadReport(
             handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])),
-            phases=phases,
+            phases=phases_of(ready),
             num_slots=int(ready.get("num_slots", 0)),
             kv_tokens=int(ready.get("kv_tokens", 0)),
             lacks=tuple(ready.get("lacks", ())),
+            shared_bytes=int(ready.get("shared_bytes", 0)),
         )
 
-    async def _wait_ready(self, handle: EngineHandle, run_dir: Path) -> dict[str, Any]:
+    async def _wait_ready(
+        self, handle: EngineHandle, run_dir: Path, weights_path: Path | None, name: str = rendezvous.READY
+    ) -> dict[str, Any]:
+        """The message `name` of its process, within `load_timeout_s`, which begins anew while weights at that path
+        still arrive: the start bounds that. Raises EngineFailed."""
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
         while True:
             alive = self.adopt(handle)  # asked first: what it wrote before it died is still read below
-            if (ready := rendezvous.read(run_dir, rendezvous.READY)) is not None and alive:
+            if (ready := rendezvous.read(run_dir, name)) is not None and alive:
                 return ready
             if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
                 if "code" not in failed:
@@ -184,6 +204,9 @@ class HostedDriver:
             if not alive:
                 raise self._failure(handle, "the process ended before it was ready")
             if asyncio.get_running_loop().time() > deadline:
+                if weights_path is not None and landing.is_arriving(weights_path):
+                    deadline += self._settings.load_timeout_s
+                    continue
                 raise self._failure(handle, f"not ready within {self._settings.load_timeout_s:g} s")
             await asyncio.sleep(process.POLL_S)
 

@@ -49,9 +49,12 @@ class LlamacppDriver(HostedDriver):
         return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On host memory both, by pages: see llamacpp_sleep.py. On a GPU its server is dropped and built again, which
-        leaves nothing there that could be prewarmed."""
-        return frozenset({Ability.PREWARM, Ability.SWAP} if gpu_kind == "host" else {Ability.SWAP})
+        """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which
+        may still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there
+        that could be prewarmed or shared, and weights are copied when it is built."""
+        if gpu_kind == "host":
+            return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE})
+        return frozenset({Ability.SWAP})
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -69,6 +72,9 @@ class LlamacppDriver(HostedDriver):
             functions_only=True,
             text_only=not args.get("mmproj"),
             tool_choices=frozenset((apis.REQUIRED,)),
+            continues=frozenset((apis.CHAT, apis.COMPLETIONS, apis.MESSAGES, apis.RESPONSES)),
+            prefills=True,
+            mixed_prompts=True,
         )
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
@@ -96,6 +102,10 @@ class LlamacppDriver(HostedDriver):
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         await self._control(handle, {"do": "sleep", "becomes": becomes})
+
+    async def sleep_if_idle(self, handle: EngineHandle, becomes: str) -> int:
+        answer = await self._control(handle, {"do": "sleep", "becomes": becomes, "if_idle": True})
+        return int(answer["running"])
 
     async def wake(self, handle: EngineHandle) -> None:
         await self._control(handle, {"do": "wake"})

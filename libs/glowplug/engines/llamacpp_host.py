@@ -4,10 +4,15 @@
 
 llama.cpp's own HTTP server listens on the port of the spec, or on one that the kernel chooses; rendezvous.py carries
 it back.
+
+Weights may still arrive when they are given. llama.cpp maps their file and reads no tensor before the first token, so
+its server is built as soon as the header has landed, and warmed up behind the last byte. Where it would read them
+earlier, to repack them for this CPU or to copy them to a GPU, it waits for all of them first.
 """
 
 import json
 import os
+import platform
 import sys
 import threading
 import time
@@ -20,10 +25,15 @@ from glowplug.domain.errors import ChecksumMismatch, EngineMisconfigured
 from glowplug.engines import control, rendezvous
 from glowplug.engines.apis import TOOL_CHOICE
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
+from glowplug.engines.landing import Landing
 from glowplug.engines.llamacpp_args import check_bytes, check_context, projector_bytes
-from glowplug.engines.llamacpp_sleep import EngineServer
+from glowplug.engines.llamacpp_sleep import SLOTS, EngineServer
 
 _MIN_CONTEXT_TOKENS = _PADDING = 256
+_HEADER_STEP_BYTES = 1 << 20
+_X86 = ("x86_64", "AMD64", "i686")
+_PLAIN = frozenset({0, 1, 30})  # GGML's F32, F16, BF16
+_UNPACKED_ON_X86 = frozenset({3, 6, 7, 8})  # Q4_1, Q5_0, Q5_1, Q8_0
 
 
 def plan_context(spec: dict[str, Any], facts: GgufFacts) -> tuple[int, int]:
@@ -116,11 +126,17 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
-    args = spec["engine_args"]
+    args, landing = spec["engine_args"], Landing.of(weights)
     check_bytes(args, int(spec["weights_bytes"]), weights.stat().st_size + projector_bytes(args))
     load_at = time.time()
-    wanted, facts = _wanted(spec, weights)
-    slots_dir = run_dir / "slots"
+    wanted, facts = _wanted(spec, facts_of(weights, landing, spec["wait_s"]), weights)
+    if landing is not None:
+        if wanted.n_gpu_layers == 0 and stay_mapped(facts.tensor_types):
+            wanted.no_extra_bufts = True  # whatever this build could repack, it must not
+        else:
+            landing.wait(landing.num_bytes, spec["wait_s"])
+            landing = None
+    slots_dir = run_dir / SLOTS
     slots_dir.mkdir(mode=0o500, exist_ok=True)
     # Opens POST /slots, by which a slot forgets what it has cached; saving and restoring one are opened by it, too.
     wanted.slot_save_path = f"{slots_dir}/"
@@ -130,9 +146,11 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         return xllamacpp.Server(wanted)
 
     kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
-    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0)
+    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir, facts.tensors)
+    if landing is not None:
+        landing.wait(landing.num_bytes, spec["wait_s"])
     warmup_at = time.time()
-    held = holds(server.warm_up())
+    held = {**holds(server.warm_up()), "shared_bytes": server.shared_bytes()}
     phases = [
         ["launch", spec["launched_at"], imported_at],
         ["load", load_at, warmup_at],
@@ -143,9 +161,33 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     return server
 
 
-def _wanted(spec: dict[str, Any], weights: Path) -> tuple[Any, GgufFacts]:
+def facts_of(weights: Path, landing: Landing | None, timeout_s: float) -> GgufFacts:
+    """What the header says, as soon as it has landed. Raises InvalidGguf, WeightsDropped, TimeoutError."""
+    if landing is None:
+        return read_facts(weights)
+    wanted = min(_HEADER_STEP_BYTES, landing.num_bytes)
+    while True:
+        landing.wait(wanted, timeout_s)
+        try:
+            facts = read_facts(weights)
+            if facts.header_bytes <= wanted:
+                return facts
+            wanted = min(facts.header_bytes, landing.num_bytes)
+        except InvalidGguf:
+            if wanted >= landing.num_bytes:
+                raise
+            wanted = min(wanted + _HEADER_STEP_BYTES, landing.num_bytes)
+
+
+def stay_mapped(tensor_types: frozenset[int]) -> bool:
+    """Whether llama.cpp computes with tensors of these types where they lie in the file, at no cost: it has no other
+    layout for them on this CPU."""
+    is_arm, has_amx = platform.machine() not in _X86, "AMX_INT8 = 1" in xllamacpp.get_system_info()
+    return tensor_types <= (_PLAIN if is_arm or has_amx else _PLAIN | _UNPACKED_ON_X86)
+
+
+def _wanted(spec: dict[str, Any], facts: GgufFacts, weights: Path) -> tuple[Any, GgufFacts]:
     """`parameters`, where whatever xllamacpp refuses is a fault of the arguments: it has done nothing else yet."""
-    facts = read_facts(weights)
     try:
         return parameters(spec, weights, facts), facts
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:

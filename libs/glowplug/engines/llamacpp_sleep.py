@@ -10,27 +10,34 @@ A wake is proven: the first token's five likeliest, with their log probabilities
 started. If they are not, the server is built again; if that does not help either, the wake fails.
 """
 
-import contextlib
 import gc
 import http.client
 import json
 import math
 import os
 import re
-import socket
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.engines import pages, rendezvous
+from glowplug.engines.listener import Listener, end_connections
 from glowplug.engines.pages import Pages
 
 PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
+SLOTS = "slots"  # a folder of the run directory
+_NAMED = '{"filename": "opening.bin"}'
+_LONGEST_OPENING = 4096  # characters: some thousand tokens
+_BROKEN_OFF_S, _POLL_S = 2.5, 0.002  # llama.cpp notices within a second or so that a client has left
+_TRIES = 3
 _TIMEOUT_S = 120.0
 _CANARY = {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "logprobs": 5, "cache_prompt": False}
 _SAME = 1e-3  # of a log probability; another order of additions changes less
 _LEAST_RUN_BYTES = 1 << 20
+_LOAD_BYTES = 64 << 20  # that a load takes besides weights and KV cache: the vocabulary, buffers; 30 MB of SmolLM2
 _FOUND = 0.9  # of the planned KV cache: chunks at its ends are not counted
 _RUNNING = re.compile(r"^llamacpp:requests_(?:processing|deferred)[ \t]+(\S+)", re.MULTILINE)
 
@@ -38,15 +45,31 @@ Likeliest = dict[int, float]  # id of a token -> its log probability
 
 
 class EngineServer:
-    """One llama.cpp server, which may be built more than once; `build(port)` makes it."""
+    """One llama.cpp server, which may be built more than once; `build(port)` makes it. `run_dir` is its own; `tensors`:
+    where they lie in the file of its weights, (first byte, end) of each."""
 
-    def __init__(self, build: Callable[[int], Any], kv_bytes: int, weights: Path, host_memory: bool) -> None:
-        self._build, self._weights = build, weights
+    def __init__(
+        self,
+        build: Callable[[int], Any],
+        kv_bytes: int,
+        weights: Path,
+        host_memory: bool,
+        run_dir: Path,
+        tensors: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._build, self._weights, self._run_dir = build, weights, run_dir
+        self._host_memory, self._tensors = host_memory, tensors if host_memory else ()
+        before = pages.anonymous_bytes()
         self._server: Any = build(0)
+        self._own_bytes = max(0, pages.anonymous_bytes() - before - kv_bytes)
         self.address: str = self._server.listening_address
+        self._listener = Listener(self.port, run_dir) if sys.platform == "linux" else None
         self._kv = kv_pages(kv_bytes) if host_memory else []
+        if host_memory:  # what the first token reads comes back, and shows what of the weights is read in place
+            pages.give_back_small(pages.mapped(weights))
         self._num_slots = 0
         self._likeliest: Likeliest = {}
+        self._opening: bool | None = None  # whether it is kept in a file; None: nobody has looked yet
         self.becomes = ""  # PREWARMED or SWAPPED_OUT while it sleeps
 
     @property
@@ -61,57 +84,151 @@ class EngineServer:
         self._num_slots = int(props["total_slots"])
         return props
 
+    def shared_bytes(self) -> int:
+        """Of the weights' file, the tensors that are read in the pages that every engine of them reads: after
+        `warm_up`. llama.cpp repacks some kinds for the processor, and reads its own copy of those.
+
+        Two measures have to agree: whose pages came back with the first token, and how much memory of its own the load
+        took. Where a kernel brings many pages in at once the first one sees too much, and the second one counts."""
+        whole = sum(end - first for first, end in self._tensors)
+        shared = pages.num_bytes_read(self._weights, self._tensors) if whole else 0
+        if self._own_bytes > whole - shared + max(_LOAD_BYTES, whole // 8):
+            shared = min(shared, max(0, whole - self._own_bytes))
+        return shared
+
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What the driver asks: {"do": "sleep", "becomes"}, {"do": "wake"} or {"do": "state"}. Returns {"state",
-        "how"}. Raises RuntimeError, and ValueError for another question."""
-        do = question.get("do")
+        """What the driver asks: {"do": "sleep", "becomes", "if_idle"}, {"do": "wake"} or {"do": "state"}. Returns
+        {"state", "how", "running"}: of a sleep that was to be only if it is idle, the requests for which it serves on.
+        Raises RuntimeError, and ValueError for another question."""
+        do, num_running = question.get("do"), 0
         if do == "sleep":
-            self._sleep(question["becomes"])
+            num_running = self._sleep(question["becomes"], if_idle=bool(question.get("if_idle")))
         elif do == "wake":
             self._wake()
         elif do != "state":
             raise ValueError(f"no {do!r} is known")
-        return {"state": self.becomes or "awake", "how": "pages" if self._kv else "server"}
+        return {"state": self.becomes or "awake", "how": "pages" if self._kv else "server", "running": num_running}
 
-    def _sleep(self, becomes: str) -> None:
-        """By pages where nothing runs, else by ending the server and what runs in it."""
+    def _sleep(self, becomes: str, *, if_idle: bool) -> int:
+        """By pages where nothing runs, else by ending the server and what runs in it. Returns how many requests run
+        that keep it awake."""
         if becomes not in (PREWARMED, SWAPPED_OUT):
             raise ValueError(f"an engine does not become {becomes!r}")
-        if not (self._kv and self._server is not None and self._give_back(becomes)):
+        if self._server is None:
+            self.becomes = becomes
+            return 0
+        if self._listener is not None:
+            self._listener.refuse()
+        num_running = self._num_running()
+        if not num_running:
+            end_connections(self.port)  # idle ones: a request on its way in one of them is sent elsewhere
+            num_running = self._until_idle()
+        if num_running and if_idle:
+            self._serve()
+            return num_running
+        if num_running or not self._kv:
             if becomes == PREWARMED:
+                self._serve()
                 raise RuntimeError("its KV cache was not found in host memory, or requests still run in it")
-            end_connections(self.port)  # a server that is dropped waits for its clients, and they for answers
-            self._server = None
-            gc.collect()
+            self._drop()
+        else:
+            self._keep_opening()
+            self._give_back(becomes)
         self.becomes = becomes
+        return 0
 
-    def _give_back(self, becomes: str) -> bool:
-        """False where requests run, or have come meanwhile: those must not go on, since their cache is gone."""
-        if self._num_running():
-            return False
-        for slot in range(self._num_slots):  # else the next prompt would count on what its slot has cached
-            self._ask("POST", f"/slots/{slot}?action=erase")
-        if self._num_running():
-            return False
-        pages.give_back([*self._kv, *(pages.mapped(self._weights) if becomes == SWAPPED_OUT else [])])
-        return not self._num_running()
+    def _serve(self) -> None:
+        if self._listener is not None:
+            self._listener.serve()
 
-    def _num_running(self) -> float:
-        text = self._ask("GET", "/metrics").decode()
-        return sum(float(value) for value in _RUNNING.findall(text))
+    def _drop(self) -> None:
+        """End the server, whose port refuses connections then."""
+        end_connections(self.port)  # a server that is dropped waits for its clients, and they for answers
+        self._server = None
+        gc.collect()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _rebuild(self) -> None:
+        self._server = self._build(self.port)
+        if self._listener is not None:
+            self._listener = Listener(self.port, self._run_dir)
+            self._listener.refuse()
+
+    def _give_back(self, becomes: str) -> None:
+        """Nothing runs but what came in this moment on a connection that is broken off: nobody reads its answer, and
+        what it has touched is given back too. Raises RuntimeError where there is no end of it."""
+        for _ in range(_TRIES):
+            for slot in range(self._num_slots):  # else the next prompt would count on what its slot has cached
+                self._ask("POST", f"/slots/{slot}?action=erase")
+            pages.give_back([*self._kv, *(pages.mapped(self._weights) if becomes == SWAPPED_OUT else [])])
+            if not self._num_running():
+                return
+            self._until_idle()
+        raise RuntimeError("requests come in though it refuses them")
+
+    def _until_idle(self) -> int:
+        """Wait a while for requests whose connections are broken off. Returns how many run on."""
+        deadline = time.monotonic() + _BROKEN_OFF_S
+        while (num_running := self._num_running()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return num_running
+
+    def _num_running(self) -> int:
+        return int(sum(float(value) for value in _RUNNING.findall(str(self._server.handle_metrics()))))
 
     def _wake(self) -> None:
         if self._server is None:
-            self._server = self._build(self.port)
+            self._rebuild()
         if not self._is_itself():
             print("after its wake it does not answer as it did at its start: its server is built again", flush=True)
             self._kv = []  # what was given back was not, or not only, the KV cache
-            self._server = None
-            gc.collect()
-            self._server = self._build(self.port)
+            self._drop()
+            self._rebuild()
             if not self._is_itself():
                 raise RuntimeError("it does not answer as it did at its start")
+        self._bring_opening()
         self.becomes = ""
+        self._serve()
+
+    # how every chat begins
+
+    def _keep_opening(self) -> None:
+        """Before the first sleep: have a slot hold what the chat template puts before every conversation, and keep its
+        part of the KV cache in a file. Whoever waits for the wake then waits for his own words' prefill alone."""
+        if self._opening is not None:
+            return
+        self._opening = False
+        try:
+            text = self._opening_text()
+            asked = {"prompt": text, "n_predict": 0, "cache_prompt": True, "id_slot": 0}
+            if not text or json.loads(self._ask("POST", "/completion", json.dumps(asked)))["tokens_evaluated"] < 2:
+                return
+            slots_dir = self._run_dir / SLOTS
+            slots_dir.chmod(0o700)
+            try:
+                self._ask("POST", "/slots/0?action=save", _NAMED)
+            finally:
+                slots_dir.chmod(0o500)
+        except (RuntimeError, OSError, KeyError, ValueError) as error:  # embeddings have no chats, others no template
+            print(f"no opening of its chats is kept: {error}", flush=True)
+            return
+        self._opening = True
+
+    def _opening_text(self) -> str:
+        """What two conversations that share no word begin with; "" where that is nothing, or too much to keep."""
+        asked = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in ("a", "b")]
+        whole = [str(json.loads(self._ask("POST", "/apply-template", one))["prompt"]) for one in asked]
+        alike = [one == other for one, other in zip(*whole, strict=False)]
+        text = whole[0][: alike.index(False)] if False in alike else ""
+        return text if len(text) <= _LONGEST_OPENING else ""
+
+    def _bring_opening(self) -> None:
+        """Into each slot, since a burst fills several."""
+        for slot in range(self._num_slots if self._opening else 0):
+            self._ask("POST", f"/slots/{slot}?action=restore", _NAMED)
+
+    # questions to the server
 
     def _is_itself(self) -> bool:
         now, then = self._canary(), self._likeliest
@@ -128,6 +245,9 @@ class EngineServer:
         if api_key := os.environ.get(rendezvous.API_KEY, ""):
             headers["Authorization"] = f"Bearer {api_key}"
         connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_TIMEOUT_S)
+        if self._listener is not None:
+            connection.sock = self._listener.connected()
+            connection.sock.settimeout(_TIMEOUT_S)
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -138,24 +258,6 @@ class EngineServer:
             shown = text[:500].decode("utf-8", "replace")
             raise RuntimeError(f"{path} answered {answer.status} to the engine's own process: {shown}")
         return text
-
-
-def end_connections(port: int) -> None:
-    """Break off every connection that this process has accepted at `port`."""
-    for open_file in Path("/proc/self/fd").iterdir():
-        try:
-            fd = os.dup(int(open_file.name))
-        except OSError:
-            continue  # it was the directory's own
-        try:
-            accepted = socket.socket(fileno=fd)
-        except OSError:
-            os.close(fd)
-            continue  # it is no socket
-        with accepted, contextlib.suppress(OSError):  # one that listens has no peer
-            if accepted.family in (socket.AF_INET, socket.AF_INET6) and accepted.getsockname()[1] == port:
-                accepted.getpeername()
-                accepted.shutdown(socket.SHUT_RDWR)
 
 
 def kv_pages(kv_bytes: int) -> list[Pages]:

@@ -6,6 +6,7 @@ when they are touched again: as llama.cpp left them. Standard library only, sinc
 """
 
 import array
+import contextlib
 import ctypes
 import mmap
 import os
@@ -16,7 +17,9 @@ from pathlib import Path
 
 CHUNK_BYTES = 1 << 18
 _PRESENT = 1 << 63  # in an entry of /proc/self/pagemap: the page is in memory
+_PRESENT_BYTE = 1 << 7  # ... in its last byte
 _ENTRY_BYTES = 8
+_AROUND_BYTES = (1 << 21, 1 << 16)  # what a fault on a file's page brings in: a large folio, or fault_around_bytes
 _SAMPLE_BYTES = 64
 _ZEROS = bytes(CHUNK_BYTES)
 
@@ -48,24 +51,55 @@ def zero_runs(least_bytes: int) -> list[Pages]:
 
 def _private() -> list[Pages]:
     """Mappings of this process that can be written and have no file behind them."""
-    return [pages for pages, permissions, path in _mappings() if permissions == "rw-p" and path in ("", "[heap]")]
+    return [pages for pages, permissions, path, _ in _mappings() if permissions == "rw-p" and path in ("", "[heap]")]
 
 
 def mapped(path: Path) -> list[Pages]:
     """Where this process has mapped that file, deleted or not; none on another system than Linux."""
+    return [pages for pages, _ in _mapped(path)]
+
+
+def num_bytes_read(path: Path, spans: Iterable[tuple[int, int]]) -> int:
+    """Bytes of those spans (first byte, end) of a mapped file in which this process has read since its pages were last
+    given back; 0 on another system than Linux. A span counts whole: of a table one row may have been read. The kernel
+    brings neighbours of a page in with it, so that what lies near the ends of a long span says nothing; where it keeps
+    the file in large folios it brings all of one in (Linux 6.18), and short spans seem to have been read."""
+    mappings = _mapped(path)
+    if not mappings:
+        return 0
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        return sum(end - first for first, end in spans if _was_read(first, end, mappings, pagemap.fileno()))
+
+
+def _was_read(first: int, end: int, mappings: list[tuple[Pages, int]], pagemap: int) -> bool:
+    margin = next((one for one in _AROUND_BYTES if end - first > 2 * one + mmap.PAGESIZE), 0)
+    first, end = first + margin, end - margin
+    for pages, offset in mappings:
+        low, high = max(first, offset), min(end, offset + pages.num_bytes)
+        if low < high:
+            start = (pages.start + low - offset) // mmap.PAGESIZE
+            stop = (pages.start + high - offset - 1) // mmap.PAGESIZE + 1
+            entries = os.pread(pagemap, (stop - start) * _ENTRY_BYTES, start * _ENTRY_BYTES)
+            if max(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES], default=0) & _PRESENT_BYTE:
+                return True
+    return False
+
+
+def _mapped(path: Path) -> list[tuple[Pages, int]]:
+    """(addresses, first byte of the file) of each mapping of it."""
     name = str(path.resolve())
-    return [pages for pages, _, its_path in _mappings() if its_path.removesuffix(" (deleted)") == name]
+    return [(pages, offset) for pages, _, at, offset in _mappings() if at.removesuffix(" (deleted)") == name]
 
 
-def _mappings() -> list[tuple[Pages, str, str]]:
-    """(addresses, permissions, path or "") of each mapping."""
+def _mappings() -> list[tuple[Pages, str, str, int]]:
+    """(addresses, permissions, path or "", first byte of its file) of each mapping."""
     if sys.platform != "linux":
         return []
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
+        addresses, permissions, offset, _, _, *path = line.split(maxsplit=5)
         low, high = addresses.split("-")
-        found.append((Pages(int(low, 16), int(high, 16)), permissions, path[0] if path else ""))
+        found.append((Pages(int(low, 16), int(high, 16)), permissions, path[0] if path else "", int(offset, 16)))
     return found
 
 
@@ -99,12 +133,34 @@ def _trimmed(start: int, end: int, memory: int) -> Pages:
     return Pages(start, end)
 
 
+def anonymous_bytes() -> int:
+    """Memory of this process that no file stands behind; 0 on another system than Linux."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Anonymous:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
 def give_back(runs: Iterable[Pages]) -> None:
     """Their memory is free at once. Private pages read as zeros from now on, mapped ones as their file has them. Raises
     OSError."""
+    for run in runs:
+        _advise(run, mmap.MADV_DONTNEED)
+
+
+def give_back_small(runs: Iterable[Pages]) -> None:
+    """`give_back` of mapped pages, so that from now on they come back a few at a time, and never as huge ones. Raises
+    OSError."""
+    for run in runs:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            _advise(run, mmap.MADV_NOHUGEPAGE)
+        _advise(run, mmap.MADV_DONTNEED)
+
+
+def _advise(run: Pages, advice: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for run in runs:
-        if libc.madvise(run.start, run.num_bytes, mmap.MADV_DONTNEED):
-            number = ctypes.get_errno()
-            raise OSError(number, f"madvise: {os.strerror(number)}")
+    if libc.madvise(run.start, run.num_bytes, advice):
+        number = ctypes.get_errno()
+        raise OSError(number, f"madvise: {os.strerror(number)}")

@@ -1,11 +1,12 @@
 """The engine port: what an agent asks of an engine, whichever engine it is.
 
 A start has two halves so that they overlap with the fetch of the weights: `launch` brings the process up (imports,
-library, device context) and `load` gives it the weights once they are complete in host memory. Engines outlive the
-agent: a handle is plain data, written to disk, and `adopt` takes the process back after a restart.
+library, device context) and `load` gives it the weights once they are complete in host memory, or while they still
+arrive there (ability "stream"). Engines outlive the agent: a handle is plain data, written to disk, and `adopt` takes
+the process back after a restart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +32,8 @@ class EngineCapabilities:
     overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
     asleep_bytes: int = 0  # GPU memory that a sleeping engine may keep; 0: that is not looked at
     groups: bool = False  # one instance may spread over several GPUs of a node
+    groups_lack: frozenset[str] = frozenset()  # abilities on host memory that such an instance does not have
+    shares_when_asked: bool = False  # of the ability "share": for models with weights_shared alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +48,21 @@ class LaunchRequest:
     gpu_id: str = ""
     gpu_kind: str = "host"  # host | cuda | emulated
     gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
+    gpu_indices: tuple[int, ...] = ()  # ... of each GPU of a tensor group, in the order of its ranks; (): of one GPU
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine reports it
     api_key: str = ""  # that the engine asks for; "": none
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
+    stage: int = 0  # of a pipeline, from 0: its part of the layers
+    num_stages: int = 1
+    rendezvous: str = ""  # "host:port" where the stages find one another; the first one listens there
+    address: str = ""  # by which the other stages reach this one; "": `host`
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of this node that it runs on, one worker on each."""
+        return max(1, len(self.gpu_indices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +99,7 @@ class LoadReport:
     num_slots: int = 0  # requests it runs at once; 0: as many as its model's max_concurrency
     kv_tokens: int = 0  # tokens that its KV cache holds, of all requests together; 0: the engine does not say
     lacks: tuple[str, ...] = ()  # of its kind's features, those that these weights do not have: see Instance.lacks
+    shared_bytes: int = 0  # of its weights, seen to be read in the pages of their file, as others of them read them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +124,7 @@ class EngineSettings:
     health_timeout_s: float = 2.0
     servers_file: str = ""  # of servers by command; empty: none
     emulated_time_scale: float = 1.0  # emulated seconds per second: 10 runs ten times as fast
+    emulated_streams: bool = False  # emulated engines load their weights while these arrive
     extra: Mapping[str, Any] = field(default_factory=dict)  # options of one driver alone
 
 
@@ -120,7 +135,8 @@ class Ability(StrEnum):
     SWAP = "swap"  # give all of their GPU memory back while their process lives, and take it again
     STAGES = "stages"  # serve as the stages of a pipeline
     FIRST_LAYERS = "first_layers"  # hold the first layers alone while they are prewarmed
-    SHARE = "share"  # read their weights where the node keeps them (Model.weights_shared)
+    STREAM = "stream"  # load their weights while these arrive
+    SHARE = "share"  # read their weights in the pages where the node keeps them (EngineCapabilities.shares_when_asked)
 
 
 class EngineDriver(Protocol):
@@ -158,7 +174,9 @@ class EngineDriver(Protocol):
         ...
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        """Give it the complete weights and return when it is READY to serve.
+        """Give it the weights and return when it is READY to serve. Where it has the ability "stream" they may still
+        arrive (weights/pieces.py): it reads nothing that has not landed, and what it has read counts once its caller
+        has seen them complete.
 
         Raises EngineFailed with the last lines of its log; the process is gone by then. Cancelled, the process
         goes on loading: call it again (a second call with the same handle just waits) or `stop`.
@@ -208,19 +226,41 @@ class Sleeper(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEndpoint:
+    """Where the engine of a later stage answers, on whichever node, and the key that it asks for."""
+
+    url: str
+    api_key: str = ""
+
+
+@runtime_checkable
+class RefusingSleeper(Sleeper, Protocol):
+    """What drivers can do besides whose engines refuse what comes while they sleep or fall asleep: 503, with the header
+    telemetry/semconv.py: HEADER_REFUSED, on which a router sends the request elsewhere. Nothing has to wait until
+    routers have learned of a drain then."""
+
+    async def sleep_if_idle(self, handle: EngineHandle, becomes: str) -> int:
+        """Sleep, and return 0; or, where requests run or wait inside, go on and return how many. Raises EngineFailed;
+        the process may still live then."""
+        ...
+
+
 @runtime_checkable
 class Stager(Protocol):
     """What drivers of engines that run as the stages of a pipeline can do besides (HydraServe sections 4 and 6). One
     that derives from it and leaves a method out raises EngineUnable there."""
 
-    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
-        """Connect the first stage to the later ones, and return when it answers for all. Raises EngineFailed."""
+    async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
+        """Connect the first stage to the later ones, given in the order of their layers, and return when it answers for
+        all. Raises EngineFailed."""
         raise EngineUnable(f"{handle.engine} does not run in stages")
 
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
-        """Bring the rest of the model in while the pipeline serves on, take over the other stages' KV cache, and serve
-        alone. Returns the tokens that its KV cache holds then, 0 when it does not say. Raises EngineFailed; it is the
-        stage that it was then. Cancelled, the engine goes on: call it again, or `abandon_consolidation`."""
+    async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
+        """Load the rest of the model, which is complete in host memory at `weights_path`, while the pipeline serves on,
+        take over the other stages' KV cache, and serve alone. Returns the tokens that its KV cache holds then, 0 when
+        it does not say. Raises EngineFailed; it is the stage that it was then. Cancelled, the engine goes on: call it
+        again, or `abandon_consolidation`."""
         raise EngineUnable(f"{handle.engine} does not become whole")
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
@@ -229,5 +269,35 @@ class Stager(Protocol):
         raise EngineUnable(f"{handle.engine} does not become whole")
 
 
-class NoStages(Stager):
-    """What a driver answers that does not run its engines in stages: EngineUnable to each question."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Requests that have left a pipeline's stages. `num_pulled` of them go on from their KV cache, the others are
+    computed anew. Seconds: of the pause until nothing ran, and of writing the KV cache."""
+
+    num_requests: int = 0
+    num_pulled: int = 0
+    num_tokens: int = 0  # of the KV cache
+    num_bytes: int = 0
+    pause_s: float = 0.0
+    export_s: float = 0.0
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """What drivers of engines can do besides that become whole in a process beside the stage's own."""
+
+    async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
+        """As `Stager.consolidate`; what becomes whole listens on `port`, 0: the kernel's choice."""
+        ...
+
+    def whole(self, handle: EngineHandle) -> LoadReport | None:
+        """What serves alone since `consolidate`, of a stage's handle or its own: its handle stands for both processes.
+        None where a consolidation is not over, or there was none."""
+        ...
+
+    async def move_requests(self, handle: EngineHandle) -> Moved:
+        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, and end the stage's own
+        process. Its streams break off then; whoever owns one continues it at the whole engine's url, with the prompt
+        and the tokens so far as its prompt, and no token is computed twice that has come over. Said twice, it does
+        nothing. Raises EngineFailed where the stages answer nothing: their process has ended all the same."""
+        ...

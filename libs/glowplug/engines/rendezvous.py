@@ -1,9 +1,10 @@
 """How a driver and the engine process it started exchange messages: small JSON files in the run directory.
 
     spec.json    driver -> host  what to serve, written before the process starts
-    go.json      driver -> host  {"path"}: the weights are complete
+    go.json      driver -> host  {"path"}: the weights are complete, or arrive there (landing.py)
     ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}, and what the engine holds, as
                                  far as it says so: "num_slots", "kv_tokens", "lacks"
+    loaded-N.json  worker N of a pipeline's stage -> driver  {"phases"}: its weights are loaded
     failed.json  host -> driver  {"message", "code" where waiting for another start would not help}
 
 Files, not pipes: either side may be killed and come back, and saying a thing twice is harmless.
@@ -20,6 +21,11 @@ from typing import Any
 
 API_KEY = "ENGINE_API_KEY"  # variable of the engine's environment; a file or an argument would be read by more
 SPEC, GO, READY, FAILED = "spec.json", "go.json", "ready.json", "failed.json"
+
+
+def loaded(local_rank: int) -> str:
+    """The file by which one worker of a pipeline's stage says that its weights are loaded."""
+    return f"loaded-{local_rank}.json"
 
 
 def write(run_dir: Path, name: str, message: dict[str, Any]) -> None:

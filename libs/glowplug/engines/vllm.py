@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ import structlog
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured, WeightsUnavailable
 from glowplug.domain.model import Model
-from glowplug.engines import apis, probe, process, rendezvous, vllm_args, vllm_env
+from glowplug.engines import apis, probe, process, rendezvous, vllm_args, vllm_env, vllm_stages
 from glowplug.engines.apis import EngineApi
-from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
+from glowplug.engines.vllm_stages import StagedVllm
 from glowplug.engines.vllm_zygote import Zygote, default_dir
 
 _log = structlog.get_logger(__name__)
+_SHARES = "shares"  # in a handle's data: its weights are the pages of their files
 _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
 _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
@@ -34,20 +36,29 @@ _CANNOT_SHARE = "SharingError: "  # ours, where the weights are in memory in ano
 _NOT_A_CAUSE = "See root cause above"
 
 
-class VllmDriver(HostedDriver):
+class VllmDriver(StagedVllm):
     """Starts vLLM servers on this node. Holds a lease on the parked process; everything else is on disk."""
 
     name = "vllm"
     arguments = vllm_args.ARGUMENTS
     weights = vllm_args.WEIGHTS
-    capabilities = EngineCapabilities(parked=True, metrics=True, asleep_bytes=2 << 30)
+    capabilities = EngineCapabilities(
+        parked=True,
+        metrics=True,
+        asleep_bytes=2 << 30,
+        groups=True,
+        groups_lack=frozenset({Ability.SWAP, Ability.FIRST_LAYERS, Ability.SHARE}),  # a part of a matrix is no view
+        shares_when_asked=True,
+    )
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode."""
-        everywhere = frozenset({Ability.PREWARM, Ability.SWAP})
-        return everywhere | {Ability.FIRST_LAYERS, Ability.SHARE} if gpu_kind != "cuda" else everywhere
+        """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode. Weights are read as they
+        land by vLLM's own loader everywhere (glowplug_vllm/arriving_load.py)."""
+        everywhere = frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM})
+        on_host = {Ability.FIRST_LAYERS, Ability.SHARE, Ability.STAGES}
+        return everywhere | on_host if gpu_kind != "cuda" else everywhere
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -57,7 +68,12 @@ class VllmDriver(HostedDriver):
         if runner == "pooling":
             return EngineApi(lacks=dict.fromkeys(generating, "generates no text: engine_args.runner is pooling"))
         pooling = (apis.EMBEDDINGS, apis.RERANK) if runner == "generate" else ()
-        return EngineApi(lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"))
+        return EngineApi(
+            lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"),
+            continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
+            token_ids=True,
+            completion_tokens=16,
+        )
 
     @cached_property
     def _interpreter(self) -> Path:
@@ -102,25 +118,41 @@ class VllmDriver(HostedDriver):
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         base = super().spec(request)
         kept = {key: base[key] for key in ("instance_id", "launched_at", "wait_s", "system_prompt")}
-        return {**kept, "argv": vllm_args.server_argv(request)}
+        return {**kept, "argv": vllm_args.server_argv(request), "num_stages": request.num_stages}
+
+    def _spec(self, request: LaunchRequest, more_argv: Sequence[str]) -> dict[str, Any]:
+        spec = self.spec(request)
+        return {**spec, "argv": [*spec["argv"], *more_argv]}
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         return {**vllm_args.zygote_environment(), **vllm_args.server_environment(request)}
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
+        return await self.start(request)
+
+    async def start(self, request: LaunchRequest, more_argv: Sequence[str] = ()) -> EngineHandle:
+        """As the port says of `launch`, with more flags."""
         if reason := self.unavailable():
             raise EngineFailed(reason)
         if not vllm_args.wants_parked(request.model, self._settings.vllm_parked):
-            return await super().launch(request)
-        spec, env = self.spec(request), vllm_args.server_environment(request)
+            return await self._launch_plainly(request, more_argv)
+        spec, env = self._spec(request, more_argv), vllm_args.server_environment(request)
         try:
             await self._zygote.ensure()
             rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
             pid = await self._zygote.start(request.run_dir, request.log_path, env)
         except EngineFailed as error:
             _log.warning("parked start failed, starting a fresh interpreter", reason=error.message)
-            return await super().launch(request)
-        return self._handle(request, pid, parked="true")
+            return await self._launch_plainly(request, more_argv)
+        return self._handle(request, pid, parked="true", **vllm_stages.handle_data(request))
+
+    async def _launch_plainly(self, request: LaunchRequest, more_argv: Sequence[str]) -> EngineHandle:
+        handle = self._spawn(request, self._spec(request, more_argv))
+        return replace(handle, data={**handle.data, **vllm_stages.handle_data(request)})
+
+    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
+        shares = {_SHARES: "true"} if request.model.weights_shared else {}
+        return super()._handle(request, pid, **data, **shares)
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         if why := self.weights.unreadable(weights_path):
@@ -128,7 +160,10 @@ class VllmDriver(HostedDriver):
             error = EngineFailed(f"{self.name} reads {self.weights.kind}: {why}")
             error.code = WeightsUnavailable.code  # another start would find the same
             raise error
-        report = await super().load(handle, weights_path)
+        load = self.load_stage if vllm_stages.is_stage(handle) else super().load
+        report = await load(handle, weights_path)
+        if _SHARES in handle.data:  # else it would not have loaded: see glowplug_vllm/cpu_weights.py
+            report = replace(report, shared_bytes=sum(p.stat().st_size for p in weights_path.glob("*.safetensors")))
         if handle.data.get("parked"):
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
         return report
@@ -136,6 +171,8 @@ class VllmDriver(HostedDriver):
     async def health(self, handle: EngineHandle) -> Health:
         if not self.adopt(handle):
             return Health(ok=False, reason="the process is gone", alive=False)
+        if vllm_stages.is_later(handle):
+            return self.health_of_later(handle, self._hung_after_s)
         if not handle.url:
             return Health(ok=False, reason="not loaded yet")
         try:
@@ -153,6 +190,10 @@ class VllmDriver(HostedDriver):
         if (silent_s := float(answer.get("silent_s", 0.0))) > self._hung_after_s:
             return Health(ok=False, reason=f"the engine core has not answered for {silent_s:.0f} s")
         return Health(ok=True)
+
+    async def num_in_flight(self, handle: EngineHandle) -> int:
+        """As the port says; the first stage of a pipeline counts for all."""
+        return 0 if vllm_stages.is_later(handle) else await super().num_in_flight(handle)
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         await self._tell(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)
@@ -183,10 +224,6 @@ class VllmDriver(HostedDriver):
             why = refusal.get("message") if isinstance(refusal, dict) else answer.get("detail")
             raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {why or status}")
         return answer
-
-    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
-        """As the port says. The whole group gets the grace: its last member frees what is in shared memory."""
-        await process.stop_group(handle.pid, handle.pid_started_at, grace_s, waits_for_group=True)
 
     async def _keep_tokenizer(self, directory: Path) -> None:
         await asyncio.sleep(_KEEP_DELAY_S)

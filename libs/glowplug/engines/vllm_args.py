@@ -2,11 +2,15 @@
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glowplug.domain.errors import EngineMisconfigured
+import psutil
+
+from glowplug.domain.address import reachable, split_host_and_port
+from glowplug.domain.errors import EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm, flag, plain, whole
 from glowplug.engines.port import LaunchRequest
@@ -26,6 +30,12 @@ _OWNED = {
     "max_model_len": "context_tokens",
     "max_num_seqs": "max_concurrency",
     "kv_cache_memory_bytes": "kv_bytes",
+    "tensor_parallel_size": "num_gpus",
+    "pipeline_parallel_size": "the placer",
+    "nnodes": "the placer",
+    "node_rank": "the placer",
+    "master_addr": "the placer",
+    "master_port": "the placer",
     "host": "the agent",
     "port": "the agent",
     "uds": "the agent",
@@ -55,10 +65,11 @@ def unreadable(path: Path) -> str:
     return "" if (path / "config.json").is_file() else f"{path.name} has no config.json"
 
 
-def check_shared(model: Model, gpu_kind: str = "host") -> None:
+def check_shared(model: Model, gpu_kind: str = "host", num_stages: int = 1) -> None:
     """Raises EngineMisconfigured for weights that are to be shared where each engine needs its own."""
     others = any(_own(model, name, None) is not None for name in ("worker_cls", "quantization"))
-    if model.weights_shared and (gpu_kind == "cuda" or _is_parallel(model.engine_args) or others):
+    is_parallel = num_stages > 1 or model.num_gpus > 1 or _is_parallel(model.engine_args)
+    if model.weights_shared and (gpu_kind == "cuda" or is_parallel or others):
         why = "vLLM shares weights in host memory alone: unquantised, in one process, with the worker of Glowplug"
         raise EngineMisconfigured(f"weights_shared: {why}", param="weights_shared")
 
@@ -78,7 +89,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
     """
     model = request.model
     ARGUMENTS.check(model.engine_args)
-    check_shared(model, request.gpu_kind)
+    check_shared(model, request.gpu_kind, request.num_stages)
     flags: dict[str, Any] = {
         "host": request.host,
         "port": request.port,  # 0: the kernel chooses; the plug-in reports it
@@ -87,8 +98,12 @@ def server_argv(request: LaunchRequest) -> list[str]:
         "max_num_seqs": model.max_concurrency,
         "disable_uvicorn_access_log": True,
     }
-    if model.kv_bytes:
-        flags["kv_cache_memory_bytes"] = model.kv_bytes
+    if model.kv_bytes:  # vLLM counts it for each worker
+        flags["kv_cache_memory_bytes"] = -(-model.kv_bytes // (request.num_gpus * request.num_stages))
+    if request.num_gpus > 1:
+        flags["tensor_parallel_size"] = request.num_gpus
+    if request.num_stages > 1:
+        flags |= _of_stage(request)
     if request.gpu_kind == "cuda":
         # vLLM refuses to start unless this share of the GPU is free, whatever the KV cache takes: the ledger decides.
         flags["gpu_memory_utilization"] = 0.05
@@ -97,13 +112,62 @@ def server_argv(request: LaunchRequest) -> list[str]:
     else:
         flags["enforce_eager"] = True  # compiling takes minutes on a CPU and saves nothing
         if not _is_parallel(model.engine_args):
-            flags["distributed_executor_backend"] = UNIPROC  # one process less to start
             flags["worker_cls"] = SLEEPING_WORKER
+            # one process less to start; each worker of a group needs one of its own
+            flags["distributed_executor_backend"] = UNIPROC if is_alone(request) else "mp"
     for name, value in model.engine_args.items():
         key = name.replace("-", "_")
         if key not in ARGUMENTS.known:
             flags[key] = value
     return [word for name, value in flags.items() for word in _words(name, value)]
+
+
+def pulling_argv(model: Model, directory: Path) -> list[str]:
+    """Flags of an engine that goes on with requests of another one, whose KV cache it finds in `directory`; none where
+    its owner has a connector of his own."""
+    if _own(model, "kv_transfer_config", None) is not None:
+        return []
+    config = {
+        "kv_connector": "MovingConnector",
+        "kv_connector_module_path": "glowplug_vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"directory": str(directory)},
+    }
+    return ["--kv-transfer-config", json.dumps(config)]
+
+
+def is_alone(request: LaunchRequest) -> bool:
+    """Whether it runs in one worker."""
+    return request.num_gpus == request.num_stages == 1
+
+
+def _of_stage(request: LaunchRequest) -> dict[str, Any]:
+    """Raises EngineMisconfigured where the stages could not find one another."""
+    host, port = split_host_and_port(request.rendezvous)
+    if not port.isdecimal():
+        why = f"a stage of a pipeline needs an address where the stages meet, not {request.rendezvous!r}"
+        raise EngineMisconfigured(f"{why}; see GLOWPLUG_STAGE_PORTS of the first stage's node")
+    return {
+        "pipeline_parallel_size": request.num_stages,
+        "nnodes": request.num_stages,
+        "node_rank": request.stage,
+        "master_addr": host,
+        "master_port": int(port),
+        "headless": True if request.stage else None,  # clients are answered by the first one alone
+    }
+
+
+def _network(address: str) -> dict[str, str]:
+    """By which address and interface the other stages reach this one. A name that is none of this machine's own
+    addresses leaves the choice of the interface to gloo."""
+    try:
+        ip = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise EngineFailed(f"the other stages cannot reach {address}: {error}") from error
+    names = (name for name, held in psutil.net_if_addrs().items() if any(one.address == ip for one in held))
+    interface = next(names, "")
+    return {"VLLM_HOST_IP": ip} | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
 
 
 def server_environment(request: LaunchRequest) -> dict[str, str]:
@@ -113,15 +177,36 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
         "VLLM_API_KEY": request.api_key,
         "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc ask for no key
         WEIGHTS_SHARED: "1" if request.model.weights_shared else "0",
-        FIRST_BYTES: str(request.first_bytes if request.first_bytes < request.model.weights_bytes else 0),
+        FIRST_BYTES: str(request.first_bytes if _holds_layers(request) else 0),
     }
+    if request.num_stages > 1:
+        env |= _network(request.address or reachable(request.host))
     if request.gpu_kind == "cuda":
-        return {**env, "CUDA_VISIBLE_DEVICES": str(request.gpu_index)}
-    return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(num_threads(request.model))}
+        indices = request.gpu_indices or (request.gpu_index,)
+        return {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, indices))}
+    threads = max(1, num_threads(request.model) // request.num_gpus)
+    bind = _cpus_by_worker(request.num_gpus, threads) if request.num_gpus > 1 else "nobind"
+    return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bind}
+
+
+def _holds_layers(request: LaunchRequest) -> bool:
+    """Whether it is a replica of the first layers, which a group of workers cannot be."""
+    return request.first_bytes < request.model.weights_bytes and request.num_gpus == 1
+
+
+def _cpus_by_worker(num_workers: int, threads: int) -> str:
+    """CPU numbers of each worker as vLLM reads them ("0,1|2,3"); "nobind" where there are fewer CPUs than threads. The
+    workers of a group wait for one another in every layer, so none should wait for another's CPU."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cpus) < num_workers * threads:
+        return "nobind"
+    parts = (cpus[n * threads : (n + 1) * threads] for n in range(num_workers))
+    return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def num_threads(model: Model) -> int:
-    """Compute threads of one CPU engine: engine_args.num_threads, else the cores of this node, four at most."""
+    """Compute threads of one CPU engine, of all its workers here: engine_args.num_threads, else this node's cores, four
+    at most."""
     default = min(_MAX_DEFAULT_THREADS, os.cpu_count() or 1)
     return int(_own(model, "num_threads", default))
 
@@ -151,8 +236,8 @@ def _own(model: Model, key: str, default: Any) -> Any:
 
 
 def _is_parallel(engine_args: Mapping[str, Any]) -> bool:
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
-    return any(str(engine_args.get(spelt, 1)) != "1" for size in sizes for spelt in (size, size.replace("_", "-")))
+    """Whether its arguments ask for several workers beside those of its GPUs."""
+    return any(str(engine_args.get(spelt, 1)) != "1" for spelt in ("data_parallel_size", "data-parallel-size"))
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from glowplug.domain.instance import Phase, Worker, check_num_stages
+from glowplug.domain.instance import Phase, StageAddress, Worker, check_num_stages
 from glowplug.domain.model import Model, WeightsRef
 
 
@@ -65,6 +65,7 @@ class StartInstance:
     stage: int = 0  # which of them, from 0
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds it is expected to take
     predicted_s: float = 0.0  # the whole start, from this command to READY; 0: not known
+    rendezvous: str = ""  # "host:port" on the first stage's node, where the stages of a pipeline find one another
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
@@ -84,6 +85,7 @@ class StopInstance:
     reason: str
     grace_s: float = 30.0
     becomes: str = "stopped"  # stopped | prewarmed | swapped_out
+    predicted_s: float = 0.0  # until it is that, if it runs nothing; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class JoinStages:
     TYPE: ClassVar[str] = "agent.join"
     target: str
     instance_id: str
+    stages: tuple[StageAddress, ...] = ()  # the later ones, in the order of the model's layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,13 @@ class ResumeInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchWeights:
-    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first."""
+    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first.
+
+    For a stage of a pipeline what it reads is brought, by the order of the weights' tensors; bytes [first_byte,
+    last_byte) where they have no such order. `peers` are prefetchers of other nodes that hold these weights, or are
+    bringing them. `background`: the instance serves already and is to have all of the model (consolidation): whatever
+    a request waits for goes first.
+    """
 
     TYPE: ClassVar[str] = "prefetcher.fetch"
     target: str
@@ -132,6 +141,13 @@ class FetchWeights:
     priority: int = 0
     first_byte: int = 0
     last_byte: int = 0
+    stage: int = 0  # which of `num_stages`, from 0
+    num_stages: int = 1
+    peers: tuple[str, ...] = ()  # their addresses, the best first
+    background: bool = False
+
+    def __post_init__(self) -> None:
+        check_num_stages(self.num_stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ class RequestFinished:
     emulated: bool = False
     error_code: str = ""  # the error code that the client got, or "client_left"; "" when all went well
     stream: bool = False
+    num_continued: int = 0  # how often its stream lost an instance, behind which another was to go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,20 @@ class WeightsFetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsPartFetched:
+    """A node has the bytes in host memory that a stage of a pipeline asked for. They are checked once all are there."""
+
+    TYPE: ClassVar[str] = "weights.part_fetched"
+    node_id: str
+    model_key: str
+    digest: str
+    instance_id: str
+    num_bytes: int
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFetchFailed:
     """Weights could not be brought; nothing of them is served."""
 
@@ -261,6 +276,7 @@ class ForecastMade:
     TYPE: ClassVar[str] = "forecast.made"
     model_key: str
     forecasts: tuple[Forecast, ...]
+    horizon_s: float = 0.0  # what a start of the model takes: what is begun now serves from then on; 0 where not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +307,7 @@ Fact = (
     | InstanceStopped
     | InstanceFailed
     | WeightsFetched
+    | WeightsPartFetched
     | WeightsFetchFailed
     | WeightsEvicted
     | WeightsProgressed

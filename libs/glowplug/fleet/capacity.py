@@ -3,8 +3,11 @@
 A node's ledger says what is granted. A claim is bytes promised to a holder (an instance, a replica, one stage of a
 pipeline): it stands until it is replaced or given up, and for nothing where its GPU's ledger shows the holder, so that
 bytes count once. An instance that its agent has reported claims by its row. What is neither granted nor claimed is
-free. `version` grows when bytes come free anywhere or a node joins: a placement that was refused for want of bytes need
-not ask again before.
+free. `version` grows when bytes come free anywhere, weights begin to be shared or a node joins: a placement that was
+refused for want of bytes need not ask again before.
+
+Weights that several read in the same pages count once (Gpu.shared): a claim of one more of them is for the rest, and
+`seen_by` shows the fleet as a placement of it is to see it.
 
 Instances are kept beside the bytes they hold, by GPU and by node; and the nodes in an index (`nodes`) that answers what
 a placement asks without reading all of them. Every change costs what it changes, whatever the size of the fleet.
@@ -12,11 +15,11 @@ a placement asks without reading all of them. Every change costs what it changes
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.hardware import Gpu, Node, SharedWeights
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.policies.placement.node_index import NodeIndex
 
@@ -83,6 +86,10 @@ class Capacity:
         self._granted: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claims: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claimed: dict[str, tuple[str, ...]] = {}  # holder -> gpu_ids
+        self._share_keys: dict[str, str] = {}  # holder of claims -> under which it shares its weights where others do
+        self._sharing: dict[
+            str, dict[str, str]
+        ] = {}  # share_key -> GPUs where weights are shared so, each with its node
         self._rows: dict[str, Instance] = {}
         self._gone: list[tuple[float, str]] = []
 
@@ -102,12 +109,14 @@ class Capacity:
             if was is gpu or was == gpu:
                 continue
             free = -1 if was is None else self.free_bytes(gpu.gpu_id)
+            self._note_shared(node.node_id, was, gpu)
             self._gpus[gpu.gpu_id], self._free[gpu.gpu_id] = (node.node_id, gpu), gpu.free_bytes
             granted = self._granted[gpu.gpu_id] = dict[str, int]()
             for grant in gpu.grants:
                 granted[grant.holder] = granted.get(grant.holder, 0) + grant.num_bytes
             self._add_up(gpu.gpu_id)
-            self.version += self.free_bytes(gpu.gpu_id) > free
+            offers_more = was is not None and {one.key for one in gpu.shared} > {one.key for one in was.shared}
+            self.version += self.free_bytes(gpu.gpu_id) > free or offers_more
         self._offer(node)
         return self.version > before
 
@@ -133,12 +142,23 @@ class Capacity:
         self.nodes.put(replace(node, draining=True) if node.node_id in self.cordoned else node)
 
     def _drop_gpu(self, gpu_id: str) -> None:
-        self._gpus.pop(gpu_id, None)
+        node_id, gpu = self._gpus.pop(gpu_id, ("", None))
+        self._note_shared(node_id, gpu, None)
         self._free.pop(gpu_id, None)
         self._granted.pop(gpu_id, None)
         self._add_up(gpu_id)
 
     # bytes
+
+    def _note_shared(self, node_id: str, was: Gpu | None, gpu: Gpu | None) -> None:
+        if was is not None:
+            for weights in was.shared:
+                del self._sharing[weights.key][was.gpu_id]
+                if not self._sharing[weights.key]:
+                    del self._sharing[weights.key]
+        if gpu is not None:
+            for weights in gpu.shared:
+                self._sharing.setdefault(weights.key, {})[gpu.gpu_id] = node_id
 
     def free_bytes(self, gpu_id: str) -> int:
         """Bytes neither granted nor claimed; 0 on a GPU that is not known."""
@@ -149,20 +169,54 @@ class Capacity:
         """holder -> bytes."""
         return self._granted.get(gpu_id, {})
 
-    def bytes_of(self, gpu_id: str, holders: Iterable[str]) -> int:
-        """What those hold on that GPU, or have claimed there."""
+    def bytes_of(self, gpu_id: str, holders: Iterable[str], share_key: str = "") -> int:
+        """What those hold on that GPU for themselves, or have claimed there: less what is shared under `share_key`."""
         granted, claims = self.granted(gpu_id), self._claims.get(gpu_id, {})
-        return sum(granted[holder] if holder in granted else claims.get(holder, 0) for holder in holders)
+        total = sum(granted[holder] if holder in granted else claims.get(holder, 0) for holder in holders)
+        shared = self.shared(gpu_id, share_key)
+        return total - (shared.num_bytes if shared and not shared.counts and shared.holders[0] in holders else 0)
 
-    def claim(self, holder: str, num_bytes: Mapping[str, int]) -> None:
-        """Promise bytes to a holder (gpu_id -> bytes), in place of what it was promised before."""
+    def shared(self, gpu_id: str, share_key: str) -> SharedWeights | None:
+        """What is shared on that GPU under that key."""
+        _, gpu = self._gpus.get(gpu_id, ("", None))
+        return gpu.shares(share_key) if gpu is not None and share_key else None
+
+    def counted_twice(self, gpu_id: str, holders: Collection[str]) -> int:
+        """By how much too much comes free once these have gone if all that they hold of that GPU is added up."""
+        _, gpu = self._gpus.get(gpu_id, ("", None))
+        extra = 0
+        for weights in gpu.shared if gpu is not None else ():
+            num_going = sum(holder in holders for holder in weights.holders)
+            extra += weights.num_bytes * (num_going - (num_going == len(weights.holders)))
+        return extra
+
+    @contextmanager
+    def seen_by(self, share_key: str) -> Iterator[None]:
+        """Within it `nodes` are as a start finds them whose weights have that key: what it would share there counts as
+        free bytes (Gpu.seen_by)."""
+        node_ids = dict.fromkeys(self._sharing.get(share_key, {}).values()) if share_key else ()
+        before = [node for node_id in node_ids if (node := self.nodes.node(node_id)) is not None]
+        for node in before:
+            self.nodes.put(replace(node, gpus=tuple(gpu.seen_by(share_key) for gpu in node.gpus)))
+        try:
+            yield
+        finally:
+            for node in before:
+                self.nodes.put(node)
+
+    def claim(self, holder: str, num_bytes: Mapping[str, int], share_key: str = "") -> None:
+        """Promise bytes to a holder (gpu_id -> bytes), in place of what it was promised before. `share_key`: of its
+        weights; where others share them already they are not claimed again."""
         old = self._claimed.pop(holder, ())
+        self._share_keys.pop(holder, None)
         for gpu_id in old:
             self._claims[gpu_id].pop(holder, None)
         for gpu_id, num in num_bytes.items():
             self._claims.setdefault(gpu_id, {})[holder] = num
         if num_bytes:
             self._claimed[holder] = tuple(num_bytes)
+            if share_key:
+                self._share_keys[holder] = share_key
         for gpu_id in {*old, *num_bytes}:
             before = self.free_bytes(gpu_id)
             self._add_up(gpu_id)
@@ -172,17 +226,21 @@ class Capacity:
     def without(self, holder: str) -> Iterator[None]:
         """Within it the holder's claims count for nothing: its own placement is tried anew."""
         version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
+        share_key = self._share_keys.get(holder, "")
         self.claim(holder, {})
         try:
             yield
         finally:
-            self.claim(holder, claims)
+            self.claim(holder, claims, share_key)
             self.version = version
 
     def _add_up(self, gpu_id: str) -> None:
-        claims = self._claims.get(gpu_id)
+        claims = self._claims.get(gpu_id, {})
         granted = self._granted.get(gpu_id, {})
         total = sum(num for holder, num in claims.items() if holder not in granted) if claims else 0
+        if total and self._share_keys:
+            waiting = ((holder, num) for holder, num in claims.items() if holder not in granted)
+            total -= sum(self._shared_already(gpu_id, holder, num) for holder, num in waiting)
         if total != self.reserved.get(gpu_id, 0) and gpu_id in self._gpus:
             self.nodes.touch(self._gpus[gpu_id][0])
         if total:
@@ -191,6 +249,11 @@ class Capacity:
             self.reserved.pop(gpu_id, None)
             if not claims:
                 self._claims.pop(gpu_id, None)
+
+    def _shared_already(self, gpu_id: str, holder: str, num_claimed: int) -> int:
+        """Of a claim, the bytes that others hold for it."""
+        shared = self.shared(gpu_id, self._share_keys.get(holder, ""))
+        return min(shared.num_bytes, num_claimed) if shared else 0
 
     # instances
 
@@ -205,7 +268,7 @@ class Capacity:
         for worker in row.workers if _holds_bytes(row) else ():
             if worker.node_id == row.node_id:
                 claims[worker.gpu_id] += worker.num_bytes
-        self.claim(row.instance_id, claims)
+        self.claim(row.instance_id, claims, self._share_keys.get(row.instance_id, ""))
         has_changed = old is None or old.state is not row.state
         return self.version > before or (has_changed and not row.state.is_coming)
 

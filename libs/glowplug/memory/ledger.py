@@ -1,5 +1,8 @@
 """The byte ledger: every byte of every GPU of a node has at most one named owner (ARCHITECTURE.md).
 
+Weights that several holders read in the same pages (`Gpu.shared`) are granted once: to the one holder there is, or to
+all of them together as soon as there are two, whoever came first. When all but one have gone, they are its own again.
+
 `grant`, `release` and `shrink` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps
 a whole `Gpu` at a time, so that a reader never sees half a grant.
 """
@@ -8,45 +11,89 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from glowplug.domain.errors import OutOfMemory
-from glowplug.domain.hardware import Gpu, GpuRole, Grant, GrantOwner
+from glowplug.domain.hardware import WEIGHT_OWNERS, Gpu, GpuRole, Grant, GrantOwner, SharedWeights
 from glowplug.domain.units import show_bytes
 
 
-def grant(gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> Gpu:
-    """`gpu` with the bytes granted to `holder`, all of them or none.
+def grant(
+    gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int], shared: tuple[str, int] | None = None
+) -> Gpu:
+    """`gpu` with the bytes granted to `holder`, all of them or none. `shared` (key, bytes): of its weights, so many are
+    read in the same pages as those of other holders with that key.
 
-    Raises OutOfMemory when they do not fit, ValueError for negative bytes or a holder that holds already.
+    Raises OutOfMemory when they do not fit, ValueError for negative bytes, a holder that holds already, and a part of
+    its weights that is larger than they are, or not the part that the others share.
     """
     if any(num_bytes < 0 for num_bytes in bytes_by_owner.values()):
         raise ValueError(f"{holder}: negative bytes {dict(bytes_by_owner)}")
     if any(g.holder == holder for g in gpu.all_grants):
         raise ValueError(f"{holder} holds bytes of {gpu.gpu_id} already")
-    wanted = sum(bytes_by_owner.values())
+    new = [Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n]
+    asleep = tuple(one for one in new if one.owner is GrantOwner.SLEEPER)
+    awake = tuple(one for one in new if one.owner is not GrantOwner.SLEEPER)
+    granted = replace(gpu, grants=gpu.grants + awake, sleepers=gpu.sleepers + asleep)
+    granted = _share(granted, holder, *shared) if shared is not None and shared[1] else granted
+    wanted = granted.used_bytes - gpu.used_bytes + sum(one.num_bytes for one in asleep)
     if wanted > gpu.free_bytes:
         raise OutOfMemory(
             f"{gpu.gpu_id} has {show_bytes(gpu.free_bytes)} of {show_bytes(gpu.total_bytes)} free, "
             f"{holder} needs {show_bytes(wanted)}",
             param="gpu_id",
         )
-    new = [Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n]
-    asleep = tuple(one for one in new if one.owner is GrantOwner.SLEEPER)
-    awake = tuple(one for one in new if one.owner is not GrantOwner.SLEEPER)
-    return _with_role(replace(gpu, grants=gpu.grants + awake, sleepers=gpu.sleepers + asleep))
+    return _with_role(granted)
 
 
 def release(gpu: Gpu, holder: str) -> Gpu:
-    """`gpu` without what `holder` holds; the same `gpu` when that is nothing."""
+    """`gpu` without what `holder` holds; the same `gpu` when that is nothing. What it shares stays as long as another
+    holder is there."""
     kept, asleep = (tuple(g for g in held if g.holder != holder) for held in (gpu.grants, gpu.sleepers))
     if (len(kept), len(asleep)) == (len(gpu.grants), len(gpu.sleepers)):
         return gpu
-    return _with_role(replace(gpu, grants=kept, sleepers=asleep))
+    rest = replace(gpu, grants=kept, sleepers=asleep)
+    for weights in gpu.shared:
+        if holder in weights.holders:
+            rest = _leave(rest, weights, holder)
+    return _with_role(rest)
+
+
+def _share(gpu: Gpu, holder: str, key: str, num_bytes: int) -> Gpu:
+    """`gpu` with `num_bytes` of the weights of `holder`, which are granted to it alone, under that key."""
+    known, own = gpu.shares(key), [g.num_bytes for g in gpu.grants if g.holder == holder and g.owner in WEIGHT_OWNERS]
+    if len(own) != 1 or not 0 < num_bytes <= own[0] or (known is not None and known.num_bytes != num_bytes):
+        raise ValueError(f"{holder} cannot share {num_bytes} bytes of {gpu.gpu_id} as {key}: {known}")
+    if known is None:
+        return replace(gpu, shared=(*gpu.shared, SharedWeights(key=key, num_bytes=num_bytes, holders=(holder,))))
+    joined = replace(known, holders=(*known.holders, holder))
+    for one in (holder,) if known.counts else joined.holders:
+        gpu = _add(gpu, one, -num_bytes)
+    return replace(gpu, shared=tuple(joined if weights is known else weights for weights in gpu.shared))
+
+
+def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
+    """`gpu` without `holder` among those who share `weights`; its grants are gone already."""
+    left = replace(weights, holders=tuple(one for one in weights.holders if one != holder))
+    if weights.counts and not left.counts:
+        gpu = _add(gpu, left.holders[0], left.num_bytes)
+    stay = ((left if one.key == weights.key else one) for one in gpu.shared)
+    return replace(gpu, shared=tuple(one for one in stay if one.holders))
+
+
+def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
+    """`gpu` with so many bytes more (or fewer) in the grant of the weights of `holder`, which stays if it is empty."""
+    changed = tuple(
+        replace(g, num_bytes=g.num_bytes + num_bytes) if g.holder == holder and g.owner in WEIGHT_OWNERS else g
+        for g in gpu.grants
+    )
+    return replace(gpu, grants=changed)
 
 
 def shrink(gpu: Gpu, holder: str, owner: GrantOwner, num_bytes: int) -> Gpu:
     """`gpu` with what `holder` holds for `owner` cut down to `num_bytes`; the same `gpu` when it holds just that.
 
-    Raises ValueError when it holds less, or for negative bytes.
+    Raises ValueError when it holds less, for negative bytes, and for weights that it shares.
     """
+    if owner in WEIGHT_OWNERS and any(holder in weights.holders for weights in gpu.shared):
+        raise ValueError(f"{holder} shares its weights on {gpu.gpu_id}, and cannot keep a part of them")
     held = sum(g.num_bytes for g in gpu.grants if g.holder == holder and g.owner == owner)
     if not 0 <= num_bytes <= held:
         raise ValueError(f"{holder} holds {held} bytes of {gpu.gpu_id} for {owner}, to keep {num_bytes}")
@@ -80,11 +127,17 @@ class ByteLedger:
         return tuple(self._gpus.values())
 
     def exchange(
-        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+        self,
+        releases: Iterable[str],
+        holder: str,
+        bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
+        shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free what `releases` hold and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one step.
+        """Free what `releases` hold and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one step;
+        `shared` as in `grant`.
 
-        Raises OutOfMemory when they do not fit (or a GPU is not of this node); nothing changes then.
+        Raises OutOfMemory when they do not fit (or a GPU is not of this node), ValueError as `grant`; nothing changes
+        then.
         """
         gpus = dict(self._gpus)
         for other in releases:
@@ -92,7 +145,7 @@ class ByteLedger:
         for gpu_id, bytes_by_owner in bytes_by_gpu.items():
             if gpu_id not in gpus:
                 raise OutOfMemory(f"this node has no GPU {gpu_id!r}", param="gpu_id")
-            gpus[gpu_id] = grant(gpus[gpu_id], holder, bytes_by_owner)
+            gpus[gpu_id] = grant(gpus[gpu_id], holder, bytes_by_owner, shared)
         self._gpus = gpus
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
@@ -118,4 +171,5 @@ class ByteLedger:
         return frozenset(g.holder for gpu in self._gpus.values() for g in gpu.all_grants)
 
     def held_bytes(self, holder: str) -> int:
+        """What it holds alone."""
         return sum(g.num_bytes for gpu in self._gpus.values() for g in gpu.all_grants if g.holder == holder)

@@ -13,7 +13,7 @@ from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm,
 from glowplug.policies.placement import hydraserve as hydraserve_placement
 from glowplug.policies.placement import union as union_placement
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
-from glowplug.policies.prediction.learned import preserve_workload
+from glowplug.policies.prediction.learned import combined, preserve_workload
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.prewarming import baselines as prewarming_baselines
 from glowplug.policies.prewarming import union as union_prewarming
@@ -63,6 +63,7 @@ KINDS: dict[str, dict[str, Policy]] = {
     "eviction": {"lru": lru.evict, "swapserve": swapserve.evict},
     "prediction": {
         "none": Nothing,
+        "combined": combined,
         "last_window": LastWindow,
         "moving_average": MovingAverage,
         "seasonal_naive": SeasonalNaive,

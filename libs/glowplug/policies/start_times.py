@@ -10,6 +10,9 @@ same kind of start, of which a cold and a cached one differ in their fetch alone
 scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the median of the last
 `KEPT` starts: one that met a busy machine moves nothing.
 
+A load that ran beside its fetch says nothing of one that follows it: of a streamed start only what the load took behind
+the last byte is learned (`tail_s`), for streamed starts alone.
+
 The seconds that no stage covers (polls, notices) are learned as `rest_s`, so that the sum is the whole start.
 """
 
@@ -66,6 +69,7 @@ class StageTimes:
     load_s: float = 0.0
     warmup_s: float = 0.0
     rest_s: float = 0.0  # covered by no stage
+    tail_s: float = NOT_SEEN  # of a load that is streamed, behind the last byte; no part of `whole_s`
 
     @property
     def whole_s(self) -> float:
@@ -82,6 +86,7 @@ _PHASES = {
     "fetch_s": PhaseName.FETCH, "launch_s": PhaseName.LAUNCH, "load_s": PhaseName.LOAD, "warmup_s": PhaseName.WARMUP,
 }  # fmt: skip
 _FIELDS = tuple(one.name for one in fields(StageTimes))
+_PREDICTED = tuple(name for name in _FIELDS if name != "tail_s")  # of every start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class Prior:
     warmup_s: float = 0.0
     fetch_s: float = 0.0  # besides moving the bytes
     fetch_bytes_per_s: float = 0.0  # of a network that the engine models by itself; 0: none
+    tail_s: float = 0.0  # of a streamed load, behind the last byte; 0: the last chunk's way over PCIe (Eq. 5)
     look_s: float = 0.0  # to see that weights lie in host memory
     rest_s: float = 0.0
     wake_s: float = 0.0  # besides moving the bytes, at `load_bytes_per_s`
@@ -127,13 +133,13 @@ PRIORS: Mapping[str, Prior] = {
     # mapped, not copied, so that their bytes count for little.
     "llamacpp": Prior(
         launch_s=0.12, load_s=0.3, load_bytes_per_s=1e9, warmup_s=0.03, fetch_s=0.25, look_s=0.02, rest_s=0.05,
-        prefill_s=0.25,
+        prefill_s=0.25, tail_s=0.02,
     ),
     # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start is ten times as long:
     # it is learned with the first.
     "vllm": Prior(
         launch_s=0.3, load_s=1.5, load_bytes_per_s=2e9, warmup_s=0.5, fetch_s=0.25, look_s=0.02, rest_s=0.05,
-        prefill_s=0.1,
+        prefill_s=0.1, tail_s=0.6,
     ),
 }  # fmt: skip
 UNKNOWN = Prior()
@@ -278,7 +284,7 @@ class StartTimes:
         known = self._known.get(asked)
         if known is None:
             prior = self.prior_times(model, kind, pcie_bytes_per_s)
-            found = {name: self._stage(name, model, kind, gpu_kind, prior) for name in _FIELDS}
+            found = {name: self._stage(name, model, kind, gpu_kind, prior) for name in _PREDICTED}
             widest = None if any(size is None for _, size in found.values()) else size_class(model)
             read = (model.key, model.engine, gpu_kind, widest)
             known = self._known[asked] = StageTimes(**{name: took for name, (took, _) in found.items()}), read
@@ -304,7 +310,17 @@ class StartTimes:
             load_s=prior.load_s + moved_s,
             warmup_s=prior.warmup_s,
             rest_s=prior.rest_s,
+            tail_s=prior.tail_s,
         )
+
+    def tail_s(self, model: Model, gpu_kind: str = "") -> float:
+        """Of a streamed load of that model, behind the last byte. 0 where its engine has no prior of it: then it is the
+        last chunk's way over PCIe."""
+        if not self._prior(model).tail_s:
+            return 0.0
+        gpu_kind = gpu_kind or self._gpu_kinds.get(model.engine, "")
+        prior = self.prior_times(model, StartKind.COLD)
+        return max(0.0, self._stage("tail_s", model, StartKind.COLD, gpu_kind, prior)[0])
 
     def library_share(self, model: Model) -> float:
         """How much of a launch a streaming engine does beside the load."""
@@ -414,7 +430,8 @@ def _measured(instance: Instance) -> StageTimes | None:
         hidden = dict.fromkeys(_FIELDS, NOT_SEEN)
         return StageTimes(**hidden | {name: took[name] for name in ("launch_s", "warmup_s") if name in took})
     if {"load_s", "fetch_s"} <= shown.keys() and shown["load_s"].started_at < shown["fetch_s"].ended_at - 1e-6:
-        took["load_s"] = NOT_SEEN  # it was streamed
+        took["tail_s"] = max(0.0, shown["load_s"].ended_at - shown["fetch_s"].ended_at)  # it was streamed
+        took["load_s"] = NOT_SEEN
     return StageTimes(**took, rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)))
 
 

@@ -88,7 +88,7 @@ class ModelFile(_Strict):
     max_instances: int = Field(1, ge=1, le=1000)
     num_gpus: int = Field(1, ge=1, le=64, description="GPUs of one node that one instance spreads over, evenly")
     weights_shared: bool = Field(
-        False, description="instances read the weights in their node's host memory and are granted their KV cache alone"
+        False, description="instances are to read the weights in host memory: on one GPU they count once for all"
     )
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False
@@ -130,7 +130,7 @@ class ModelFile(_Strict):
             raise _invalid("weights_shared", f"{self.engine} instances have their weights for themselves")
         if self.weights_shared and not self.kv_bytes:
             raise _invalid(
-                "kv_bytes", "an instance that shares its weights is granted its KV cache alone: give the size"
+                "kv_bytes", "a further instance that shares its weights is granted its KV cache alone: give the size"
             )
         fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
         try:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from glowplug import __version__
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.hardware import Node
+from glowplug.domain.hardware import SHARED, Node
 from glowplug.events.envelope import Event, encode, to_json
 from glowplug.events.facts import RequestFinished, RequestRejected
 from glowplug.events.subjects import subject
@@ -95,6 +95,7 @@ class _Tape:
             return
         for gpu in row.gpus:
             grants = sorted([grant.holder, grant.owner.value, grant.num_bytes] for grant in gpu.grants)
+            grants += [[", ".join(one.holders), SHARED, one.num_bytes] for one in gpu.shared if one.counts]
             if self._held.get(gpu.gpu_id, []) != grants:
                 self._held[gpu.gpu_id] = grants
                 t_s = round(now_s - self._world.began_s, 6)

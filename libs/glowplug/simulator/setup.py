@@ -23,7 +23,8 @@ GB = 10**9
 GIB = 2**30
 MAX_GPUS: Final = 100_000
 FAULTS: Final = ("death", "consolidation", "hang")
-ABILITIES: Final = frozenset({"prewarm", "stages", "swap"})
+ABILITIES: Final = frozenset({"prewarm", "share", "stages", "swap"})
+SHARE_WHEN_ASKED: Final = frozenset({"vllm"})  # engines with "share" that do it for models with weights_shared alone
 QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
 
 
@@ -77,7 +78,7 @@ class ServerSetup:
     disk_cache_bytes: int = 0  # of local disk behind host memory, for copies of weights; 0: none
     disk_bytes_per_s: float = 2e9  # of that disk, shared by reads and writes
     weights_in_host: bool = False  # every model's weights lie in host memory from the start
-    abilities: frozenset[str] = frozenset()  # "prewarm", "swap", "stages": of every engine; "vllm:swap": of that one
+    abilities: frozenset[str] = frozenset()  # those of ABILITIES: of every engine; "vllm:swap": of that one
     start_cores: float = 0.0  # starts at once that do not slow each other, of engines that start by CPU; 0: none does
 
     def __post_init__(self) -> None:
@@ -92,6 +93,12 @@ class ServerSetup:
         """What one kind of engine can do here."""
         named = {one.removeprefix(f"{engine}:") for one in self.abilities}
         return frozenset(named & ABILITIES)
+
+    def shares(self, model: Model) -> bool:
+        """Whether instances of it read their weights where the node keeps them (Gpu.shared)."""
+        return "share" in self.abilities_of(model.engine) and (
+            model.weights_shared or model.engine not in SHARE_WHEN_ASKED
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

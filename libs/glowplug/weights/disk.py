@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.inventory import is_whole, read_inventory
+from glowplug.weights.pieces import read_layout, read_piece_digests
 from glowplug.weights.region import Region, RegionInfo, RegionState
 from glowplug.weights.source import SourceFile, SourceInfo, SourceInterrupted, SourceOptions, checked_relative, file_uri
 from glowplug.weights.sources.file import FileSource
@@ -70,6 +71,9 @@ class DiskCopies:
             for path, num_bytes, _ in meta["files"]:
                 _copy_file(_file(memory, path), _file(copy, path), num_bytes, stop)
             copy.write_meta(meta)
+            if (layout := read_layout(memory.directory)) and (digests := read_piece_digests(memory.directory, layout)):
+                copy.write_layout(layout)
+                copy.write_piece_digests(layout, digests)
             for model_key in memory.model_keys():
                 copy.add_model_key(model_key)
             copy.complete(replace(info, path=str(_root(self.region(memory.digest), meta).absolute())))
@@ -117,6 +121,8 @@ class DiskSource(FileSource):
         info, self.meta = _whole(region)
         super().__init__(file_uri(_root(region, self.meta)), options)
         self._region, self._info = region, info
+        layout = read_layout(region.directory)
+        self.piece_digests = read_piece_digests(region.directory, layout) if layout else ()
 
     def reference(self, wanted: WeightsRef) -> WeightsRef:
         """`wanted`, held against the size that was true when the copy was written, and the checksum too where none is
@@ -138,6 +144,11 @@ class DiskSource(FileSource):
         """Write into a whole region that was read from here where its weights came from first: that is what they are
         compared with."""
         memory.write_meta(self.meta)
+
+    def keep(self, memory: Region, landed: Sequence[tuple[int, int]]) -> None:
+        """Write into a region that was read from here but for damaged pieces what it lacks, so that a fetch of where
+        the weights came from goes on there."""
+        memory.write_meta({**self.meta, "num_bytes": self._info.num_bytes, "landed": [list(one) for one in landed]})
 
     def forget_pages(self) -> None:
         """They lie in host memory twice otherwise: in the page cache, and in the region."""

@@ -1,26 +1,30 @@
-"""One fetch: a source into a region, in parallel parts, resumed, rate-limited, checked.
+"""One fetch: weights into a region, in the order in which an engine reads them, from several holders, resumed,
+rate-limited, checked.
 
-Bytes land anywhere; the watermark follows the contiguous prefix; the checksum follows the watermark. A region is
-declared complete only after size and checksum hold, so that nothing corrupt is ever served.
+Bytes land anywhere, pieces and the watermark follow; the checksum follows the watermark. A region is declared complete
+only after size and checksum hold, so that nothing corrupt is ever served; what reads it earlier waits for that.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.link import LinkMeter
+from glowplug.weights.order import Header, Kind, NeedMore, Order, has_header, offset_order, read_header, reading_order
+from glowplug.weights.order import stage_ranges as ranges_of_stage
 from glowplug.weights.region import Region, RegionInfo
-from glowplug.weights.source import Source, SourceChanged, SourceFile, SourceInterrupted, redacted
+from glowplug.weights.source import Source, SourceChanged, SourceInfo, SourceInterrupted, redacted
+from glowplug.weights.transfer import Holder, Holding, Peer, Tally, Transfer, WrongPiece
 from glowplug.weights.writer import Digester, RegionWriter
 
 log = logging.getLogger(__name__)
+FILE = "file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +38,26 @@ class FetchOptions:
     backoff_first_s: float = 0.1
     backoff_cap_s: float = 5.0
     timeout_s: float = 3600.0
+    peer_parts: int = 2  # of one peer, in parallel
+    peer_ask_s: float = 2.0  # a peer that does not say within this what it holds is left out
+
+
+class PiecesWrong(Exception):
+    """All has landed but these pieces, which differ from the checksums that the source itself has for them."""
+
+    def __init__(self, wrong: Sequence[WrongPiece]) -> None:
+        super().__init__(f"{len(wrong)} pieces are damaged; the first: {wrong[0]}")
+
+
+class PeerMismatch(Exception):
+    """The whole is not what it should be, and some of it came from peers: that part has been dropped."""
 
 
 class Fetch:
     """Runs once. `on_sized(num_bytes)` is asked for free memory as soon as the size is known (0: unknown) and returns
-    the bytes granted or raises NoSpace."""
+    the bytes granted or raises NoSpace. With `num_stages` what stage `stage` of a pipeline reads is brought, and bytes
+    [first_byte, last_byte) (0: to the end) where the weights have no layers. `piece_digests` are the source's own
+    checksums, where it has some. `peers` are asked beside the source, and closed at the end."""
 
     def __init__(
         self,
@@ -53,27 +72,37 @@ class Fetch:
         priority: int = 0,
         first_byte: int = 0,
         last_byte: int = 0,
+        stage: int = 0,
+        num_stages: int = 1,
+        peers: Sequence[Peer] = (),
+        piece_digests: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ref, self.region, self._source, self._link = ref, region, source, link
         self._on_sized, self._options, self._clock = on_sized, options, clock
         self._rng = rng or random.Random(region.digest)
         self._first_byte, self._last_byte = first_byte, last_byte
-        self.priority = priority  # may be raised while running, when a more urgent start joins
+        self._stage, self._num_stages = stage, num_stages
+        self._peers, self._digests = tuple(peers), piece_digests
+        self.tally = Tally(priority=priority)  # its priority may be raised, when a more urgent start joins
         self.num_bytes = ref.num_bytes  # of the whole weights
-        self.num_bytes_fetched = 0  # over the link, this time
         self.num_bytes_resumed = 0  # left by an earlier try
-        self.num_retries = 0
         self.seconds = 0.0  # that it took
         self._writer: RegionWriter | None = None
+        self._sha256_of_peers = ""  # of weights without a checksum: as peers found it when theirs were complete
+
+    @property
+    def landed(self) -> list[tuple[int, int]]:
+        """The bytes that are there."""
+        return self._writer.landed.as_list() if self._writer else []
 
     @property
     def num_bytes_landed(self) -> int:
         return self._writer.landed.total if self._writer else 0
 
     async def run(self) -> RegionInfo | None:
-        """Bring the bytes. None when only a byte range was asked for and the rest is still missing. Raises
-        WeightsUnavailable, ChecksumMismatch, NoSpace; cancelling keeps what landed."""
+        """Bring the bytes. None when only a part was asked for and the rest is still missing. Raises
+        WeightsUnavailable, ChecksumMismatch, NoSpace, PiecesWrong; cancelling keeps what landed."""
         started = self._clock()
         try:
             async with asyncio.timeout(self._options.timeout_s):
@@ -82,12 +111,15 @@ class Fetch:
             raise WeightsUnavailable(f"{redacted(self._ref.uri)}: not whole in {self._options.timeout_s} s") from error
         finally:
             self.seconds = self._clock() - started
+            await asyncio.gather(*(peer.close() for peer in self._peers), return_exceptions=True)
 
     async def _until_whole(self, started: float) -> RegionInfo | None:
         num_mismatches = num_failures = 0
         while True:
             try:
                 return await self._attempt(started)
+            except PeerMismatch as error:  # once at most: there are no peers any more
+                log.warning("fetching from the source alone: %s", error)
             except ChecksumMismatch as error:
                 self.region.clear_bytes()
                 num_mismatches += 1
@@ -106,52 +138,144 @@ class Fetch:
             raise WeightsUnavailable(f"{error} (given up after {num_failures} tries)") from error
         ceiling = min(self._options.backoff_cap_s, self._options.backoff_first_s * 2 ** (num_failures - 1))
         log.info("retry %d: %s", num_failures, error)
-        self.num_retries += 1
+        self.tally.num_retries += 1
         await asyncio.sleep(self._rng.uniform(0, ceiling))
 
     async def _attempt(self, started: float) -> RegionInfo | None:
-        info = await self._source.probe()
-        _check_size(self._ref, info.num_bytes, redacted(self._ref.uri))
-        if info.ranges and not info.num_bytes:
-            raise WeightsUnavailable(f"{redacted(self._ref.uri)} is empty")
-        self.num_bytes = info.num_bytes
-        writer = RegionWriter(self.region, self._ref, info, await self._on_sized(info.num_bytes))
-        self.num_bytes_resumed = await asyncio.to_thread(writer.open)
-        self._writer = writer
+        looks = {peer: asyncio.create_task(self._look(peer)) for peer in self._peers}
         try:
-            sha256 = await self._transfer(writer)
+            info, lost = await self._sized(looks)
+            _check_size(self._ref, info.num_bytes, redacted(self._ref.uri))
+            if info.ranges and not info.num_bytes:
+                raise WeightsUnavailable(f"{redacted(self._ref.uri)} is empty")
+            self.num_bytes = info.num_bytes
+            writer = RegionWriter(self.region, self._ref, info, await self._on_sized(info.num_bytes))
+            self.num_bytes_resumed = await asyncio.to_thread(writer.open)
+            self._writer = writer
+            return await self._filled(writer, looks, lost, started)
         finally:
+            for look in looks.values():
+                look.cancel()
+            await asyncio.gather(*looks.values(), return_exceptions=True)
+
+    async def _filled(
+        self, writer: RegionWriter, looks: "Looks", lost: Exception | None, started: float
+    ) -> RegionInfo | None:
+        # Of a file of this machine no other node reads: its checksums would only delay the start.
+        digester = Digester(writer, with_pieces=self._source.scheme != FILE)
+        origin = Holder(
+            self._source.scheme, self._options.max_parts, source=self._source, digests=self._digests, lost=lost
+        )
+        joining = [self._joined(peer, look, writer.info) for peer, look in looks.items()]
+        transfer = Transfer(
+            writer,
+            self._link,
+            self.tally,
+            origin,
+            joining,
+            self._back_off,
+            part_bytes=self._options.part_bytes,
+            clock=self._clock,
+        )
+        try:
+            sha256 = await self._transfer(writer, digester, transfer)
+            if sha256 is None:
+                self._complete_stage(writer, started)
+                return None
+            return self._complete(writer, digester, sha256, started)
+        except ChecksumMismatch as error:
+            if not transfer.from_peers.total:
+                raise
+            self._peers = ()
+            await asyncio.to_thread(writer.retract, transfer.from_peers.as_list())
+            raise PeerMismatch(str(error)) from error
+        finally:
+            await transfer.close()
             try:
                 if self.region.directory.is_dir():
                     writer.save()
             except OSError as error:  # full memory: less will be resumed
                 log.warning("cannot write down what landed of %s: %s", self.region.digest[:12], error)
             writer.close()
-        if sha256 is None:
-            return None
+
+    def _complete(self, writer: RegionWriter, digester: Digester, sha256: str, started: float) -> RegionInfo:
+        """Raises ChecksumMismatch."""
         self.num_bytes = writer.num_bytes
         _check_size(self._ref, writer.num_bytes, redacted(self._ref.uri))
-        if self._ref.sha256 and sha256 != self._ref.sha256.lower():
-            raise ChecksumMismatch(f"{redacted(self._ref.uri)}: sha256 is {sha256}, expected {self._ref.sha256}")
-        done = RegionInfo(
+        wanted = self._ref.sha256.lower() or self._sha256_of_peers
+        if wanted and sha256 != wanted:
+            raise ChecksumMismatch(f"{redacted(self._ref.uri)}: sha256 is {sha256}, expected {wanted}")
+        done = self._info(writer, writer.num_bytes, sha256, started)
+        if writer.layout is not None and digester.piece_digests:
+            self.region.write_piece_digests(writer.layout, digester.piece_digests)
+        self.region.complete(done)
+        return done
+
+    def _complete_stage(self, writer: RegionWriter, started: float) -> None:
+        if self._num_stages > 1:
+            info = self._info(writer, writer.landed.total, "", started)
+            self.region.complete_stage(info, self._stage, self._num_stages)
+
+    def _info(self, writer: RegionWriter, num_bytes: int, sha256: str, started: float) -> RegionInfo:
+        return RegionInfo(
             path=str(writer.path().absolute()),
-            num_bytes=writer.num_bytes,
+            num_bytes=num_bytes,
             sha256=sha256,
             source=self._source.scheme,
             seconds=self._clock() - started,
         )
-        self.region.complete(done)
-        return done
 
-    async def _transfer(self, writer: RegionWriter) -> str | None:
-        """All parts; then the digest, or None while bytes outside the range asked for are missing."""
-        digester = Digester(writer)
+    # peers
+
+    async def _look(self, peer: Peer) -> Holding | None:
+        try:
+            async with asyncio.timeout(self._options.peer_ask_s):
+                return await peer.look()
+        except (SourceInterrupted, TimeoutError) as error:
+            log.info("%s is not asked for %s: %s", peer.name, self.region.digest[:12], error or "no answer in time")
+            return None
+
+    async def _sized(self, looks: "Looks") -> tuple[SourceInfo, Exception | None]:
+        """What is to be brought, as the source says it; as a peer says it that has all of it while the source does not
+        answer, and why that is."""
+        try:
+            return await self._source.probe(), None
+        except SourceInterrupted as error:
+            for look in looks.values():
+                if (holding := await look) is not None and holding.is_complete:
+                    return SourceInfo(files=holding.files, ranges=True), error
+            raise
+
+    async def _joined(self, peer: Peer, look: "asyncio.Task[Holding | None]", info: SourceInfo) -> Holder | None:
+        """The peer, where it holds the very bytes that are wanted: of the same checksum, else by validators that are
+        the same wherever the source is asked."""
+        holding = await look
+        if holding is None or not info.ranges:
+            return None
+        mine = [(f.path, f.num_bytes) for f in info.files]
+        is_same = mine == [(f.path, f.num_bytes) for f in holding.files]
+        if not self._ref.sha256:
+            is_same = holding.files == info.files and all(f.validator for f in info.files)
+        if not is_same:
+            log.info("%s holds other bytes of %s", peer.name, self.region.digest[:12])
+            return None
+        self._sha256_of_peers = self._sha256_of_peers or holding.sha256
+        landed = holding.landed if 0 in holding.landed else None
+        readers = self._options.peer_parts
+        return Holder(peer.name, readers, peer=peer, landed=landed, digests=holding.digests)
+
+    # bytes
+
+    async def _transfer(self, writer: RegionWriter, digester: Digester, transfer: Transfer) -> str | None:
+        """All that is wanted; then the digest, or None while other bytes are missing."""
         digest = asyncio.create_task(digester.run())
         try:
             if not writer.info.ranges:
                 await self._whole(writer)
             else:
-                await self._parts(writer)
+                await self._parts(writer, transfer)
+            if transfer.wrong:
+                raise PiecesWrong(transfer.wrong)
             if writer.num_bytes and writer.landed.prefix_end < writer.num_bytes:
                 return None
             return await digest
@@ -162,86 +286,74 @@ class Fetch:
 
     async def _whole(self, writer: RegionWriter) -> None:
         """A server without ranges: one stream from the start; a cut one starts again."""
-        file = writer.info.files[0]
+        file, position = writer.info.files[0], 0
         self._link.begin(file.num_bytes)
         try:
-            position = await self._stream(writer, file, 0, 0, 0)
+            async with aclosing(self._source.read(file, 0, 0)) as chunks:
+                async for chunk in chunks:
+                    writer.write(position, chunk)
+                    position += len(chunk)
+                    self.tally.num_bytes += len(chunk)
+                    await self._link.take(len(chunk), self.tally.priority, self.region.digest)
         finally:
-            self._link.end(file.num_bytes - writer.landed.total)
+            self._link.end(file.num_bytes - position)
         if not position:
             raise WeightsUnavailable(f"{redacted(self._ref.uri)} is empty")
         if file.num_bytes and position < file.num_bytes:
             raise SourceInterrupted(f"{redacted(self._ref.uri)} ended after {position} of {file.num_bytes} bytes")
         writer.close_size()
 
-    async def _parts(self, writer: RegionWriter) -> None:
-        last = min(self._last_byte or writer.num_bytes, writer.num_bytes)
-        parts = deque(split(writer, self._first_byte, last, self._options.part_bytes))
+    async def _parts(self, writer: RegionWriter, transfer: Transfer) -> None:
+        whole = not self._first_byte and not self._last_byte
+        if self._num_stages == 1 and not whole:
+            await transfer.bring([self._range(writer)])
+            return
+        order = await self._order(writer, transfer)
+        if self._num_stages > 1 and not order.num_layers:
+            await transfer.bring([self._range(writer)])
+            return
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._options.max_parts, len(parts))):
-                    group.create_task(self._work(writer, parts))
-        except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            ranges = ranges_of_stage(order, self._stage, self._num_stages)
+        except ValueError as error:
+            raise WeightsUnavailable(f"{redacted(self._ref.uri)}: {error}") from error
+        await transfer.bring([(one.first, one.last) for one in ranges])
 
-    async def _work(self, writer: RegionWriter, parts: deque[tuple[int, int]]) -> None:
-        while parts:
-            await self._part(writer, *parts.popleft())
-            writer.save()
+    def _range(self, writer: RegionWriter) -> tuple[int, int]:
+        return self._first_byte, min(self._last_byte or writer.num_bytes, writer.num_bytes)
 
-    async def _part(self, writer: RegionWriter, position: int, end: int) -> None:
-        file_index = writer.file_at(position)
-        file, start = writer.info.files[file_index], writer.file_start(file_index)
-        self._link.begin(end - position)
-        num_failures = 0
-        try:
-            while position < end:
-                before = position
-                failure: Exception = SourceInterrupted(f"{redacted(self._ref.uri)} ended early at byte {position}")
+    async def _order(self, writer: RegionWriter, transfer: Transfer) -> Order:
+        """Bring what says in which order engines read the rest, and write that down for them."""
+        layout = writer.layout
+        assert layout is not None
+        small = [(one.first, one.last) for one in offset_order(layout).ranges if one.kind is Kind.FILES]
+        files = [file for file in layout.files if has_header(file.path) and file.num_bytes]
+        wanted = {file.path: min(file.num_bytes, layout.piece_bytes) for file in files}
+        headers: dict[str, Header] = {}
+        while wanted:
+            heads = [(file.start, file.start + wanted[file.path]) for file in files if file.path in wanted]
+            await transfer.bring([*small, *heads])
+            for file in [file for file in files if file.path in wanted]:
+                num_bytes = wanted.pop(file.path)
+                content = await asyncio.to_thread(writer.read_all, file.start, num_bytes)
+                if len(content) < num_bytes:
+                    continue  # a piece of it is damaged, and was left out
                 try:
-                    position = await self._stream(writer, file, start, position, end)
-                except SourceInterrupted as error:
-                    failure = error
-                    # Only this part wrote in [before, end), so its first gap is where it stopped.
-                    position = next(iter(writer.landed.gaps(before, end)), (end, end))[0]
-                if position < end:
-                    num_failures = 1 if position > before else num_failures + 1
-                    await self._back_off(num_failures, failure)
-        finally:
-            self._link.end(sum(b - a for a, b in writer.landed.gaps(position, end)))
-
-    async def _stream(self, writer: RegionWriter, file: SourceFile, start: int, position: int, end: int) -> int:
-        """One read of [position, end) (end 0: to the end); returns where it stopped."""
-        async with aclosing(self._source.read(file, position - start, end - start if end else 0)) as chunks:
-            async for chunk in chunks:
-                landing = chunk[: end - position] if end else chunk
-                if not landing:
-                    break  # the source goes on past what was asked for
-                writer.write(position, landing)
-                position += len(landing)
-                self.num_bytes_fetched += len(landing)
-                await self._link.take(len(landing), self.priority)
-        return position
+                    header = await asyncio.to_thread(read_header, content, file.num_bytes)
+                except NeedMore as more:
+                    wanted[file.path] = min(file.num_bytes, max(more.num_bytes, 2 * num_bytes))
+                    continue
+                if header is not None:
+                    headers[file.path] = header
+        config = next((file for file in layout.files if file.path == "config.json"), None)
+        content = writer.read_all(config.start, config.num_bytes) if config else b""
+        order = reading_order(layout, headers, content)
+        self.region.write_order(order)
+        return order
 
 
-def split(writer: RegionWriter, first: int, last: int, part_bytes: int) -> list[tuple[int, int]]:
-    """What is missing of [first, last), in order, in parts that cross no file's end."""
-    parts = []
-    for begin, end in writer.landed.gaps(first, last):
-        position = begin
-        while position < end:
-            stop = min(position + part_bytes, end, writer.file_end(writer.file_at(position)))
-            parts.append((position, stop))
-            position = stop
-    return parts
+Looks = dict[Peer, "asyncio.Task[Holding | None]"]
 
 
 def _check_size(ref: WeightsRef, num_bytes: int, shown: str) -> None:
     if ref.num_bytes and num_bytes and ref.num_bytes != num_bytes:
         raise ChecksumMismatch(f"{shown}: {num_bytes} bytes, expected {ref.num_bytes}")
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain error inside a group: the others were cancelled because of it."""
-    inner = errors.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

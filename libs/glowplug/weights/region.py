@@ -3,10 +3,19 @@
     <shm_dir>/<node_id>/<digest>/
         blob | files/    the bytes: one file, or a directory of files (HF layout)
         progress         8 bytes little-endian: contiguous bytes that have landed (the watermark)
+        layout.json      which bytes lie where, and the generation; written before any byte where sizes are known
+        landed           one byte per piece: which pieces of the bytes may be read while the others still come
+        order.json       the ranges of bytes in the order in which an engine reads them (weights/order.py)
+        pieces.json      a checksum of each piece, written when the region is complete
         meta.json        what the writer needs to resume: source, validator, layout, landed ranges
         models.json      keys of the models that asked for these weights
         complete.json    written last and atomically, after the checksum
+        stage-S-of-N.json  like complete.json, once all that stage S of a pipeline of N reads has landed
         failed.json      written atomically on failure, removed by the next try
+
+A region can be read while it fills, by the rules of weights/pieces.py: what is READY on it waits for complete.json and
+for the generation that it began with. What a stage's file says has landed, and is checked only where the source gave a
+checksum of each piece; a later fetch of the rest completes the same region, and checks everything.
 
 The contract is files, so it outlives the bus and both processes. Sizes are bytes, times are epoch seconds.
 HydraServe section 4.1 keeps the watermark in the first 8 bytes of the arena; here it is a file of its own, so that
@@ -18,8 +27,8 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,6 +36,8 @@ from typing import Any
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.domain.model import WeightsRef
 from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.weights.order import Order
+from glowplug.weights.pieces import Layout, piece_digests_json, read_layout
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WATERMARK = struct.Struct("<Q")
@@ -62,12 +73,16 @@ class RegionFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionStatus:
-    """One look at a region. `info` is set when COMPLETE, `failure` when FAILED."""
+    """One look at a region. `info` is set when COMPLETE, `failure` when FAILED. `path` is where its bytes lie or land,
+    "" while that is not known: then nothing can be read before it is complete. `generation` is that of the bytes: what
+    was read under another one is worth nothing."""
 
     state: RegionState
     num_bytes_done: int = 0
     info: RegionInfo | None = None
     failure: RegionFailure | None = None
+    path: str = ""
+    generation: str = ""
 
 
 def region_digest(ref: WeightsRef) -> str:
@@ -83,7 +98,7 @@ def region_digest(ref: WeightsRef) -> str:
 class Region:
     """Paths, the reader's side and the writer's small atomic files. Holds nothing open; cheap to make.
 
-    Reader: `read_state`. Writer: `begin`, `set_watermark`, `write_meta`, `complete`, `fail`, `clear`.
+    Reader: `read_state`, `read_order`. Writer: `begin`, `set_watermark`, `write_*`, `complete`, `fail`, `clear_bytes`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,6 +106,8 @@ class Region:
         self.blob = directory / "blob"
         self.files = directory / "files"
         self._progress = directory / "progress"
+        self._layout, self._landed = directory / "layout.json", directory / "landed"
+        self._order, self._pieces = directory / "order.json", directory / "pieces.json"
         self._meta = directory / "meta.json"
         self._models = directory / "models.json"
         self._complete = directory / "complete.json"
@@ -106,20 +123,26 @@ class Region:
 
     # reader's side
 
-    def read_state(self, instance_id: str = "") -> RegionStatus:
-        """Look once; never raises for a half-written or vanishing region.
+    def read_state(self, instance_id: str = "", *, stage: int = 0, num_stages: int = 1) -> RegionStatus:
+        """Look once; never raises for a half-written or vanishing region. For a stage of a pipeline it is COMPLETE once
+        all that the stage reads has landed; `info.num_bytes` are those then.
 
         With `instance_id`, a failure left by a try that was not made for that instance reads as ABSENT: its own
         fetch command is still on the way and will remove the old failure.
         """
-        if (info := self._read_info()) is not None:
-            return RegionStatus(state=RegionState.COMPLETE, num_bytes_done=info.num_bytes, info=info)
+        layout = read_layout(self.directory)
+        generation = layout.generation if layout else ""
+        if (info := self._read_info(stage, num_stages)) is not None:
+            whole = RegionStatus(state=RegionState.COMPLETE, num_bytes_done=info.num_bytes, info=info)
+            return replace(whole, path=info.path, generation=generation)
         if (failure := self._read_failure()) is not None:
             if instance_id and failure.instance_ids and instance_id not in failure.instance_ids:
                 return RegionStatus(state=RegionState.ABSENT)
             return RegionStatus(state=RegionState.FAILED, num_bytes_done=self.watermark(), failure=failure)
         if self._progress.exists():
-            return RegionStatus(state=RegionState.FETCHING, num_bytes_done=self.watermark())
+            path = str(self.root(layout).absolute()) if layout else ""
+            fetching = RegionStatus(state=RegionState.FETCHING, num_bytes_done=self.watermark())
+            return replace(fetching, path=path, generation=generation)
         return RegionStatus(state=RegionState.ABSENT)
 
     def watermark(self) -> int:
@@ -129,6 +152,14 @@ class Region:
         except OSError:
             return 0
         return int(_WATERMARK.unpack(raw)[0]) if len(raw) == _WATERMARK.size else 0
+
+    def root(self, layout: Layout) -> Path:
+        """Where its bytes lie: a file, or a directory of files."""
+        return self.files if layout.is_directory else self.blob
+
+    def read_order(self) -> Order | None:
+        """In which order an engine reads the bytes; None while that is not known."""
+        return Order.from_json(_read_json(self._order))
 
     def last_used_at(self) -> float:
         """Epoch seconds of the last `touch`; 0.0 when not complete."""
@@ -155,6 +186,7 @@ class Region:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._failed.unlink(missing_ok=True)
         self._complete.unlink(missing_ok=True)
+        self._pieces.unlink(missing_ok=True)
         if not self._progress.exists():
             self.set_watermark(0)
 
@@ -165,6 +197,16 @@ class Region:
             os.pwrite(fd, _WATERMARK.pack(num_bytes), 0)
         finally:
             os.close(fd)
+
+    def write_layout(self, layout: Layout) -> None:
+        """After `landed` and the files are there."""
+        _write_json(self._layout, layout.to_json())
+
+    def write_order(self, order: Order) -> None:
+        _write_json(self._order, order.to_json())
+
+    def write_piece_digests(self, layout: Layout, digests: Sequence[str]) -> None:
+        _write_json(self._pieces, piece_digests_json(layout, digests))
 
     def write_meta(self, meta: Mapping[str, Any]) -> None:
         _write_json(self._meta, meta)
@@ -181,6 +223,10 @@ class Region:
         self._failed.unlink(missing_ok=True)
         _write_json(self._complete, asdict(info))
 
+    def complete_stage(self, info: RegionInfo, stage: int, num_stages: int) -> None:
+        """Declare that all has landed which that stage reads."""
+        _write_json(self._stage(stage, num_stages), asdict(info))
+
     def fail(self, code: str, message: str, *, failed_at: float, instance_ids: Iterable[str] = ()) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._complete.unlink(missing_ok=True)
@@ -194,7 +240,10 @@ class Region:
 
     def clear_bytes(self) -> None:
         """Drop what has landed, keep the directory (and its failure, if any) for readers."""
-        for path in (self._complete, self._progress, self._meta, self.blob):
+        self._complete.unlink(missing_ok=True)  # first, and the layout next: what a reader has begun with is over
+        for path in (self._layout, self._landed, *self.directory.glob("stage-*.json")):
+            path.unlink(missing_ok=True)
+        for path in (self._order, self._pieces, self._progress, self._meta, self.blob):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
 
@@ -203,11 +252,16 @@ class Region:
         self._complete.unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _read_info(self) -> RegionInfo | None:
-        try:
-            return from_json(self._complete.read_bytes(), RegionInfo)
-        except (OSError, MalformedEvent):
-            return None  # absent, torn or of another version: nothing to trust
+    def _stage(self, stage: int, num_stages: int) -> Path:
+        return self.directory / f"stage-{stage}-of-{num_stages}.json"
+
+    def _read_info(self, stage: int = 0, num_stages: int = 1) -> RegionInfo | None:
+        for path in (self._complete, *((self._stage(stage, num_stages),) if num_stages > 1 else ())):
+            try:
+                return from_json(path.read_bytes(), RegionInfo)
+            except (OSError, MalformedEvent):
+                continue  # absent, torn or of another version: nothing to trust
+        return None
 
     def _read_failure(self) -> RegionFailure | None:
         raw = _read_json(self._failed)

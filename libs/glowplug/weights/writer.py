@@ -1,4 +1,5 @@
-"""One region being written: files allocated ahead, parts that land in any order, the watermark that follows."""
+"""One region being written: files allocated ahead, parts that land in any order, the pieces and the watermark that
+follow."""
 
 import asyncio
 import errno
@@ -7,11 +8,13 @@ import os
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.model import WeightsRef
+from glowplug.weights.pieces import LandingMap, Layout, piece_digest, read_landed, read_layout
 from glowplug.weights.region import Region
 from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, redacted
 
@@ -61,6 +64,13 @@ class Intervals:
             missing.append((position, last))
         return missing
 
+    def around(self, position: int) -> tuple[int, int]:
+        """The range that holds `position`; an empty one where none does."""
+        at = bisect_right(self._ranges, position, key=lambda r: r[0]) - 1
+        if at >= 0 and position < self._ranges[at][1]:
+            return self._ranges[at]
+        return position, position
+
     def as_list(self) -> list[tuple[int, int]]:
         return list(self._ranges)
 
@@ -76,6 +86,9 @@ class RegionWriter:
         self.region, self.info = region, info
         self.num_bytes = info.num_bytes  # UNKNOWN_BYTES until `close_size`
         self.landed = Intervals()
+        self.layout = Layout.of([(f.path, f.num_bytes) for f in info.files]) if info.num_bytes else None
+        self._landing = LandingMap(region.directory, self.layout) if self.layout else None
+        self.checked_pieces: dict[int, str] = {}  # whose checksum was found to hold before they landed
         self.grown = asyncio.Event()  # set when the watermark moved
         self._identity = _identity(ref, info)
         self._max_bytes = max_bytes
@@ -94,18 +107,16 @@ class RegionWriter:
         """
         if self.num_bytes > self._max_bytes:
             raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
-        landed = resumable(self.region.read_meta(), self._identity, self.info)
-        if landed.total and not all(_has_size(self._path(f), f.num_bytes) for f in self.info.files):
-            landed = Intervals()
+        self.landed = landed = self._resumed()
         if not landed.total:
             self.region.clear_bytes()
-        self.landed = landed
         try:
             self.region.begin()
             for file in self.info.files:
                 self._fds.append(self._open_file(file))
             self.save()
             self.region.set_watermark(landed.prefix_end)
+            self._publish()
         except OSError as error:
             self.close()
             raise self._translated(error) from error
@@ -113,6 +124,36 @@ class RegionWriter:
             self.close()
             raise
         return landed.total
+
+    def _resumed(self) -> Intervals:
+        """What an earlier try left. Its generation goes on: readers that wait have read the same bytes."""
+        meta = self.region.read_meta()
+        if not may_resume(meta, self._identity, self.info) or not all(
+            _has_size(self._path(f), f.num_bytes) for f in self.info.files
+        ):
+            return Intervals()
+        landed = Intervals((int(first), int(last)) for first, last in meta.get("landed", ()))
+        before = read_layout(self.region.directory)
+        if self.layout and before and replace(before, generation=self.layout.generation) == self.layout:
+            self.layout = before
+            marks = read_landed(self.region.directory, before)
+            for index in (index for index, mark in enumerate(marks) if mark):
+                landed.add(*before.piece(index))
+        return landed
+
+    def _publish(self) -> None:
+        """Let readers begin: which pieces are there, and then the layout."""
+        if self.layout is None or self._landing is None:
+            return
+        whole = [index for index in range(self.layout.num_pieces) if self._is_whole(index)]
+        self._landing.open(whole)
+        self.region.write_layout(self.layout)
+
+    def _is_whole(self, index: int) -> bool:
+        assert self.layout is not None
+        first, last = self.layout.piece(index)
+        start, end = self.landed.around(first)
+        return start <= first and last <= end
 
     def _open_file(self, file: SourceFile) -> int:
         path = self._path(file)
@@ -133,11 +174,18 @@ class RegionWriter:
         end = offset + len(chunk)
         if end > self._max_bytes:
             raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
-        index = self.file_at(offset)
-        before = self.landed.prefix_end
+        before, position = self.landed.prefix_end, offset
         try:
-            os.pwrite(self._fds[index], chunk, offset - self._starts[index])
+            while position < end:
+                index = self.file_at(position)
+                stop = min(end, self.file_end(index)) if self.num_bytes else end
+                content = chunk if stop - position == len(chunk) else chunk[position - offset : stop - offset]
+                position += os.pwrite(self._fds[index], content, position - self._starts[index])
             self.landed.add(offset, end)
+            if self.layout is not None and self._landing is not None:
+                for piece in self.layout.touched(offset, end):
+                    if self._is_whole(piece):
+                        self._landing.mark(piece)
             if self.landed.prefix_end > before:
                 self.region.set_watermark(self.landed.prefix_end)
                 self.grown.set()
@@ -147,10 +195,31 @@ class RegionWriter:
         except OSError as error:
             raise self._translated(error) from error
 
+    def retract(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """What landed there was wrong: it is to be brought again, in another generation of the region."""
+        if self.layout is None or self._landing is None:
+            return
+        self.layout = replace(self.layout, generation=Layout.of([]).generation)
+        self.region.write_layout(self.layout)  # before any mark goes: a reader that has used them notices
+        lost = Intervals(self.layout.rounded(*one) for one in ranges)
+        self.landed = Intervals(gap for one in self.landed.as_list() for gap in lost.gaps(*one))
+        for first, last in lost.as_list():
+            for piece in self.layout.touched(first, last):
+                self._landing.mark(piece, landed=False)
+                self.checked_pieces.pop(piece, None)
+        self.region.set_watermark(self.landed.prefix_end)
+        self.save()
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Landed bytes, not across a file's end. Blocking: runs in a thread."""
         index = self.file_at(offset)
         return os.pread(self._fds[index], min(num_bytes, self.file_end(index) - offset), offset - self._starts[index])
+
+    def read_all(self, offset: int, num_bytes: int) -> bytes:
+        """Bytes that have landed, within one file; fewer where some of them have not."""
+        if self.landed.gaps(offset, offset + num_bytes):
+            return b""
+        return self.read(offset, num_bytes) if num_bytes else b""
 
     def file_at(self, offset: int) -> int:
         """Index of the file that holds `offset`; empty files hold nothing."""
@@ -184,6 +253,8 @@ class RegionWriter:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
+        if self._landing is not None:
+            self._landing.close()
 
     def _translated(self, error: OSError) -> Exception:
         if error.errno in _FULL:
@@ -192,16 +263,25 @@ class RegionWriter:
 
 
 class Digester:
-    """SHA-256 of what is in the region, read back in order behind the watermark while later parts still land.
+    """SHA-256 of what is in the region, read back in order behind the watermark while later parts still land; with
+    `with_pieces`, in the same pass, the checksum of each piece.
 
     A directory's digest is that of `sha256sum`'s listing: `<hex>  <path>` lines, in path order.
     """
 
-    def __init__(self, writer: RegionWriter, step_bytes: int = 4 << 20) -> None:
+    def __init__(self, writer: RegionWriter, step_bytes: int = 4 << 20, *, with_pieces: bool = True) -> None:
         self._writer, self._step_bytes = writer, step_bytes
+        self._layout = writer.layout if with_pieces else None
         self._position = 0
         self._stopped = False
         self._hashes = [hashlib.sha256() for _ in writer.info.files]
+        self._piece = bytearray()  # the beginning of the piece that the pass is in
+        self._pieces: list[str] = []
+
+    @property
+    def piece_digests(self) -> tuple[str, ...]:
+        """Of every piece, once `run` has returned; () without them, and for weights whose size was not known before."""
+        return tuple(self._pieces)
 
     def stop(self) -> None:
         """Make a thread that still reads let go of the files."""
@@ -227,6 +307,23 @@ class Digester:
                 raise OSError(errno.EIO, f"byte {self._position} of the region has vanished")
             self._hashes[self._writer.file_at(self._position)].update(chunk)
             self._position += len(chunk)
+            if self._layout is not None:
+                self._take_pieces(chunk, self._layout)
+
+    def _take_pieces(self, chunk: bytes, layout: Layout) -> None:
+        view, at = memoryview(chunk), 0
+        while at < len(view):
+            first, last = layout.piece(len(self._pieces))
+            taken = view[at : at + (last - first) - len(self._piece)]
+            at += len(taken)
+            if not self._piece and len(taken) == last - first:
+                known = self._writer.checked_pieces.get(len(self._pieces))
+                self._pieces.append(known or piece_digest(taken))
+                continue
+            self._piece += taken
+            if len(self._piece) == last - first:
+                self._pieces.append(piece_digest(self._piece))
+                self._piece.clear()
 
     def _finish(self) -> str:
         files = self._writer.info.files
@@ -240,16 +337,14 @@ def _has_size(path: Path, num_bytes: int) -> bool:
     return path.is_file() and path.stat().st_size == num_bytes
 
 
-def resumable(meta: Mapping[str, Any], identity: Mapping[str, Any], info: SourceInfo) -> Intervals:
-    """What of an earlier try may be kept: all of it when it is the same source with the same validators.
+def may_resume(meta: Mapping[str, Any], identity: Mapping[str, Any], info: SourceInfo) -> bool:
+    """Whether what an earlier try left may be kept: it is of the same source with the same validators.
 
     Without validators only a checksum, which is checked over every byte at the end, makes it safe to go on.
     """
-    same = all(meta.get(key) == value for key, value in identity.items())
+    same = bool(meta) and all(meta.get(key) == value for key, value in identity.items())
     safe = identity["checked"] or all(f.validator for f in info.files)
-    if not (info.ranges and same and safe):
-        return Intervals()
-    return Intervals((int(first), int(last)) for first, last in meta.get("landed", ()))
+    return bool(info.ranges and same and safe)
 
 
 def is_unchanged(meta: Mapping[str, Any], info: SourceInfo) -> bool:

@@ -25,11 +25,17 @@ NEEDED = (
     ("vllm.v1.engine.core", "EngineCoreProc.run_engine_core"),
     ("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main"),
     ("vllm.model_executor.models.registry", "_run_in_subprocess"),
+    # not replaced here: what stage.py, moving.py and connector.py use
+    ("vllm.model_executor.model_loader.default_loader", "DefaultModelLoader.get_all_weights"),
+    ("vllm.model_executor.models.utils", "is_pp_missing_parameter"),
+    ("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1.get_num_new_matched_tokens"),
+    ("vllm.v1.core.kv_cache_manager", "KVCacheManager.get_block_ids"),
+    ("torch.distributed.distributed_c10d", "_get_default_store"),
 )
 
 
 class Unpatchable(RuntimeError):
-    """This vLLM has not what parking replaces."""
+    """This vLLM has not what parking replaces, or what stages use."""
 
 
 def apply(is_cpu: bool) -> None:

@@ -23,7 +23,7 @@ vllm.entrypoints.serve.instrumentator.metrics vllm.entrypoints.serve.instrumenta
 vllm.entrypoints.serve.lora.api_router vllm.entrypoints.serve.profile.api_router
 vllm.entrypoints.serve.tokenize.api_router vllm.entrypoints.serve.utils.fingerprint
 vllm.entrypoints.serve.dev.rpc.api_router vllm.entrypoints.rl.online.api_router
-glowplug_vllm.plugin glowplug_vllm.sleeping
+glowplug_vllm.plugin glowplug_vllm.sleeping glowplug_vllm.connector safetensors.numpy
 """
 
 _ENGINE = """

@@ -1,5 +1,5 @@
 // A line chart over time: axes, legend, a cursor that keys and mouse move, the values at it in words, and a table of all.
-// Series: { name, className, points: [{ t, v }], step, dashed }; `step` is the width of a window in seconds, 0 for a plain line. Bands: { name, className, points: [{ t, low, high }] }.
+// Series: { name, className, points: [{ t, v }], step, dashed }; `step` is the width of a window in seconds, 0 for a plain line. Bands: { name, className, step, points: [{ t, low, high }] }.
 
 import { h, say, svg, table } from "/page/dom.js";
 import { clock } from "/page/format.js";
@@ -118,8 +118,9 @@ export class LineChart {
   bandPath(band) {
     const shown = band.points.filter((p) => p.t >= this.data.from && p.t <= this.data.to);
     if (!shown.length) return "";
-    const up = shown.map((p) => `${this.x(p.t)} ${this.y(p.high)}`);
-    const down = shown.toReversed().map((p) => `${this.x(p.t)} ${this.y(p.low)}`);
+    const ends = (p) => (band.step ? [p.t, Math.min(p.t + band.step, this.data.to)] : [p.t]); // a window has a width
+    const up = shown.flatMap((p) => ends(p).map((t) => `${this.x(t)} ${this.y(p.high)}`));
+    const down = shown.toReversed().flatMap((p) => ends(p).toReversed().map((t) => `${this.x(t)} ${this.y(p.low)}`));
     return `M${[...up, ...down].join("L")}Z`;
   }
 

@@ -104,6 +104,12 @@ export function badge(text, kind, title) {
   return h("span", { class: `badge ${kind}`, title }, text);
 }
 
+/** The mark of a stream that another instance went on with. */
+export function continued(row) {
+  const times = row.num_continued === 1 ? "once" : `${row.num_continued} times`;
+  return row.num_continued ? badge("continued", "warn", `Its instance was lost ${times} in the middle of the stream`) : null;
+}
+
 /** The mark that everything emulated carries. */
 export function emulated(is) {
   return is ? badge("emulated", "emulated", "This comes from an emulated engine: no model was run") : null;

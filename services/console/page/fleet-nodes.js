@@ -6,7 +6,7 @@ import { h, keyed, kept, emulated } from "/page/dom.js";
 import { bytes, clock, rate } from "/page/format.js";
 import { live } from "/page/live.js";
 
-const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers" };
+const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers", shared: "weights that all of these read" };
 const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
 const HOLDERS_SHOWN = 8;
 const AHEAD = "400px"; // how far outside the window a card is drawn
@@ -206,7 +206,7 @@ function holdersOf(node, instances, marks) {
   }
   for (const gpu of node.gpus) {
     for (const grant of gpu.grants) {
-      if (lines.has(grant.holder)) continue;
+      if (lines.has(grant.holder) || grant.owner === "shared") continue;
       const line = { id: grant.holder, key: grant.model_key, name: nameOf(grant.model_key) || grant.holder, state: OWNER_WORDS[grant.owner] ?? grant.owner, emulated: marks && grant.emulated, num_bytes: grant.num_bytes };
       lines.set(grant.holder, line);
     }

@@ -138,14 +138,19 @@ function dataOf(page, view, back) {
   const ahead = page.forecasts.filter((point) => view.metrics.some(([metric]) => metric === point.metric));
   const end = Math.max(page.now, ...ahead.map((point) => point.target_at + point.window_s));
   const from = page.now - back;
-  const series = view.measured.map(([field, name, className]) => ({ name, className, step: page.window_s, points: page.windows.filter((w) => w.started_at >= from).map((w) => ({ t: w.started_at, v: w[field] })) }));
+  const seen = page.windows.filter((w) => w.started_at >= from);
+  const step = page.window_s;
+  const pointsOf = (windows, field) => windows.map((w) => ({ t: w.started_at, v: w[field] }));
+  const series = view.measured.map(([field, name, className]) => ({ name, className, step, points: pointsOf(seen.filter((w) => !w.is_open), field) }));
+  const open = seen.filter((w) => w.is_open); // its counts still grow: it stands by itself, beside what is whole
+  if (open.length) for (const [field, name, className] of view.measured) series.push({ name: `${name} so far`, className, step, dashed: true, points: pointsOf(open, field) });
   const bands = [];
   for (const [metric, name, className] of view.metrics) {
     const mine = latestOf(ahead.filter((point) => point.metric === metric && point.target_at >= from));
     if (!mine.length) continue;
-    series.push({ name, className, dashed: true, points: mine.map((point) => ({ t: point.target_at, v: point.value })) });
+    series.push({ name, className, step, dashed: true, points: mine.map((point) => ({ t: point.target_at, v: point.value })) });
     const spread = mine.filter((point) => point.quantiles.length);
-    if (spread.length) bands.push({ name: `${name}, ${bandName(spread[0])}`, className, points: spread.map((point) => ({ t: point.target_at, low: point.quantiles.length > 1 ? point.quantiles[0][1] : point.value, high: point.quantiles.at(-1)[1] })) });
+    if (spread.length) bands.push({ name: `${name}, ${bandName(spread[0])}`, className, step, points: spread.map((point) => ({ t: point.target_at, low: point.quantiles.length > 1 ? point.quantiles[0][1] : point.value, high: point.quantiles.at(-1)[1] })) });
   }
   return { series, bands, from, to: end, now: page.now, format: view.format };
 }

@@ -1,6 +1,6 @@
 // Rows of requests that ended: on the fleet's page, and wherever a list of requests is wanted.
 
-import { h, keyed, badge, emulated, empty } from "/page/dom.js";
+import { h, keyed, badge, continued, emulated, empty } from "/page/dom.js";
 import { clock, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
 
@@ -26,7 +26,7 @@ function requestRow(row) {
     { class: failed ? "failed" : null },
     h("td", { class: "num" }, clock(row.finished_at)),
     h("td", { class: "name" }, h("span", null, live.model(row.model_key)?.name ?? row.model_key), emulated(row.emulated)),
-    h("td", null, result(row), row.cold ? badge("cold start", "cold") : null),
+    h("td", null, result(row), row.cold ? badge("cold start", "cold") : null, continued(row)),
     h("td", { class: "num" }, time(row.queue_s)),
     h("td", { class: "num strong" }, time(row.ttft_s)),
     h("td", { class: "num" }, time(row.e2e_s)),

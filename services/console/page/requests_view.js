@@ -1,7 +1,7 @@
 // Requests as they happen: held, under way, ended. What is asked for stands in the address, so that a view can be shared.
 
 import { asked as given, remember } from "/page/address.js";
-import { badge, emulated, empty, h, keyed, say, table } from "/page/dom.js";
+import { badge, continued, emulated, empty, h, keyed, say, table } from "/page/dom.js";
 import { clock, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
 
@@ -131,7 +131,7 @@ function requestLine(row) {
     { class: `${row.status >= 400 ? "failed" : ""} ${isLive ? "live" : ""}` },
     h("td", { class: "num" }, h("time", { title: day(row.arrived_at) }, clock(row.arrived_at))),
     h("td", { class: "name" }, h("a", { href: `#/model/${encodeURIComponent(row.model_key)}`, "data-focus": "model" }, name), emulated(row.emulated)),
-    h("td", null, standing(row), row.cold ? badge("cold start", "cold") : null),
+    h("td", null, standing(row), row.cold ? badge("cold start", "cold") : null, continued(row)),
     h("td", { class: "num" }, row.state === "held" ? seconds(row.age_s) : time(row.queue_s)),
     h("td", { class: "num strong" }, time(row.ttft_s)),
     h("td", { class: "num", title: "mean time between tokens after the first" }, time(row.tpot_s)),

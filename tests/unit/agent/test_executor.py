@@ -2,16 +2,12 @@
 sleep or run in stages, or should and cannot."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,174 +15,17 @@ from hypothesis import strategies as st
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
-from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport, Stager
-from services.agent.executor import EngineExecutor, file_name
+from services.agent.executor import file_name
 from services.agent.processes import kill_orphans
 from services.agent.service import gpu_kind
 from services.agent.settings import AgentSettings
-from services.agent.state_file import StateFile
 from tests.agent_rig import write_weights
 from tests.agent_steps import workers
 from tests.fleet_builder import a_model
+from tests.unit.agent.executor_rig import MODEL, FakeEngineDriver, FakeSleeper, FakeStager, Rig, rig_of
 from tests.waiting import until
-
-MODEL = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-
-
-class FakeEngineDriver:
-    """Its engines are real processes that sleep; how they start, load and end is up to the test."""
-
-    name = "fake"
-    capabilities = EngineCapabilities(emulated=True)
-
-    def __init__(self) -> None:
-        self.errors: dict[str, Exception] = {}  # method -> what it raises
-        self.is_immortal = False
-        self.launch_s = 0.0
-        self.may_load, self.may_stop = asyncio.Event(), asyncio.Event()
-        self.may_load.set()
-        self.may_stop.set()
-
-    def fails(self, method: str) -> None:
-        if method in self.errors:
-            raise self.errors[method]
-
-    async def launch(self, request: LaunchRequest) -> EngineHandle:
-        await asyncio.sleep(self.launch_s)
-        self.fails("launch")
-        argv = [sys.executable, "-c", "print('hello from the engine', flush=True); import time; time.sleep(600)"]
-        pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=dict(os.environ))
-        return EngineHandle(
-            engine=self.name,
-            instance_id=request.instance_id,
-            pid=pid,
-            pid_started_at=process.started_at(pid) or 0.0,
-            run_dir=str(request.run_dir),
-            log_path=str(request.log_path),
-        )
-
-    async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        await self.may_load.wait()
-        self.fails("load")
-        return LoadReport(handle=handle, phases=())
-
-    async def health(self, handle: EngineHandle) -> Health:
-        return Health(ok=self.adopt(handle), alive=self.adopt(handle))
-
-    async def num_in_flight(self, handle: EngineHandle) -> int:
-        return 0
-
-    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
-        await self.may_stop.wait()
-        self.fails("stop")
-        if not self.is_immortal:
-            await process.stop_group(handle.pid, handle.pid_started_at, grace_s)
-
-    def adopt(self, handle: EngineHandle) -> bool:
-        return process.is_alive(handle.pid, handle.pid_started_at)
-
-
-class FakeSleeper(FakeEngineDriver):
-    """Keeps its calls, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-        self.dies_at_wake = False
-        self.may_limit = asyncio.Event()
-
-    async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        report = await super().load(handle, weights_path)
-        self.calls.append(f"load {weights_path}")
-        handle = replace(report.handle, url="http://127.0.0.1:1")
-        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",))
-
-    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        self.fails("sleep")
-        self.calls.append(becomes)
-
-    async def wake(self, handle: EngineHandle) -> None:
-        if self.dies_at_wake:
-            process.kill_group(handle.pid, handle.pid_started_at)
-        self.fails("wake")
-        self.calls.append("wake")
-
-    async def kv_bytes_used(self, handle: EngineHandle) -> int:
-        return 7
-
-    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
-        self.calls.append(f"kv {num_bytes}")
-        await self.may_limit.wait()
-
-
-class FakeStager(FakeEngineDriver, Stager):
-    """An engine that runs in stages; how that goes is up to the test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_become_whole = asyncio.Event()
-        self.left: int | None = None  # what an abandoned consolidation has left: KV tokens of a whole one
-
-    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
-        self.fails("stages")
-        return LoadReport(handle=replace(handle, url="http://127.0.0.1:1"), phases=(), num_slots=16, kv_tokens=900)
-
-    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
-        self.fails("stages")
-        await self.may_become_whole.wait()
-        return 1200
-
-    async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
-        self.fails("stages")
-        return self.left
-
-
-class Rig:
-    """An executor whose outcomes are kept in a list."""
-
-    def __init__(self, folder: Path, driver: Any) -> None:
-        self.settings = AgentSettings(node_id="node-1", state_dir=folder / "state", shm_dir=folder / "shm")
-        self.settings.node_dir.mkdir(parents=True)
-        self.driver = driver
-        self.state = StateFile(self.settings.node_dir / "agent.json")
-        self.engines = EngineExecutor(self.settings, {"fake": self.driver}, self.state)
-        self.outcomes: list[Any] = []
-        self.engines.connect(self.keep)
-        self.executors = self.engines.executors()
-
-    async def keep(self, stimulus: Any) -> None:
-        self.outcomes.append(stimulus)
-
-    async def do(self, effect: Any) -> None:
-        await self.executors[type(effect)](effect, None)
-
-    async def outcome(self, kind: type[Any]) -> Any:
-        return await until(lambda: next((o for o in self.outcomes if isinstance(o, kind)), None), kind.__name__)
-
-    def saw(self, *kinds: type[Any]) -> bool:
-        return any(isinstance(o, kinds) for o in self.outcomes)
-
-    async def begin_launch(
-        self, instance_id: str = "i-1", *gpus: int, replica: bool = False, gpu_kind: str = "host"
-    ) -> None:
-        own = workers(instance_id, *(gpus or (0,)))
-        await self.do(msg.LaunchEngine(instance_id, MODEL, own, gpu_kind, 0, replica=replica))
-
-    async def launch(self, instance_id: str = "i-1", *, replica: bool = False) -> EngineHandle:
-        await self.begin_launch(instance_id, replica=replica)
-        await self.outcome(msg.EngineLaunched)
-        return self.state.handles[instance_id]
-
-
-@asynccontextmanager
-async def rig_of(folder: Path, driver: FakeEngineDriver) -> AsyncIterator[Rig]:
-    rig = Rig(folder, driver)
-    yield rig
-    await rig.engines.close()
-    for handle in rig.state.handles.values():
-        process.kill_group(handle.pid, handle.pid_started_at)
 
 
 @pytest.fixture
@@ -454,71 +293,9 @@ async def test_several_gpus_are_for_engines_that_say_so(rig: Rig) -> None:
 
 
 def test_every_effect_has_an_executor(tmp_path: Path) -> None:
-    """ReportStart and ReportDrain are performed by the reporter (see AgentService)."""
-    assert {*Rig(tmp_path, FakeEngineDriver()).executors, msg.ReportStart, msg.ReportDrain} == set(msg.EFFECTS)
-
-
-async def test_stages_serve_and_become_whole(launched: Rig) -> None:
-    await launched.do(msg.ServeStages("i-1"))
-    ready = await launched.outcome(msg.EngineReady)
-    assert (ready.url, ready.num_slots, ready.kv_tokens) == ("http://127.0.0.1:1", 16, 900)
-    launched.driver.may_become_whole.set()
-    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
-    assert (await launched.outcome(msg.EngineConsolidated)).kv_tokens == 1200
-    assert json.loads(launched.state.handles["i-1"].data["holds"])["kv_tokens"] == 1200, "a wake reports it"
-
-
-@pytest.mark.parametrize("left", [None, 77])
-async def test_a_consolidation_that_is_given_up_says_what_it_has_left(launched: Rig, left: int | None) -> None:
-    launched.driver.left = left
-    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
-    await launched.do(msg.AbandonConsolidation("i-1"))
-    if left is None:
-        assert (await launched.outcome(msg.ConsolidationFailed)).reason == "given up"
-    else:
-        assert (await launched.outcome(msg.EngineConsolidated)).kv_tokens == 77
-    assert len([o for o in launched.outcomes if isinstance(o, msg.EngineConsolidated | msg.ConsolidationFailed)]) == 1
-
-
-@pytest.mark.parametrize("error", [EngineFailed("a stage is gone"), RuntimeError("a stage is gone")])
-async def test_stages_that_fail_are_reported(launched: Rig, error: Exception) -> None:
-    launched.driver.errors["stages"] = error
-    await launched.do(msg.ServeStages("i-1"))
-    assert "a stage is gone" in (await launched.outcome(msg.EngineStartFailed)).reason
-    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
-    assert "a stage is gone" in (await launched.outcome(msg.ConsolidationFailed)).reason
-
-
-async def test_an_engine_that_does_not_answer_says_nothing_of_its_consolidation(launched: Rig) -> None:
-    launched.driver.errors["stages"] = EngineFailed("no answer")
-    launched.outcomes.clear()
-    await launched.do(msg.AbandonConsolidation("i-1"))
-    await asyncio.sleep(0.05)
-    assert not launched.outcomes, "its bytes stay granted, and the controller asks again"
-
-
-@pytest.mark.parametrize("is_launched", [True, False])
-async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> None:
-    """The ability keeps such a command away; without that, it has an outcome all the same."""
-    if is_launched:
-        await rig.launch("r-1", replica=True)
-    why = "does not" if is_launched else "no engine is known"
-    await rig.do(msg.ServeStages("r-1"))
-    failed = await rig.outcome(msg.EngineStartFailed)
-    assert failed.code == ("engine_unable" if is_launched else "engine_failed") and why in failed.reason
-    await rig.do(msg.ConsolidateEngine("r-1", MODEL))
-    assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
-    if is_launched:
-        rig.outcomes.clear()
-        await rig.do(msg.AbandonConsolidation("r-1"))
-        assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
-
-
-async def test_stop_ends_a_consolidation(launched: Rig) -> None:
-    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
-    await launched.do(msg.StopEngine("i-1", 0.0))
-    assert (await launched.outcome(msg.EngineGone)).clean
-    assert not launched.saw(msg.EngineConsolidated, msg.ConsolidationFailed)
+    """The reports are performed by the reporter (see AgentService)."""
+    reports = {msg.ReportStart, msg.ReportDrain, msg.ReportConsolidation}
+    assert {*Rig(tmp_path, FakeEngineDriver()).executors} | reports == set(msg.EFFECTS)
 
 
 def test_orphans_are_found_by_where_they_work_and_the_known_are_spared(tmp_path: Path) -> None:

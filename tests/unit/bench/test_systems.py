@@ -100,7 +100,10 @@ def test_a_plain_fleet_and_a_plain_scenario_are_the_same_baseline() -> None:
 
 SIMULATED_OTHERWISE = {
     "placer.node_lease_s": "nodes of a run do not fall silent unless a fault says so",
+    "placer.sleeper_patience": "published results of scenarios stand without it; a replay has the live 1.0",
+    "placer.hole_grace_s": "no message of a run is lost, so a stage that is gone is gone",
     "placer.settle_s": "a run begins with everybody there",
+    "placer.follows_parts": "bytes of a stage that a run brings are seen when its instance loads",
     "agent.beat_s": "bytes are reported with every change anyway",
     "agent.drain_quiet_s": "published results of scenarios stand with 0.3 s; a replay takes the live 0.05 s",
     "agent.health_every_s": "engines of a run do not hang unless a fault says so",

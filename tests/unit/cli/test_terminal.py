@@ -146,3 +146,17 @@ def test_json_is_the_value_and_an_empty_table_says_so(capsys: pytest.CaptureFixt
     emit(Format.TABLE, [], ("a",), [], "no model is deployed")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "no model is deployed\n")
+
+
+def test_weights_that_several_hold_show_once_among_the_bytes_of_their_gpu() -> None:
+    grants = [{"holder": name, "owner": "kv", "num_bytes": 64 << 20} for name in ("i-1", "i-2")]
+    shared = [
+        {"key": "k", "num_bytes": 92 << 20, "holders": ["i-1", "i-2"]},
+        {"key": "l", "num_bytes": 7, "holders": ["i-3"]},
+    ]
+    gpu = {"gpu_id": "n/0", "kind": "host", "total_bytes": 420 << 20, "grants": grants, "shared": shared}
+    node = {"gpus": [gpu], "cached": [], "engines": [], "draining": False, "heartbeat_at": 0.0}
+    (cells,) = views.node_rows(node)
+    assert cells[2] == "220 MiB" and cells[4] == "i-1, i-2 (92 MiB of weights once for 2)"
+    (cells,) = views.node_rows(node | {"gpus": [{key: gpu[key] for key in gpu if key != "shared"}]})
+    assert cells[2] == "128 MiB" and cells[4] == "i-1, i-2", "of an agent of an earlier version"

@@ -2,12 +2,14 @@
 rows made when touched, loads that name what they changed, fetches with a rate."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from glowplug.controllers.placer.controller import Cordon
+from glowplug.domain.hardware import Gpu, Grant, GrantOwner, SharedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import (
@@ -25,7 +27,7 @@ from glowplug.events.facts import (
 )
 from glowplug.fleet.demand import LOAD_STALE_S
 from glowplug.fleet.tables import ABSENT_S, NODE_LEASE_S
-from services.console.fleet_rows import ModelRow
+from services.console.fleet_rows import ModelRow, node_row
 from services.console.fleet_view import (
     CORDONS,
     FORGOTTEN_S,
@@ -37,6 +39,7 @@ from services.console.fleet_view import (
     RowTable,
 )
 from tests import console_story as story
+from tests.fleet_builder import a_node, an_instance
 
 NOW = 5_000.0
 
@@ -289,3 +292,16 @@ def test_a_drained_node_shows_by_the_decision_before_its_row_is_read(drawn: Flee
     assert changed(drawn, NOW)[2] == set()
     drawn.restore(CORDONS, {}, NOW)
     assert changed(drawn, NOW)[2] == {"node-1"} and not drawn.node_rows.rows["node-1"].cordoned
+
+
+def test_weights_that_several_read_stand_once_with_all_who_read_them() -> None:
+    grants = tuple(Grant(holder=f"i-{n}", owner=GrantOwner.WEIGHTS, num_bytes=0) for n in (1, 2))
+    kv = Grant(holder="i-2", owner=GrantOwner.KV, num_bytes=7)
+    shared = SharedWeights(key="k", num_bytes=90, holders=("i-1", "i-2"))
+    gpu = Gpu(gpu_id="n/0", total_bytes=100, grants=(*grants, kv), shared=(shared,))
+    drawn = node_row(replace(a_node("n"), gpus=(gpu,)), {"i-1": an_instance("i-1", "m")}, lost_since=0.0).gpus[0]
+    assert [(one.holder, one.owner, one.num_bytes, one.model_key) for one in drawn.grants] == [
+        ("i-2", "kv", 7, ""),
+        ("i-1, i-2", "shared", 90, "m"),
+    ]
+    assert drawn.free_bytes == 3 and gpu.bytes_by_owner == {"weights": 0, "kv": 7, "shared": 90}

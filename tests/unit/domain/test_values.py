@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.domain.address import PortRange, advertised, http_url, reachable
+from glowplug.domain.address import PortRange, advertised, http_url, reachable, rendezvous
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
@@ -15,6 +15,7 @@ def test_urls() -> None:
     assert http_url("fd00::1", 8080) == "http://[fd00::1]:8080"
     assert (reachable("0.0.0.0"), reachable("::"), reachable("10.0.0.3")) == ("127.0.0.1", "::1", "10.0.0.3")
     assert advertised("http://127.0.0.1:20001", "node-1") == "http://node-1:20001"
+    assert advertised("", "node-1") == "", "what has no server is nowhere"
     assert advertised("http://[::1]:20001", "") == "http://[::1]:20001"
 
 
@@ -101,3 +102,15 @@ def test_the_free_bytes_of_a_gpu_are_what_no_grant_holds_and_sleepers_lack_what_
 
 def test_a_phase_lasts_from_start_to_end() -> None:
     assert Phase(name=PhaseName.LOAD, started_at=2.0, ended_at=3.5).actual_s == 1.5
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "node-1", "[fd00::1]"])
+def test_a_pipeline_meets_at_one_port_of_the_range(host: str) -> None:
+    found = {rendezvous(f"{host}:29500-29503", f"i-{number}") for number in range(100)}
+    assert found == {f"{host}:{port}" for port in range(29500, 29504)}
+    assert rendezvous(f"{host}:29500-29503", "i-1") == rendezvous(f"{host}:29500-29503", "i-1")
+
+
+@pytest.mark.parametrize("stages_at", ["", "node-1", "node-1:", "node-1:5", ":29500-29503", "node-1:9-8"])
+def test_a_node_without_a_range_offers_no_place_to_meet(stages_at: str) -> None:
+    assert rendezvous(stages_at, "i-1") == ""

@@ -1,8 +1,11 @@
 """The registry, what each driver refuses before it starts a process, and what the process is started with."""
 
+import asyncio
 import re
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +18,13 @@ from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous, vllm_args
 from glowplug.engines.drivers import NAMES, driver
-from glowplug.engines.gguf import GgufFacts
+from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.landing import Landing
 from glowplug.engines.llamacpp import LlamacppDriver
-from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines.port import Ability, EngineHandle, EngineSettings, LaunchRequest
 from glowplug.engines.samples import sample_weights_path
+from tests.arriving_region import ArrivingRegion
 
 host = pytest.importorskip("glowplug.engines.llamacpp_host", exc_type=ImportError)
 
@@ -124,6 +129,68 @@ async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(t
     assert phases["fetch"].actual_s >= 0.5
     assert phases["fetch"].started_at == phases["launch"].started_at
     assert phases["fetch"].ended_at <= phases["load"].started_at
+
+
+async def test_an_emulated_engine_that_streams_ends_its_load_behind_the_last_byte(tmp_path: Path) -> None:
+    """At 100 times the speed: 100 MB at 1 GB/s take 1 ms, the last 16 MB behind the fetch less."""
+    source = tmp_path / "w"
+    source.write_bytes(b"x" * (64 << 10))
+    region = ArrivingRegion(source, tmp_path / "shm")
+    made = driver("emulated", EngineSettings(emulated_time_scale=100.0, emulated_streams=True))
+    assert Ability.STREAM in made.abilities("emulated")
+    assert Ability.STREAM not in driver("emulated", EngineSettings()).abilities("emulated")
+    args = {"launch_s": 1.0, "warmup_s": 0, "load_bytes_per_s": 1e9}
+    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
+    try:
+        loading = asyncio.create_task(made.load(handle, region.root))
+        await region.land()
+        await asyncio.sleep(0.3)
+        assert not loading.done(), "its weights are not checked"
+        completed_at = time.time()
+        region.complete()
+        phases = {phase.name.value: phase for phase in (await loading).phases}
+    finally:
+        await made.stop(handle, grace_s=5.0)
+    assert completed_at < phases["load"].ended_at
+
+
+def test_what_a_header_says_is_known_before_a_tensor_has_landed(tmp_path: Path) -> None:
+    region = ArrivingRegion(sample_weights_path(), tmp_path)
+    threading.Timer(0.02, lambda: asyncio.run(region.land(0.05))).start()
+    landing = Landing.of(region.root)
+    assert landing is not None
+    found = host.facts_of(region.root, landing, 10.0)
+    assert found == read_facts(sample_weights_path())
+    assert found.header_bytes == 1_785_664 and found.tensor_types == {0, 3, 8}, "F32, Q4_1, Q8_0"
+    assert region.writer.landed.total < 0.1 * region.num_bytes
+
+
+def test_a_header_that_is_none_is_refused_once_all_of_it_is_there(tmp_path: Path) -> None:
+    source = tmp_path / "w.gguf"
+    source.write_bytes(b"GGUF" + bytes(5 << 20))
+    region = ArrivingRegion(source, tmp_path / "shm")
+    threading.Timer(0.02, lambda: asyncio.run(region.land())).start()
+    with pytest.raises(InvalidGguf):
+        host.facts_of(region.root, Landing.of(region.root), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("types", "machine", "system", "stays"),
+    [
+        ({0, 3, 8}, "x86_64", "AVX2 = 1 | REPACK = 1", True),
+        ({0, 3, 8}, "x86_64", "AMX_INT8 = 1 | REPACK = 1", False),
+        ({0, 2}, "x86_64", "REPACK = 1", False),  # Q4_0
+        ({0, 12}, "x86_64", "REPACK = 1", False),  # Q4_K
+        ({0, 1, 30}, "aarch64", "NEON = 1", True),
+        ({0, 8}, "aarch64", "NEON = 1", False),
+    ],
+)
+def test_weights_that_could_be_repacked_are_not_mapped_early(
+    types: set[int], machine: str, system: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host.platform, "machine", lambda: machine)
+    monkeypatch.setattr(host.xllamacpp, "get_system_info", lambda: system)
+    assert host.stay_mapped(frozenset(types)) is stays
 
 
 def test_waiting_threads_give_their_core_away_unless_the_operator_says_otherwise(
@@ -233,8 +300,56 @@ def test_what_the_model_declares_becomes_flags() -> None:
 
 def test_one_cpu_engine_runs_in_one_process_and_a_parallel_one_does_not() -> None:
     assert vllm_args.UNIPROC in vllm_args.server_argv(request())
-    for size in ("pipeline_parallel_size", "tensor-parallel-size"):
-        assert vllm_args.UNIPROC not in vllm_args.server_argv(request(engine_args={size: 2}))
+    assert vllm_args.UNIPROC not in vllm_args.server_argv(request(engine_args={"data-parallel-size": 2}))
+    assert vllm_args.UNIPROC not in vllm_args.server_argv(replace(request(), gpu_indices=(0, 1)))
+
+
+@pytest.mark.parametrize("name", ["tensor-parallel-size", "pipeline_parallel_size", "nnodes"])
+def test_how_many_workers_and_stages_there_are_is_no_engine_argument(name: str) -> None:
+    with pytest.raises(EngineMisconfigured, match="is set by"):
+        vllm_args.server_argv(request(engine_args={name: 2}))
+
+
+def test_a_group_has_a_worker_and_a_part_of_the_kv_cache_on_each_of_its_gpus() -> None:
+    asked = replace(request(engine_args={"num_threads": 2}, num_gpus=2), gpu_indices=(1, 3))
+    argv = vllm_args.server_argv(asked)
+    assert (value_of(argv, "--tensor-parallel-size"), value_of(argv, "--kv-cache-memory-bytes")) == ("2", "128")
+    assert value_of(argv, "--worker-cls") == vllm_args.SLEEPING_WORKER
+    env = vllm_args.server_environment(asked)
+    cpus = [part.split(",") for part in env["VLLM_CPU_OMP_THREADS_BIND"].split("|")]
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert cpus == [["nobind"]] or (len(cpus) == 2 and not {*cpus[0]} & {*cpus[1]}), "no CPU belongs to two workers"
+    on_gpus = vllm_args.server_environment(replace(asked, gpu_kind="cuda"))
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
+def test_a_group_of_more_workers_than_cpus_is_not_bound() -> None:
+    asked = replace(request(num_gpus=512), gpu_indices=tuple(range(512)))
+    assert vllm_args.server_environment(asked)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_a_stage_meets_the_others_and_only_the_first_one_has_a_server() -> None:
+    asked = replace(request(), num_stages=2, rendezvous="127.0.0.1:29500", address="127.0.0.1")
+    argvs = [vllm_args.server_argv(replace(asked, stage=stage)) for stage in (0, 1)]
+    for stage, argv in enumerate(argvs):
+        flags = ("pipeline-parallel-size", "nnodes", "node-rank", "master-addr", "master-port", "kv-cache-memory-bytes")
+        values = [value_of(argv, f"--{flag}") for flag in flags]
+        assert values == ["2", "2", str(stage), "127.0.0.1", "29500", "128"]
+    assert ["--headless" in argv for argv in argvs] == [False, True]
+    env = vllm_args.server_environment(asked)
+    assert env["VLLM_HOST_IP"] == "127.0.0.1" and env["GLOO_SOCKET_IFNAME"].startswith("lo")
+
+
+@pytest.mark.parametrize("where", ["", "host", "host:", "host:many"])
+def test_a_stage_without_a_place_to_meet_is_refused(where: str) -> None:
+    with pytest.raises(EngineMisconfigured, match="GLOWPLUG_STAGE_PORTS"):
+        vllm_args.server_argv(replace(request(), num_stages=2, rendezvous=where))
+
+
+def test_a_stage_that_is_not_to_be_reached_does_not_start() -> None:
+    asked = replace(request(), num_stages=2, rendezvous="127.0.0.1:29500", address="no such name")
+    with pytest.raises(EngineFailed, match="the other stages cannot reach"):
+        vllm_args.server_environment(asked)
 
 
 def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
@@ -265,7 +380,7 @@ def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -
     assert [flags[shared][vllm_args.WEIGHTS_SHARED] for shared in (False, True)] == ["0", "1"]
     odd: list[dict[str, Any]] = [
         {"gpu_kind": "cuda"},
-        {"engine_args": {"tensor-parallel-size": 2}},
+        {"num_gpus": 2},
         {"engine_args": {"worker-cls": "my.Worker"}},
         {"engine_args": {"quantization": "fp8"}},
     ]

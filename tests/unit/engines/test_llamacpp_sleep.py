@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from glowplug.engines.llamacpp_sleep import EngineServer
@@ -21,6 +22,7 @@ class FakeLlamacpp:
         self.likeliest: list[float] = [-1.0]  # of the first server, of the second, ... the last one stands for more
         self.ports: list[int] = []
         self.asked: list[str] = []
+        self.num_running = 0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,15 +45,26 @@ class FakeLlamacpp:
 
             def log_message(self, *_: Any) -> None: ...
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.handler = Handler
+        self.listen(0)
+
+    def listen(self, port: int) -> None:
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def listening_address(self) -> str:
         return f"http://127.0.0.1:{self.http.server_port}"
 
+    def handle_metrics(self) -> str:
+        return f"llamacpp:requests_processing {self.num_running}\n"
+
     def build(self, port: int) -> "FakeLlamacpp":
         self.ports.append(port)
+        if port:  # the server before it has been dropped
+            self.http.shutdown()
+            self.http.server_close()
+            self.listen(port)
         return self
 
 
@@ -64,9 +77,9 @@ def fake() -> Iterator[FakeLlamacpp]:
 
 
 @pytest.fixture
-def engine(fake: FakeLlamacpp) -> EngineServer:
+def engine(fake: FakeLlamacpp, tmp_path: Path) -> EngineServer:
     """An engine whose KV cache lies where its pages cannot be given back."""
-    made = EngineServer(fake.build, 1 << 20, Path("weights"), host_memory=False)
+    made = EngineServer(fake.build, 1 << 20, Path("weights"), host_memory=False, run_dir=tmp_path)
     assert made.warm_up() == PROPS
     return made
 
@@ -78,6 +91,15 @@ def test_without_pages_to_give_back_the_server_is_dropped_and_built_again_on_its
     assert engine.answer({"do": "state"})["state"] == "swapped_out"
     assert engine.answer({"do": "wake"})["state"] == "awake"
     assert fake.ports == [0, engine.port]
+
+
+def test_a_busy_engine_that_may_sleep_only_idle_serves_on(fake: FakeLlamacpp, engine: EngineServer) -> None:
+    fake.num_running = 2
+    asked = {"do": "sleep", "becomes": "swapped_out", "if_idle": True}
+    assert engine.answer(asked) == {"state": "awake", "how": "server", "running": 2}
+    assert httpx.get(f"{fake.listening_address}/props").json() == PROPS and fake.ports == [0]
+    fake.num_running = 0
+    assert engine.answer(asked)["state"] == "swapped_out"
 
 
 def test_without_pages_to_give_back_there_is_no_replica(engine: EngineServer) -> None:

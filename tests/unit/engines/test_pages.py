@@ -79,3 +79,20 @@ def test_a_mapped_file_is_found_by_its_name_even_when_it_is_deleted(tmp_path: Pa
 def test_pages_that_are_not_ours_are_an_error() -> None:
     with pytest.raises(OSError, match="madvise"):
         pages.give_back([Pages(mmap.PAGESIZE, 2 * mmap.PAGESIZE)])
+
+
+def test_what_of_a_mapped_file_was_read_since_its_pages_were_given_back(tmp_path: Path) -> None:
+    path, part = tmp_path / "weights", 16 << 20
+    with path.open("wb") as file:
+        file.write(bytes(part))
+        file.seek(3 * part - 1)
+        file.write(b"x")
+    spans = [(0, part), (part, 2 * part), (2 * part, 3 * part)]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as data:
+        assert data[part // 2] == data[2 * part + part // 2] == 0
+        assert pages.num_bytes_read(path, spans) == 2 * part
+        pages.give_back_small(pages.mapped(path))
+        assert pages.num_bytes_read(path, spans) == 0
+        assert data[part + part // 2] == 0
+        assert pages.num_bytes_read(path, spans) == part
+    assert pages.num_bytes_read(path, spans) == 0, "it is mapped no more"

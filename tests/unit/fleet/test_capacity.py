@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from glowplug.domain.hardware import SharedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.fleet.capacity import Capacity
 from tests.fleet_builder import MIB, a_node, an_instance
@@ -44,6 +45,41 @@ def test_setting_a_claim_aside_and_back_makes_nobody_look_again():
     with pytest.raises(ZeroDivisionError), kept.without("i-1"):
         raise ZeroDivisionError
     assert (kept.free_bytes(GPU), kept.version) == (200 * MIB, version), "a policy that fails costs nobody its claim"
+
+
+def shared_by(*holders, revision=1):
+    """A node where these share 100 MiB of weights."""
+    node = a_node(revision=revision, grants={0: [(holder, 0 if len(holders) > 1 else 100) for holder in holders]})
+    shared = SharedWeights(key="k", num_bytes=100 * MIB, holders=holders)
+    return replace(node, gpus=tuple(replace(gpu, shared=(shared,)) for gpu in node.gpus))
+
+
+def test_a_claim_is_for_what_others_do_not_hold_already():
+    kept = capacity(grants={0: [("i-1", 100)]})
+    kept.claim("i-2", {GPU: 140 * MIB}, "k")
+    assert kept.free_bytes(GPU) == 60 * MIB
+    version = kept.version
+    assert kept.put_node(shared_by("i-1", revision=2)) and kept.version > version, "a further copy may fit now"
+    assert kept.free_bytes(GPU) == 160 * MIB
+    kept.put_node(shared_by("i-1", "i-2", revision=3))
+    assert kept.free_bytes(GPU) == 200 * MIB
+    kept.claim("i-3", {GPU: 140 * MIB}, "other")
+    assert kept.free_bytes(GPU) == 60 * MIB
+
+
+def test_within_a_view_what_would_be_shared_is_free():
+    kept = Capacity()
+    kept.put_node(shared_by("i-1", "i-2"))
+    for key, free in (("k", 300), ("other", 200), ("", 200)):
+        with kept.seen_by(key):
+            assert kept.nodes.node("node-1").gpus[0].free_bytes == free * MIB, key
+    assert kept.nodes.node("node-1") == shared_by("i-1", "i-2")
+    assert kept.bytes_of(GPU, ("i-1",)) == 0 and kept.counted_twice(GPU, {"i-1"}) == 100 * MIB
+    assert kept.counted_twice(GPU, {"i-1", "i-2"}) == 100 * MIB
+    kept.put_node(shared_by("i-1", revision=2))
+    assert (kept.bytes_of(GPU, ("i-1",)), kept.bytes_of(GPU, ("i-1",), "k")) == (100 * MIB, 0)
+    kept.drop_node("node-1")
+    assert kept.shared(GPU, "k") is None and kept.counted_twice(GPU, {"i-1"}) == 0
 
 
 def test_a_row_that_starts_is_promised_its_bytes_and_one_that_drains_is_not():

@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from glowplug.domain.model import WeightsRef
 from glowplug.policies.placement.hydraserve_allocation import (
     AllocationParams,
     ColdStart,
     ServerOffer,
     StageSeconds,
     allocate,
+    ready_s,
 )
 from glowplug.policies.placement.links import Fetch, LinkLedger, admits, begin, finish, settle
+from glowplug.policies.placement.shape import stage_bytes
+from tests.fleet_builder import a_model
 
 GB = 10**9
 GBIT16 = 2e9  # bytes a second
@@ -206,3 +210,30 @@ def test_free_gpus_before_shared_ones():
     layout = allocate(LLAMA_7B, mixed, 0.0, replace(EVEN, prefer_free=True))
     assert layout.num_stages == 2
     assert layout.rivals and all(r.score > 0 for r in layout.rivals)
+
+
+def test_a_fetch_in_the_background_takes_what_others_leave_and_delays_none():
+    """It counts neither in Eq. 3 nor in the shares of Eq. 4."""
+    rest = Fetch(fetch_id="rest", left_bytes=8e9, deadline_at=float("inf"), is_background=True)
+    urgent = Fetch(fetch_id="u", left_bytes=4e9, deadline_at=4.0)
+    ledger = begin(begin(LinkLedger(bytes_per_s=1e9), rest, 0.0), urgent, 0.0)
+    assert ledger.share() == 0.5e9 and not admits(ledger, 1.0, 100.0, 0.0), "u needs the link to itself"
+    assert [f.left_bytes for f in settle(ledger, 1.0).fetches] == [8e9, 3e9]
+    alone = finish(ledger, "u", 2.0)
+    assert alone.share() == 1e9 and [f.left_bytes for f in settle(alone, 4.0).fetches] == [6e9]
+    assert admits(alone, 1e9, 3.5, 2.0)
+
+
+def test_what_is_fetched_may_be_less_than_what_is_loaded():
+    """Files that are unpacked: Eq. 5 with the bytes of each way."""
+    server = ServerOffer(node_id="n", link=LinkLedger(bytes_per_s=1e9), pcie_bytes_per_s=2e9, streams=False)
+    assert ready_s(StageSeconds(), 4e9, server, AllocationParams()) == pytest.approx(4.0 + 2.0)
+    assert ready_s(StageSeconds(), 1e9, server, AllocationParams(), loaded_bytes=4e9) == pytest.approx(1.0 + 2.0)
+
+
+@pytest.mark.parametrize(("num_bytes", "num_stages"), [(1, 4), (10, 3), (40_000_000, 4), (7, 1)])
+def test_the_parts_of_the_stages_are_the_whole(num_bytes: int, num_stages: int):
+    model = a_model(weights=WeightsRef(uri="s3://w", num_bytes=num_bytes))
+    parts = [stage_bytes(model, number, num_stages) for number in range(num_stages)]
+    assert parts[0][0] == 0 and parts[-1][1] == 0, "the last one ends where the weights do"
+    assert [last for _, last in parts[:-1]] == [first for first, _ in parts[1:]]

@@ -156,6 +156,33 @@ def test_a_streamed_load_says_nothing_of_one_from_host_memory() -> None:
     assert times.predict(one, StartKind.CACHED, "host").load_s == 1.0, "the prior's: 10 GB at 10 GB/s"
 
 
+def streamed(instance_id: str, tail: float, one: Model) -> Instance:
+    """Fetched for 30 s, loaded meanwhile and for `tail` s afterwards."""
+    row = start(instance_id, one.key, kind="cold", fetch=30.0, launch=1.0)
+    load = Phase(name=PhaseName.LOAD, started_at=101.0, ended_at=130.0 + tail)
+    return replace(row, engine=one.engine, phases=(*row.phases, load), ready_at=130.0 + tail)
+
+
+def test_what_follows_the_last_byte_is_learned_from_streamed_starts_for_streamed_starts() -> None:
+    times, one = StartTimes(), model(engine="vllm")
+    before = times.predict(one, StartKind.CACHED, "host")
+    assert times.tail_s(one, "host") == PRIORS["vllm"].tail_s
+    for number, tail in enumerate((0.9, 1.1, 4.0)):
+        times.learn(streamed(f"i-{number}", tail, one), one)
+    assert times.tail_s(one, "host") == pytest.approx(1.1)
+    assert times.predict(one, StartKind.CACHED, "host").load_s == before.load_s
+    again = StartTimes()
+    again.restore(times.rows)
+    assert again.tail_s(one, "host") == pytest.approx(1.1)
+
+
+def test_a_start_that_was_not_streamed_says_nothing_of_the_tail() -> None:
+    times, one = StartTimes(), model(engine="vllm")
+    times.learn(replace(start("i-1", kind="cold", fetch=8.0, launch=1.0, load=2.5), engine="vllm"), one)
+    assert times.tail_s(one, "host") == PRIORS["vllm"].tail_s
+    assert times.tail_s(model(), "host") == 0.0, "the emulated engine's is the way of the last chunk"
+
+
 def test_of_a_pipeline_only_the_process_and_its_warm_up_are_taken() -> None:
     times, one = StartTimes(), model()
     row = replace(start("i-1", kind="cold", fetch=4.0, launch=3.0, load=0.3, warmup=0.6, rest=20.0), num_stages=4)

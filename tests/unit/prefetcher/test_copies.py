@@ -88,7 +88,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def test_two_sets_of_weights_take_turns_in_host_memory_and_come_back_from_disk(node: Node) -> None:
-    with WeightServer(DATA, step_s=0.002) as server:
+    with WeightServer(DATA, step_s=0.006) as server:
         refs = [WeightsRef(uri=f"{server.url}?{n}") for n in range(2)]
         for ref in [*refs, *refs]:
             await node.bring(ref)
@@ -119,6 +119,24 @@ async def test_a_copy_of_no_use_is_dropped_and_the_source_is_read(node: Node, ho
         assert node.sources == ["http", "http", "http"]
         assert node.region(ref).blob.read_bytes() == server.data
     assert not directory.exists()
+
+
+async def test_of_a_damaged_copy_the_damaged_pieces_alone_are_fetched(node: Node) -> None:
+    with WeightServer(DATA, step_s=0.002) as server:
+        ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
+        await node.bring(ref)
+        await node.copy()
+        await node.bring(other)
+        with (node.copies.region(region_digest(ref)).directory / "blob").open("r+b") as blob:
+            for offset in (500, 400_000):
+                blob.seek(offset)
+                blob.write(b"damaged")
+        sent = server.bytes_sent
+        await node.bring(ref)
+        assert server.bytes_sent - sent <= 2 * 16_384 + 2  # two pieces, and questions whether it has changed
+        assert node.sources[-1] == "http" and node.region(ref).blob.read_bytes() == DATA
+    assert node.count("glowplug_wrong_pieces_total", source="disk") == 2
+    assert not node.copies.region(region_digest(ref)).directory.exists()
 
 
 async def test_a_source_that_does_not_answer_leaves_the_copy_in_use(node: Node) -> None:

@@ -82,7 +82,7 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
     assert numbers["fleet"]["gpu_seconds"] == 5.0
 
 
-@pytest.mark.parametrize(("placed_by", "predicts"), [("union", "warmserve_csp"), ("first_fit", "none")])
+@pytest.mark.parametrize(("placed_by", "predicts"), [("union", "combined"), ("first_fit", "none")])
 def test_kinds_that_decided_nothing_are_those_of_the_default_where_the_others_are(
     tmp_path: Path, placed_by: str, predicts: str
 ) -> None:

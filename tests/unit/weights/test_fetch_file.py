@@ -181,7 +181,7 @@ async def test_an_object_by_ranges(bucket: Any, tmp_path: Path, scheme: str) -> 
     fetch = make(WeightsRef(uri=f"{scheme}://weights/a/w.gguf", sha256=OBJECT_SHA, num_bytes=len(OBJECT)), tmp_path)
     info = await fetch.run()
     assert info and info.source == scheme
-    assert fetch.num_bytes_fetched == len(OBJECT)
+    assert fetch.tally.num_bytes == len(OBJECT)
     assert fetch.region.blob.read_bytes() == OBJECT
 
 

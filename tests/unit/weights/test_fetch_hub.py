@@ -270,7 +270,7 @@ async def test_what_the_cache_lacks_is_asked_of_the_hub_again(hub: HubServer, tm
     hub.fill_cache(tmp_path / "cache", "org/set", ["config.json"])
     hub.statuses = [503]
     fetch = await fetched("hf:org/set", hub, tmp_path)
-    assert fetch.num_retries == 1 and len(list(fetch.region.files.iterdir())) == len(SET_NAMES)
+    assert fetch.tally.num_retries == 1 and len(list(fetch.region.files.iterdir())) == len(SET_NAMES)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -314,7 +314,7 @@ async def test_what_may_pass_is_tried_again(hub: HubServer, tmp_path: Path) -> N
     with pytest.raises(SourceInterrupted, match="HTTP 503"):
         await HubSource("hf:org/one", options(hub, tmp_path)).probe()
     hub.statuses = [500]
-    assert (await fetched("hf:org/one", hub, tmp_path)).num_retries == 1
+    assert (await fetched("hf:org/one", hub, tmp_path)).tally.num_retries == 1
 
 
 async def test_a_private_repository_opens_with_the_token_which_no_log_shows(

@@ -218,6 +218,24 @@ async def test_the_urgent_go_first_when_the_rate_binds() -> None:
     assert link.num_bytes_total == 4000
 
 
+async def test_fetches_share_the_rate_evenly_whatever_their_parts() -> None:
+    """HydraServe section 4.2: B / N for each of N fetches. Four parallel parts are no more than one."""
+    link = LinkMeter("n/nic", bytes_per_s=1_000_000, burst_s=0.0)
+    passed = dict.fromkeys(("wide", "narrow"), 0)
+    half: dict[str, int] = {}
+
+    async def part(fetch: str, num_chunks: int) -> None:
+        for _ in range(num_chunks):
+            await link.take(1000, fetch=fetch)
+            passed[fetch] += 1
+        if fetch == "narrow":
+            half.update(passed)
+
+    await asyncio.gather(*(part("wide", 10) for _ in range(4)), part("narrow", 20))
+    assert abs(half["wide"] - half["narrow"]) <= 5, half
+    assert passed == {"wide": 40, "narrow": 20}
+
+
 async def test_a_cancelled_transfer_pays_nothing_and_blocks_nobody() -> None:
     link = LinkMeter("n/nic", bytes_per_s=100_000, burst_s=0.0)
     await link.take(1000)

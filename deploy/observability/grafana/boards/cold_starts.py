@@ -87,6 +87,23 @@ LEAVING = [
         link=TO_MODEL,
     ),
 ]
+STAGES = [
+    Panel(
+        title="Consolidation, p95",
+        about="Seconds until a stage of a pipeline ran all of its model, by how it ended: whole, or failed. The "
+        "pipeline serves meanwhile.",
+        asks=[(quantile(0.95, "glowplug_consolidate_seconds", MODEL, "result", "5m"), "{{result}}")],
+        unit="s",
+        width=12,
+    ),
+    Panel(
+        title="Consolidations by model",
+        about="Per minute.",
+        asks=[(per_minute("glowplug_consolidate_seconds_count", "model", MODEL), "{{model}}")],
+        width=12,
+        link=TO_MODEL,
+    ),
+]
 EXPECTED = [
     Panel(
         title="Expected and actual, by phase",
@@ -151,5 +168,12 @@ BOARD = Board(
     title="Glowplug: cold starts",
     about="Where the time of a cold start goes, by phase, expected and actual.",
     variables=["model"],
-    rows=[("Now", NOW), ("Phases", PHASE), ("Leaving", LEAVING), ("Expected and actual", EXPECTED), ("Counts", COUNTS)],
+    rows=[
+        ("Now", NOW),
+        ("Phases", PHASE),
+        ("Leaving", LEAVING),
+        ("Pipelines", STAGES),
+        ("Expected and actual", EXPECTED),
+        ("Counts", COUNTS),
+    ],
 )

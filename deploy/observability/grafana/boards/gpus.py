@@ -143,6 +143,21 @@ HOST = [
         unit="bytes",
     ),
     Panel(
+        title="Rate of links",
+        about="Declared, else as measured over transfers that filled it; 0 before anything came.",
+        asks=[(f"sum by (node) (glowplug_link_bytes_per_second{{{NODE}}})", "{{node}}")],
+        unit="Bps",
+    ),
+    Panel(
+        title="Weights between nodes",
+        about="Read by other nodes; pieces that differed from their checksum, per minute.",
+        asks=[
+            (rate("glowplug_peer_served_bytes_total", "node", NODE), "{{node}}"),
+            (per_minute("glowplug_wrong_pieces_total", "node, source", NODE), "{{node}} wrong, {{source}}"),
+        ],
+        unit="Bps",
+    ),
+    Panel(
         title="Fetches at once",
         about="Queued or running.",
         asks=[(f"sum by (node) (glowplug_fetches_in_flight{{{NODE}}})", "{{node}}")],

@@ -184,6 +184,12 @@ REQUESTS = [
         unit="ops",
     ),
     Panel(
+        title="Streams whose engine was lost",
+        about="Continued: another instance went on after a pause. Refused and failed ones end with an error.",
+        asks=[(rate("glowplug_stream_continuations_total", "reason, outcome"), "{{reason}}, {{outcome}}")],
+        unit="ops",
+    ),
+    Panel(
         title="Client connections",
         about="Open at each router.",
         asks=[("sum by (instance) (glowplug_connections)", "{{instance}}")],

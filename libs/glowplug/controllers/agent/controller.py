@@ -13,8 +13,9 @@ instances and its node.
 
 It promises
 - bytes are granted before a process starts, and are free only when the process is known to be gone; a GPU is never
-  overbooked, and the ledger holds what the records say: of shared weights nothing, of a replica whose engine cannot
-  hold the first layers alone all of its weights, whatever was ordered;
+  overbooked, and the ledger holds what the records say: weights that instances were seen to read in the same pages
+  once (sharing.py), of a replica whose engine cannot hold the first layers alone all of its weights, whatever was
+  ordered;
 - every start ends READY, PREWARMED, STOPPED or FAILED within its deadline, and every process it launched is stopped or
   belongs to an instance, over a restart too;
 - a start is idempotent by instance_id; one that a stop has overtaken ends STOPPED; a command of a replaced controller
@@ -45,7 +46,7 @@ from glowplug.controllers.agent.transaction import INSTANCES, Ledger, Move, Tran
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handler, dispatch
-from glowplug.domain.hardware import GrantOwner, Node
+from glowplug.domain.hardware import WEIGHT_OWNERS, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Rung
 from glowplug.events import Event
@@ -71,11 +72,13 @@ class AgentController:
         engines: Mapping[str, EngineKind],
         *,
         agent_url: str = "",
+        stages_at: str = "",
         params: AgentParams | None = None,
         memory: msg.AgentMemory | None = None,
     ) -> None:
         memory = memory or msg.AgentMemory()
         self.node_id, self.ledger, self.engines, self.agent_url = node_id, ledger, engines, agent_url
+        self.stages_at = stages_at
         self.params = params or AgentParams()
         there = sorted(name for name, kind in engines.items() if not kind.unavailable)
         self._available = tuple(there)
@@ -130,6 +133,7 @@ class AgentController:
             engines=self._available,
             abilities=self._abilities,
             agent_url=self.agent_url,
+            stages_at=self.stages_at,
             prefetcher_url=around.prefetcher_url,
             host_cache_bytes=around.host_cache_bytes,
             links=around.links,
@@ -318,8 +322,11 @@ class AgentController:
                 yield f"{gpu.gpu_id} holds {gpu.used_bytes} of {gpu.total_bytes} bytes"
             if gpu.lacking_bytes:
                 yield f"{gpu.gpu_id} lacks {gpu.lacking_bytes} bytes for its sleepers"
+            together = {h: one.num_bytes for one in gpu.shared if one.counts for h in one.holders}
             for grant in gpu.all_grants:
-                held[gpu.gpu_id, grant.holder, grant.owner] += grant.num_bytes
+                is_shared = grant.owner in WEIGHT_OWNERS
+                num_bytes = grant.num_bytes + (together.get(grant.holder, 0) if is_shared else 0)
+                held[gpu.gpu_id, grant.holder, grant.owner] += num_bytes
         for key in sorted(recorded.keys() | held.keys()):
             gpu_id, name, owner = key
             if recorded.get(key, 0) != held[key]:

@@ -8,6 +8,8 @@ SwapServeLLM section 3 (swap out and in). Departures:
   0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. The rest that is seen is granted to it (owner `sleeper`), and
   it gives way to whatever starts (AgentController._make_way). One that keeps more than its kind may is stopped. On host
   memory a process takes some of its own beside its grant, asleep as awake, which is not granted.
+- An engine that refuses what comes while it sleeps (EngineKind.refuses) is asked to sleep at once, unless it is busy.
+  Another one drains for `drain_quiet_s`, in which routers learn of it.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
 - Eq. 1 is asked at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
 - The paper names a cache that became too small, "forcing the eviction of the recently loaded weights", but not when.
@@ -17,7 +19,7 @@ SwapServeLLM section 3 (swap out and in). Departures:
 
 from dataclasses import replace
 
-from glowplug.controllers.agent import lifecycle, stages
+from glowplug.controllers.agent import lifecycle, sharing, stages
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import COMING, DORMANT, Drain, Holding, Shares, State
 from glowplug.controllers.agent.transaction import Transaction
@@ -41,10 +43,10 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
         return
     if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
         return  # it lies dormant already: a command that came twice
-    able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
+    able = instance.is_whole and not instance.part_of and transaction.can(holding.model, _ABILITIES[becomes])
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-        num_bytes = int(holding.model.private_weights_bytes * transaction.params.snapshot_ratio)
+        num_bytes = int((holding.model.weights_bytes - instance.shared_bytes) * transaction.params.snapshot_ratio)
         lack = _lack_of_host(transaction, holding, num_bytes)
         able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
@@ -89,16 +91,23 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
         _expire(transaction, transaction.keep(replace(holding, drain=drain)))
     else:
-        quiet_until = min(transaction.now_s + transaction.params.drain_quiet_s, deadline_at)
+        command = transaction.event
+        may_sleep = bool(becomes) and transaction.refuses(holding.instance.engine)
+        quiet_s = 0.0 if may_sleep else transaction.params.drain_quiet_s
+        quiet_until = min(transaction.now_s + quiet_s, deadline_at)
         drain = Drain(
             deadline_at=deadline_at,
             quiet_until=quiet_until,
             becomes=becomes,
-            traceparent=transaction.event.traceparent if transaction.event is not None else "",
+            traceparent=command.traceparent if command is not None else "",
+            predicted_s=getattr(command.data, "predicted_s", 0.0) if command is not None else 0.0,
             began_at=transaction.now_s,
         )
         holding = transaction.publish(holding.enter(State.DRAINING, drain=drain), reason=reason)
-        _expire(transaction, holding)
+        if may_sleep and transaction.now_s < deadline_at:
+            _end(transaction, holding, transaction.params.stop_grace_s)  # at once, unless it is busy
+        else:
+            _expire(transaction, holding)
 
 
 # time passes
@@ -136,14 +145,20 @@ def _expire(transaction: Transaction, holding: Holding) -> None:
 def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
     """The drain is over: put the engine to sleep, or stop it."""
     drain = holding.drain
+    now_s = transaction.now_s
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
-        transaction.ask(msg.SleepEngine(holding.engine, drain.becomes))
-        deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
-        drain = replace(drain, deadline_at=deadline_at, drained_at=transaction.now_s)
+        if_idle = transaction.refuses(holding.instance.engine) and now_s < drain.deadline_at
+        transaction.ask(msg.SleepEngine(holding.engine, drain.becomes, if_idle))
+        drain = replace(
+            drain,
+            deadline_at=now_s + transaction.params.sleep_deadline_s,
+            drained_at=now_s,
+            busy_until=drain.deadline_at if if_idle else 0.0,
+        )
         transaction.keep(holding.enter(State.FALLING_ASLEEP, drain=drain))
     else:
         if drain is not None and holding.state is State.DRAINING:
-            _report(transaction, holding.instance, drain, transaction.now_s)
+            _report(transaction, holding.instance, drain, now_s)
         lifecycle.stop(transaction, holding, grace_s, State.STOPPING)
 
 
@@ -159,6 +174,7 @@ def _report(
             began_at=drain.began_at,
             drained_at=drained_at,
             asleep_at=asleep_at,
+            predicted_s=drain.predicted_s,
         )
     )
 
@@ -174,7 +190,7 @@ def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight)
         return
     if seen.num_in_flight == 0:
         _end(transaction, holding, transaction.params.stop_grace_s)
-    elif transaction.can(holding.instance.engine, "prewarm"):
+    elif transaction.can(holding.model, "prewarm"):
         _reserve(transaction, holding, seen)
 
 
@@ -198,6 +214,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
         asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
+        asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))  # it has given its pages back
         asleep = transaction.grant(asleep) if rest else asleep
         transaction.publish(asleep, url="", reason="it sleeps in host memory")
         return
@@ -205,6 +222,15 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     instance = replace(holding.instance, replica=True, workers=workers, url="")
     holding = transaction.grant(holding.enter(State.PREWARMED, instance=instance))
     transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
+
+
+def on_busy(transaction: Transaction, holding: Holding, _: msg.EngineBusy) -> None:
+    """Something still runs: the drain goes on, up to its own deadline."""
+    drain = holding.drain
+    assert drain is not None
+    if drain.busy_until:
+        drain = replace(drain, deadline_at=drain.busy_until, busy_until=0.0, drained_at=0.0)
+        _expire(transaction, transaction.keep(holding.enter(State.DRAINING, drain=drain)))
 
 
 def on_sleep_failed(transaction: Transaction, holding: Holding, report: msg.SleepFailed) -> None:
@@ -227,12 +253,18 @@ def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:
     return {gpu_id: {GrantOwner.SLEEPER: -(-num_bytes // len(gpu_ids))} for gpu_id in gpu_ids}
 
 
-def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewarmed) -> None:
+def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePrewarmed) -> None:
     """A replica has its weights on its GPUs."""
-    if holding.instance.replica:
-        seconds = transaction.now_s - holding.instance.created_at
-        why = f"its weights came to the GPU within {seconds:.2f} s"
-        transaction.publish(holding.enter(State.PREWARMED), ready_at=transaction.now_s, reason=why)
+    if not holding.instance.replica:
+        return
+    try:
+        holding = sharing.seen(transaction, holding, seen.shared_bytes)
+    except OutOfMemory as error:
+        lifecycle.fail(transaction, holding, error.code, error.message)
+        return
+    seconds = transaction.now_s - holding.instance.created_at
+    why = f"its weights came to the GPU within {seconds:.2f} s{sharing.said(transaction, holding)}"
+    transaction.publish(holding.enter(State.PREWARMED), ready_at=transaction.now_s, reason=why)
 
 
 def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
@@ -293,7 +325,7 @@ def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int])
     free = {gpu.gpu_id: gpu.free_bytes for gpu in transaction.ledger.gpus}
     given = {gpu_id: min(n, held[gpu_id] + free[gpu_id]) for gpu_id, n in wanted.items()}
     if given != held:
-        transaction.ledger.exchange((instance_id,), instance_id, _with_kv(holding, given))
+        transaction.ledger.exchange((instance_id,), instance_id, _with_kv(holding, given), holding.shared)
         _limit(transaction, holding, given)
 
 

@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import ENDED, Holding, Start, State, Stop
+from glowplug.controllers.agent import sharing
+from glowplug.controllers.agent.record import ENDED, FETCHING, Holding, Start, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
+from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
+from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.start_times import fresh_kind, kind_from
 
 INTERRUPTED = "interrupted"  # the kind of a start that nobody is to learn from
@@ -25,12 +28,26 @@ def begin(transaction: Transaction, holding: Holding) -> None:
     instance, start = holding.instance, holding.start
     assert start is not None
     workers = holding.workers_on(transaction.node_id)
-    index, gpu = next((n, g) for n, g in enumerate(transaction.ledger.gpus) if g.gpu_id == workers[0].gpu_id)
+    at = {gpu.gpu_id: index for index, gpu in enumerate(transaction.ledger.gpus)}
+    indices = tuple(at[worker.gpu_id] for worker in workers)
+    kind = transaction.ledger.gpus[indices[0]].kind
     name, traceparent = instance.instance_id, holding.cause.traceparent
     stages = holding.pipeline.stage if holding.pipeline else 0, instance.num_stages
+    streams = transaction.can(holding.model, STREAMS)
     transaction.ask(
-        msg.LaunchEngine(name, holding.model, workers, gpu.kind, index, traceparent, instance.replica, *stages),
-        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages),
+        msg.LaunchEngine(
+            name,
+            holding.model,
+            workers,
+            kind,
+            indices[0],
+            traceparent,
+            instance.replica,
+            *stages,
+            gpu_indices=indices,
+            rendezvous=holding.pipeline.rendezvous if holding.pipeline else "",
+        ),
+        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages, streams),
     )
 
 
@@ -38,23 +55,34 @@ def on_launched(transaction: Transaction, holding: Holding, _: msg.EngineLaunche
     """Its process is up: load, once the weights are there."""
     assert holding.start is not None
     if not holding.start.is_launched:
-        _advance(transaction, replace(holding, start=replace(holding.start, is_launched=True)))
+        advance(transaction, replace(holding, start=replace(holding.start, is_launched=True)))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
     """Its weights are in host memory: load, once its process is up."""
     assert holding.start is not None
     if holding.start.weights_path is None:
-        fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
-        start = replace(holding.start, weights_path=report.path, fetch=fetch)
-        _advance(transaction, replace(holding, start=start, was_cached=report.cached))
+        advance(transaction, with_weights(transaction, holding, report))
 
 
-def _advance(transaction: Transaction, holding: Holding) -> None:
-    """Load once both its process and its weights are there."""
+def with_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> Holding:
+    """The record with the end of its fetch."""
+    assert holding.start is not None
+    fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
+    start = replace(holding.start, weights_path=report.path, fetch=fetch)
+    return replace(holding, start=start, was_cached=report.cached)
+
+
+def advance(transaction: Transaction, holding: Holding) -> None:
+    """Load once both its process and its weights are there, or as much of them as its engine needs to begin."""
     start = holding.start
-    if start is None or not start.is_launched or start.weights_path is None:
+    if start is None or not start.is_launched or (start.weights_path is None and start.arriving_path is None):
         transaction.keep(holding)
+        return
+    if start.weights_path is None:
+        assert start.arriving_path is not None
+        transaction.ask(msg.LoadEngine(holding.engine, start.arriving_path))
+        transaction.publish(holding.enter(State.STREAMING), reason="its engine loads its weights while they arrive")
         return
     transaction.ask(msg.LoadEngine(holding.engine, start.weights_path))
     loading = activate(transaction, holding, holding.engine_id) if holding.engine_id else holding.enter(State.LOADING)
@@ -71,8 +99,14 @@ def activate(transaction: Transaction, holding: Holding, source: str) -> Holding
 def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
     """The engine answers. Its phases and the fetch are published with what was expected of them, and what the start
     had found: whoever learns from starts learns from this."""
-    start, instance = holding.start, holding.instance
+    start = holding.start
     assert start is not None
+    try:
+        holding = sharing.seen(transaction, holding, report.shared_bytes)
+    except OutOfMemory as error:
+        fail(transaction, holding, error.code, error.message)
+        return
+    instance = holding.instance
     measured = (*((start.fetch,) if start.fetch else ()), *report.phases)
     if start.has_restarted:
         kind = INTERRUPTED
@@ -90,7 +124,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         lacks=report.lacks,
         key_id=report.key_id,
         start_kind=kind,
-        reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s",
+        reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s{sharing.said(transaction, holding)}",
     )
     transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.was_cached))
 
@@ -104,7 +138,7 @@ def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
     if grew_from is not None and grew_from.is_dormant:
         seconds = min(seconds, transaction.params.wake_deadline_s)
         why = "start_timeout", f"the engine of {holding.instance.source} did not wake within {seconds:g} s"
-    elif holding.state is State.STARTING and holding.start.weights_path is None:
+    elif holding.state in FETCHING and holding.start.weights_path is None:
         why = "weights_unavailable", f"its weights were not in host memory after {seconds:g} s"
     else:
         why = "start_timeout", f"its engine was not ready after {seconds:g} s"
@@ -247,6 +281,7 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
                 drain,
                 deadline_at=drain.deadline_at + by_s,
                 quiet_until=drain.quiet_until + by_s,
+                busy_until=drain.busy_until and drain.busy_until + by_s,
                 began_at=drain.began_at + by_s,
                 drained_at=drain.drained_at and drain.drained_at + by_s,
             ),

@@ -10,7 +10,7 @@ from glowplug.controllers.agent.params import AgentParams as AgentParams
 from glowplug.controllers.agent.params import EngineKind as EngineKind
 from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Link
-from glowplug.domain.instance import Instance, Phase, Worker
+from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
 from glowplug.domain.model import Model, WeightsRef
 
 # Stimuli
@@ -33,6 +33,22 @@ class Recalled:
 @dataclass(frozen=True, slots=True)
 class EngineLaunched(Outcome):
     """The process is up and imports; it has no weights yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsArriving(Outcome):
+    """The files at `path` have their names and their sizes, and bytes land in them: an engine that streams may load
+    them now. What it has loaded counts only after WeightsComplete."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReplaced(Outcome):
+    """What has arrived was dropped and is fetched again from the start: what an engine has read of it may be wrong.
+    WeightsArriving or WeightsComplete follows."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,7 @@ class EngineReady(Outcome):
     key_id: str = ""  # as in Instance
     num_slots: int = 0  # requests it runs at once; 0: what was planned for it
     lacks: tuple[str, ...] = ()  # as in Instance
+    shared_bytes: int = 0  # of its weights, seen to be pages of host memory that its fellows read too
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +125,9 @@ class InFlight(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrewarmed(Outcome):
-    """A replica's weights are on its GPUs."""
+    """A replica's weights are on its GPUs. `shared_bytes` as in EngineReady."""
+
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +136,13 @@ class EngineAsleep(Outcome):
     seen to hold all the same; -1: nobody can see that here."""
 
     num_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBusy(Outcome):
+    """An engine that was to sleep unless it was busy has requests, and serves on."""
+
+    num_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +157,9 @@ class EngineConsolidated(Outcome):
     """What was a stage serves all of the model, alone."""
 
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
+    url: str = ""  # where it serves from now on; "": where it did
+    key_id: str = ""  # as in Instance, of that url
+    phases: tuple[Phase, ...] = ()  # FETCH of the rest of the weights, LOAD with the other stages' KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,22 +239,27 @@ class LaunchEngine(ForEngine):
     replica: bool = False  # weights only: outcome of its load is EnginePrewarmed
     stage: int = 0
     num_stages: int = 1
+    gpu_indices: tuple[int, ...] = ()  # of all its workers
+    rendezvous: str = ""  # of a pipeline's stages: see StartInstance
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitWeights(ForEngine):
     """Watch the region in host memory; of a pipeline's stage, its part of it. Outcome: WeightsComplete or
-    WeightsFailed; none at all past the deadline."""
+    WeightsFailed, before them WeightsArriving and WeightsReplaced where it `streams`; none at all past the
+    deadline."""
 
     weights: WeightsRef
     deadline_at: float
     stage: int = 0
     num_stages: int = 1
+    streams: bool = False  # its engine loads them while they arrive
 
 
 @dataclass(frozen=True, slots=True)
 class LoadEngine(ForEngine):
-    """Outcome: EngineReady (of a replica EnginePrewarmed) or EngineStartFailed."""
+    """The weights at `path` may still arrive. Outcome: EngineReady (of a replica EnginePrewarmed) or
+    EngineStartFailed."""
 
     path: str
 
@@ -243,9 +277,11 @@ class ActivateEngine(ForEngine):
 @dataclass(frozen=True, slots=True)
 class SleepEngine(ForEngine):
     """Give up the KV cache and, for "swapped_out", the weights on the GPU too; what still runs ends, as its grace did.
-    Outcome: EngineAsleep or SleepFailed; EngineExited where its process ends over it."""
+    Outcome: EngineAsleep or SleepFailed; EngineExited where its process ends over it. With `if_idle` it does nothing
+    where something runs, and the outcome is EngineBusy; only engines that refuse (EngineKind) are asked so."""
 
     becomes: str  # prewarmed | swapped_out
+    if_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +307,10 @@ class AbandonConsolidation(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class ServeStages(ForEngine):
-    """Every stage is there: the first one answers for all. Outcome: EngineReady."""
+    """Every stage is there: the first one answers for all, and reaches the `later` ones where they say. Outcome:
+    EngineReady."""
+
+    later: tuple[StageAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +348,18 @@ class ReportDrain:
     began_at: float
     drained_at: float  # nothing ran any more, or its grace was over
     asleep_at: float = 0.0  # 0: its engine stops
+    predicted_s: float = 0.0  # of the sleep; 0: nothing is expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConsolidation:
+    """A stage has become whole, or has given that up (`error`): spans and metrics of it. Epoch seconds."""
+
+    instance: Instance
+    traceparent: str  # of what asked for it
+    began_at: float
+    phases: tuple[Phase, ...] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +397,7 @@ EFFECTS: tuple[type, ...] = (
     CountInFlight,
     ReportStart,
     ReportDrain,
+    ReportConsolidation,
     ForgetEngine,
     Remember,
 )

@@ -16,7 +16,9 @@ class EngineKind:
     emulated: bool = False
     unavailable: str = ""
     abilities: frozenset[str] = frozenset()  # of "prewarm", "swap", "stages", "share": see Node.can
+    groups_lack: frozenset[str] = frozenset()  # abilities that an instance over several GPUs does not have
     holds_layers: bool = True  # a replica of the first layers holds them alone; False: it holds all of its weights
+    refuses: bool = False  # what comes while one of its engines sleeps or falls asleep: routers send it elsewhere
     asleep_bytes: int = 0  # that one of its engines may keep of its GPUs while it sleeps; 0: that is not looked at
 
 
@@ -28,7 +30,7 @@ class AgentParams:
     start_deadline_s: float = 180.0  # command -> READY
     sleep_deadline_s: float = 30.0  # drained -> asleep
     wake_deadline_s: float = 30.0  # command -> READY, of a start from what lies dormant
-    drain_quiet_s: float = 0.3  # routers hear of the drain before the first count
+    drain_quiet_s: float = 0.3  # routers hear of the drain before the first count; not of an engine that refuses
     stop_grace_s: float = 5.0  # SIGTERM -> SIGKILL
     stop_retry_s: float = 5.0  # a process that would not die is killed again
     health_every_s: float = 1.0

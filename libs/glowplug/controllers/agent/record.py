@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import Instance, InstanceState, Phase, Worker
+from glowplug.domain.instance import Instance, InstanceState, Phase, StageAddress, Worker
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
@@ -22,6 +22,8 @@ class State(StrEnum):
     """Where one instance is on its node. What each means stands in RULES."""
 
     STARTING = "starting"
+    STREAMING = "streaming"
+    UNCHECKED = "unchecked"
     RESTARTING = "restarting"
     LOADING = "loading"
     STAGE_LOADED = "stage_loaded"
@@ -52,6 +54,7 @@ class Start:
     deadline_at: float
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
     is_launched: bool = False  # its process is up
+    arriving_path: str | None = None  # where they arrive, of an engine that streams
     weights_path: str | None = None  # once they are in host memory
     fetch: Phase | None = None
     grew_from: InstanceState | None = None  # what the instance was that it took over
@@ -64,8 +67,10 @@ class Drain:
 
     deadline_at: float
     quiet_until: float  # routers know of the drain by then
+    busy_until: float = 0.0  # of an engine that falls asleep unless it is busy: the drain's own deadline
     becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
     traceparent: str = ""  # of what asked for it
+    predicted_s: float = 0.0  # until it has left, if it ran nothing, as its command expects
     began_at: float = 0.0
     drained_at: float = 0.0  # it is over, and the engine falls asleep
 
@@ -83,6 +88,8 @@ class Consolidation:
 
     state: ConsolidationState = ConsolidationState.RUNNING
     deadline_at: float  # of one that is running
+    began_at: float = 0.0  # 0: by an agent of an earlier version
+    traceparent: str = ""  # of what asked for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,9 @@ class Pipeline:
     """What an instance of several stages knows of being one."""
 
     stage: int
+    rendezvous: str = ""  # where its stages find one another
     is_joined: bool = False  # of the first stage: the later ones are READY
+    later: tuple[StageAddress, ...] = ()  # ... and answer there
     num_failed: int = 0  # consolidations
     retry_at: float = 0.0  # no consolidation begins sooner
 
@@ -120,6 +129,11 @@ class Holding:
     def engine(self) -> str:
         """The id its engine effects carry."""
         return self.engine_id or self.instance.instance_id
+
+    @property
+    def shared(self) -> tuple[str, int] | None:
+        """Under which key it shares how many bytes of its weights; None for none."""
+        return (self.model.share_key, self.instance.shared_bytes) if self.instance.shared_bytes else None
 
     @property
     def is_over(self) -> bool:
@@ -189,6 +203,8 @@ class Holding:
         start = self.start
         if self.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
             yield f"{name} has its process and its weights, and does not load"
+        if self.state in (State.STREAMING, State.UNCHECKED) and start is not None and start.weights_path is not None:
+            yield f"{name} is {self.state} and its weights are whole"
         if self.state is State.FALLING_ASLEEP and self.drain is not None and not self.drain.becomes:
             yield f"{name} falls asleep to become nothing"
         for gpu_id, of_gpu in self.shares.items():
@@ -216,6 +232,8 @@ S, P = State, InstanceState
 # state, what the fleet sees of it, the parts that it needs, those that it may have, what it means
 _RULES = (
     (S.STARTING, P.STARTING, "start shares", "engine_id", "its process starts, and its weights are on their way"),
+    (S.STREAMING, P.STARTING, "start shares", "engine_id", "its engine takes the weights while they arrive"),
+    (S.UNCHECKED, P.STARTING, "start shares", "engine_id", "its engine is loaded, and its weights are not checked yet"),
     (S.RESTARTING, P.STARTING, "start stop shares", "engine_id", "its process ends, and its start begins again then"),
     (S.LOADING, P.LOADING, "start shares", "", "its engine takes the weights"),
     (S.STAGE_LOADED, P.LOADING, "start shares", "", "a pipeline's first stage is loaded and waits for the others"),
@@ -236,6 +254,7 @@ RULES: Mapping[State, Rule] = {
     for state, public, needs, may, means in _RULES
 }
 
-COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
+FETCHING = frozenset({State.STARTING, State.STREAMING, State.UNCHECKED})  # its weights may still be on their way
+COMING = FETCHING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
 ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left

@@ -15,7 +15,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
-from glowplug.domain.instance import BEFORE_START, Instance
+from glowplug.domain.instance import BEFORE_START, Instance, Phase
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -49,18 +49,19 @@ def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady
             _serve(transaction, holding)
 
 
-def on_join(transaction: Transaction, holding: Holding, _: JoinStages) -> None:
+def on_join(transaction: Transaction, holding: Holding, command: JoinStages) -> None:
     """Every later stage is READY: serve as soon as this one is loaded. Said again, it changes nothing."""
     pipeline = holding.pipeline
     if pipeline is None or not holding.is_first_stage or pipeline.is_joined:
         return
-    holding = transaction.keep(replace(holding, pipeline=replace(pipeline, is_joined=True)))
+    holding = transaction.keep(replace(holding, pipeline=replace(pipeline, is_joined=True, later=command.stages)))
     if holding.state is State.STAGE_LOADED:
         _serve(transaction, holding)
 
 
 def _serve(transaction: Transaction, holding: Holding) -> None:
-    transaction.ask(msg.ServeStages(holding.engine))
+    later = holding.pipeline.later if holding.pipeline is not None else ()
+    transaction.ask(msg.ServeStages(holding.engine, later))
     transaction.keep(holding.enter(State.JOINING))
 
 
@@ -83,7 +84,9 @@ def on_consolidate(transaction: Transaction, holding: Holding, command: Consolid
             transaction.publish(holding, reason=why)
         return
     transaction.ask(msg.ConsolidateEngine(instance.instance_id, holding.model))
-    holding = replace(holding, consolidation=_running(transaction))
+    traceparent = transaction.event.traceparent if transaction.event is not None else ""
+    running = replace(_running(transaction), began_at=transaction.now_s, traceparent=traceparent)
+    holding = replace(holding, consolidation=running)
     transaction.publish(holding, consolidating=True, reason=f"it becomes whole: {command.reason}")
 
 
@@ -100,7 +103,8 @@ def recall(transaction: Transaction, holding: Holding) -> Holding:
         return holding
     if holding.consolidation.state is RUNNING:
         transaction.ask(msg.ConsolidateEngine(holding.engine, holding.model))
-        return replace(holding, consolidation=_running(transaction))
+        deadline_at = _running(transaction).deadline_at
+        return replace(holding, consolidation=replace(holding.consolidation, deadline_at=deadline_at))
     transaction.ask(msg.AbandonConsolidation(holding.engine))
     return holding
 
@@ -111,10 +115,11 @@ def _running(transaction: Transaction) -> Consolidation:
 
 def on_consolidated(transaction: Transaction, holding: Holding, report: msg.EngineConsolidated) -> None:
     """It has all of the model: an instance of its own, whatever it was part of."""
-    if holding.consolidation is None:
+    under_way = holding.consolidation
+    if under_way is None:
         return
     whole = _whole(holding)
-    transaction.publish(
+    holding = transaction.publish(
         replace(holding, consolidation=None, pipeline=None),
         workers=whole.workers,
         num_stages=1,
@@ -122,8 +127,11 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
         consolidating=False,
         max_concurrency=holding.model.max_concurrency,
         kv_tokens=report.kv_tokens or whole.kv_tokens,
+        url=report.url or whole.url,
+        key_id=report.key_id if report.url else whole.key_id,
         reason="it has become whole and runs all of the model",
     )
+    _report(transaction, holding, under_way, report.phases)
 
 
 def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.ConsolidationFailed) -> None:
@@ -137,16 +145,34 @@ def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.
     if under_way.state is ABANDONED:  # that is published already
         transaction.keep(holding)
     else:
-        _failed(transaction, holding, report.reason)
+        _failed(transaction, holding, under_way, report.reason)
 
 
 def _abandon(transaction: Transaction, holding: Holding, why: str) -> None:
+    under_way = holding.consolidation
+    assert under_way is not None
     transaction.ask(msg.AbandonConsolidation(holding.engine))
-    abandoned = Consolidation(state=ABANDONED, deadline_at=transaction.now_s)
-    _failed(transaction, replace(holding, consolidation=abandoned), why)
+    abandoned = replace(under_way, state=ABANDONED, deadline_at=transaction.now_s)
+    _failed(transaction, replace(holding, consolidation=abandoned), under_way, why)
 
 
-def _failed(transaction: Transaction, holding: Holding, why: str) -> None:
+def _report(
+    transaction: Transaction, holding: Holding, ended: Consolidation, phases: tuple[Phase, ...] = (), error: str = ""
+) -> None:
+    if not ended.began_at or ended.state is not RUNNING:
+        return  # it has been reported, or an agent of an earlier version began it
+    transaction.ask(
+        msg.ReportConsolidation(
+            instance=holding.instance,
+            traceparent=ended.traceparent,
+            began_at=ended.began_at,
+            phases=phases,
+            error=error,
+        )
+    )
+
+
+def _failed(transaction: Transaction, holding: Holding, ended: Consolidation, why: str) -> None:
     """Note when it may be tried again."""
     params, pipeline = transaction.params, holding.pipeline
     assert pipeline is not None
@@ -155,7 +181,8 @@ def _failed(transaction: Transaction, holding: Holding, why: str) -> None:
     pipeline = replace(pipeline, num_failed=pipeline.num_failed + 1, retry_at=retry_at)
     said = f"failed to consolidate, again in {pause_s:g} s at the earliest: {why}"
     reason = _stays(holding, said)
-    transaction.publish(replace(holding, pipeline=pipeline), consolidating=False, reason=reason)
+    holding = transaction.publish(replace(holding, pipeline=pipeline), consolidating=False, reason=reason)
+    _report(transaction, holding, ended, error=why)
 
 
 def _stays(holding: Holding, why: str) -> str:

@@ -2,17 +2,28 @@
 
 An instance that grows from another (`StartInstance.source`) takes its bytes and its engine; the other one ends STOPPED
 in the same transaction. Whatever that command finds is used as far as it goes: a source that is loading is activated
-and streams on, one that has not begun to load is begun under its own id (`Holding.engine_id`) and activated then, and
-one that is gone, or holds other weights or other GPUs, leaves a start from scratch.
+and loads on, one whose weights are on their way goes on under its own id (`Holding.engine_id`) and is activated once
+they are whole, and one that is gone, or holds other weights or other GPUs, leaves a start from scratch.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from glowplug.controllers.agent import lifecycle, stages
+from glowplug.controllers.agent import lifecycle, sharing, stages
 from glowplug.controllers.agent.messages import GivesWay, Recalled, SleepEngine, TakenOver
 from glowplug.controllers.agent.params import EngineKind
-from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, RULES, Holding, Pipeline, Start, State, Stop
+from glowplug.controllers.agent.record import (
+    COMING,
+    DORMANT,
+    ENDED,
+    FETCHING,
+    RULES,
+    Holding,
+    Pipeline,
+    Start,
+    State,
+    Stop,
+)
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState, Worker
@@ -34,6 +45,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         return
     source = _source(transaction, command)
     drops = [i for i in dict.fromkeys(command.drops) if _is_replica(transaction, i, command)]
+    holding = sharing.expected(transaction, holding)
     try:
         holding = transaction.grant(holding, [*drops, *([source.instance.instance_id] if source else ())])
     except OutOfMemory as error:
@@ -47,9 +59,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         _grow(transaction, holding, source)
         return
     why = "its memory is granted, its engine starts and its weights are on their way"
-    if command.model.weights_shared:
-        why += f"; all instances on {transaction.node_id} share them, so they count there once, in host memory"
-    lifecycle.begin(transaction, transaction.publish(holding, reason=why))
+    lifecycle.begin(transaction, transaction.publish(holding, reason=why + sharing.said(transaction, holding)))
 
 
 def on_early_stop(transaction: Transaction, _: None, command: StopInstance) -> None:
@@ -88,13 +98,16 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         model=model,
         cause=replace(event, data=None),
         start=Start(deadline_at=now_s + transaction.params.start_deadline_s, predicted=command.predicted),
-        pipeline=None if instance.is_whole else Pipeline(stage=command.stage),
+        pipeline=None if instance.is_whole else Pipeline(stage=command.stage, rendezvous=command.rendezvous),
     )
 
 
 def _workers(command: StartInstance, kind: EngineKind | None) -> tuple[Worker, ...]:
     """As they are ordered. A replica of the first layers has bytes for all where its engine cannot hold a part."""
-    if not command.replica or kind is None or kind.holds_layers:
+    holds_layers = kind is None or (
+        kind.holds_layers and (command.model.num_gpus == 1 or "first_layers" not in kind.groups_lack)
+    )
+    if not command.replica or holds_layers:
         return command.workers
     whole = weights_per_gpu(command.model)
     return tuple(replace(w, num_bytes=max(w.num_bytes, whole) if w.num_bytes else 0) for w in command.workers)
@@ -114,7 +127,9 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
         why = kind.unavailable if kind else "no driver has this name"
         return "engine_unavailable", f"{engine} cannot start on {node_id}: {why}"
     needs = {"prewarm": command.replica, "stages": command.num_stages > 1, "share": command.model.weights_shared}
-    lacks = [ability for ability, is_needed in needs.items() if is_needed and not transaction.can(engine, ability)]
+    lacks = [
+        ability for ability, is_needed in needs.items() if is_needed and not transaction.can(command.model, ability)
+    ]
     if lacks:
         return "engine_unavailable", f"{engine} on {node_id} cannot do {', '.join(lacks)}"
     return None
@@ -147,7 +162,13 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
     from_id, was, start = source.instance.instance_id, source.instance.state, holding.start
     assert start is not None
     if source.start is not None:
-        start = replace(start, is_launched=source.start.is_launched, weights_path=source.start.weights_path)
+        begun = source.start
+        start = replace(
+            start,
+            is_launched=begun.is_launched,
+            arriving_path=begun.arriving_path,
+            weights_path=begun.weights_path,
+        )
     if was.is_dormant:  # nothing is loaded: one that takes long hangs, and requests wait for it
         deadline_at = min(start.deadline_at, transaction.now_s + transaction.params.wake_deadline_s)
         start = replace(start, deadline_at=deadline_at)
@@ -158,9 +179,9 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
         was_cached=source.was_cached,
         start=replace(start, grew_from=was),
     )
-    if source.state is State.STARTING:
-        begun = replace(holding, engine_id=from_id)
-        transaction.publish(begun, reason=f"it takes over the start of {from_id}")
+    if source.state in FETCHING:
+        taken = holding.enter(source.state, engine_id=from_id)
+        transaction.publish(taken, reason=f"it takes over the start of {from_id}")
     else:
         holding = lifecycle.activate(transaction, holding, from_id)
         transaction.publish(holding, reason=f"it grows from {from_id}, which was {was.value}")
@@ -246,7 +267,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:
         if state is State.FALLING_ASLEEP and holding.drain is not None:
-            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes))
+            transaction.ask(SleepEngine(holding.engine, holding.drain.becomes, holding.drain.busy_until > 0))
             deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
             holding = replace(holding, drain=replace(holding.drain, deadline_at=deadline_at))
         transaction.publish(holding, reason="its agent has restarted and found it again")

@@ -9,9 +9,9 @@ this file.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from glowplug.controllers.agent import drains, lifecycle, stages, starts
+from glowplug.controllers.agent import drains, lifecycle, stages, starts, streaming
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, ConsolidationState, Holding, State
+from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, FETCHING, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Action, Ignored, Move, Table, Transition
 from glowplug.controllers.effects import Tick
 from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
@@ -29,8 +29,9 @@ _FAIL = (msg.StopEngine, msg.ReportStart)
 _STOP = (msg.StopEngine,)
 _END_DRAIN = (msg.SleepEngine, msg.StopEngine, msg.ReportDrain)
 _DRAINED = (msg.StopEngine, msg.ReportDrain)
-_CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation)
-_TICK_SERVING = (msg.CheckHealth, msg.AbandonConsolidation)
+_CONSOLIDATED = (msg.ReportConsolidation,)
+_CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation, *_CONSOLIDATED)
+_TICK_SERVING = (msg.CheckHealth, msg.AbandonConsolidation, *_CONSOLIDATED)
 _GROWN = (*_BEGIN, msg.ActivateEngine, msg.ReportStart)
 
 _States = Iterable[State | None]
@@ -38,24 +39,37 @@ _Row = tuple[type | tuple[type, ...], _States, Action, tuple[State | str | None,
 
 # stimulus (or several), states -> action, states that may follow, effects that it may ask for
 _ROWS: tuple[_Row, ...] = (
-    (StartInstance, [NONE], starts.on_start, (S.STARTING, S.ACTIVATING, S.STOPPED, S.FAILED), _GROWN),
-    (msg.EngineLaunched, [S.STARTING], lifecycle.on_launched, (STAYS, S.LOADING, S.ACTIVATING), _LOAD),
+    (StartInstance, [NONE], starts.on_start, (*FETCHING, S.ACTIVATING, S.STOPPED, S.FAILED), _GROWN),
+    (msg.EngineLaunched, [S.STARTING], lifecycle.on_launched, (STAYS, S.STREAMING, S.LOADING, S.ACTIVATING), _LOAD),
+    (msg.WeightsArriving, [S.STARTING], streaming.on_arriving, (STAYS, S.STREAMING), (msg.LoadEngine,)),
+    (msg.WeightsReplaced, [S.STARTING], streaming.on_replaced, (STAYS,), ()),
+    (msg.WeightsReplaced, [S.STREAMING, S.UNCHECKED], streaming.on_replaced, (S.RESTARTING,), _STOP),
     (msg.WeightsComplete, [S.STARTING], lifecycle.on_weights, (STAYS, S.LOADING, S.ACTIVATING), _LOAD),
+    (msg.WeightsComplete, [S.STREAMING], streaming.on_weights, (S.LOADING, S.ACTIVATING), (msg.ActivateEngine,)),
+    (
+        msg.WeightsComplete,
+        [S.UNCHECKED],
+        streaming.on_weights,
+        (S.READY, S.PREWARMED, S.ACTIVATING, S.STAGE_LOADED, S.JOINING),
+        (msg.ActivateEngine, msg.ReportStart, msg.ServeStages),
+    ),
+    (msg.EngineReady, [S.STREAMING], streaming.on_engine_ready, (STAYS, S.UNCHECKED), ()),
+    (msg.EnginePrewarmed, [S.STREAMING], streaming.on_prewarmed, (STAYS, S.UNCHECKED), ()),
     ((msg.WeightsFailed, msg.EngineStartFailed), COMING, lifecycle.on_start_failed, (S.FAILED,), _FAIL),
     (
         msg.EngineReady,
         [S.LOADING],
         stages.on_ready,
-        (STAYS, S.READY, S.STAGE_LOADED, S.JOINING),
-        (msg.ReportStart, msg.ServeStages),
+        (STAYS, S.READY, S.STAGE_LOADED, S.JOINING, S.FAILED),
+        (*_FAIL, msg.ServeStages),
     ),
-    (msg.EngineReady, [S.JOINING, S.ACTIVATING], stages.on_ready, (S.READY,), (msg.ReportStart,)),
-    (msg.EnginePrewarmed, [S.LOADING], drains.on_prewarmed, (STAYS, S.PREWARMED), ()),
-    (JoinStages, [S.STARTING, S.RESTARTING, S.LOADING], stages.on_join, (STAYS,), ()),
+    (msg.EngineReady, [S.JOINING, S.ACTIVATING], stages.on_ready, (S.READY, S.FAILED), _FAIL),
+    (msg.EnginePrewarmed, [S.LOADING], drains.on_prewarmed, (STAYS, S.PREWARMED, S.FAILED), _FAIL),
+    (JoinStages, [*FETCHING, S.RESTARTING, S.LOADING], stages.on_join, (STAYS,), ()),
     (JoinStages, [S.STAGE_LOADED], stages.on_join, (S.JOINING,), (msg.ServeStages,)),
     (ConsolidateInstance, [S.READY], stages.on_consolidate, (STAYS,), _CONSOLIDATE),
-    (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), ()),
-    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), ()),
+    (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), _CONSOLIDATED),
+    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), _CONSOLIDATED),
     (StopInstance, [NONE], starts.on_early_stop, (STAYS,), ()),
     (StopInstance, _BEGUN, drains.on_stop, (STAYS, S.STOPPING, S.STOPPED), _STOP),
     (StopInstance, _SERVING, drains.on_stop, (S.DRAINING, S.FALLING_ASLEEP, S.STOPPING), _END_DRAIN),
@@ -74,14 +88,15 @@ _ROWS: tuple[_Row, ...] = (
         (*_END_DRAIN, msg.LimitKv),
     ),
     (msg.EngineAsleep, [S.FALLING_ASLEEP], drains.on_asleep, (S.PREWARMED, S.SWAPPED_OUT, S.STOPPING), _DRAINED),
+    (msg.EngineBusy, [S.FALLING_ASLEEP], drains.on_busy, (STAYS, S.DRAINING), _END_DRAIN),
     (msg.SleepFailed, [S.FALLING_ASLEEP], drains.on_sleep_failed, (S.STOPPING,), _DRAINED),
     (msg.EngineGone, [S.RESTARTING], lifecycle.on_gone, (STAYS, S.STARTING), _BEGIN),
     (msg.EngineGone, [S.STOPPING], lifecycle.on_gone, (STAYS, S.STOPPED), ()),
     (msg.EngineGone, ENDED, lifecycle.on_gone, (STAYS,), ()),
     ((msg.EngineExited, msg.EngineOverLimit), _LIVE, lifecycle.on_exited, (S.FAILED,), _FAIL),
     (msg.HealthSeen, _LIVE - COMING, lifecycle.on_health, (STAYS, S.FAILED), _STOP),
-    (msg.GivesWay, [S.STARTING, S.RESTARTING, S.LOADING, *DORMANT], lifecycle.on_give_way, (S.STOPPED,), _STOP),
-    (msg.TakenOver, [S.STARTING, S.LOADING, *DORMANT], starts.on_taken_over, (S.STOPPED,), ()),
+    (msg.GivesWay, [*FETCHING, S.RESTARTING, S.LOADING, *DORMANT], lifecycle.on_give_way, (S.STOPPED,), _STOP),
+    (msg.TakenOver, [*FETCHING, S.LOADING, *DORMANT], starts.on_taken_over, (S.STOPPED,), ()),
     (msg.RunsElsewhere, {*State} - {S.LOST}, lifecycle.on_lost, (S.LOST,), _STOP),
     (msg.Recalled, _BEGUN, starts.on_recalled, (S.RESTARTING, S.FAILED), _FAIL),
     (msg.Recalled, _SERVING, starts.on_recalled, (STAYS, S.FAILED), (*_CONSOLIDATE, *_STOP)),
@@ -103,20 +118,24 @@ _ROWS: tuple[_Row, ...] = (
     (Tick, ENDED, lifecycle.on_end_tick, (STAYS, NONE), (msg.StopEngine, msg.ForgetEngine)),
 )
 
-_STARTED = (msg.EngineLaunched, msg.WeightsComplete)
+_ARRIVAL = (msg.WeightsArriving, msg.WeightsReplaced)
+_STARTED = (msg.EngineLaunched, msg.WeightsComplete, *_ARRIVAL)
 _START_ENDED = (msg.WeightsFailed, msg.EngineStartFailed, msg.EngineReady, msg.EnginePrewarmed)
+_SLEEP_ENDED = (msg.EngineAsleep, msg.EngineBusy, msg.SleepFailed)
 _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
     ([StartInstance], State, "a start that is known already"),
     ([JoinStages, ConsolidateInstance, ResumeInstance], [NONE], "its start has not come, or it is forgotten"),
     ([StopInstance, msg.StopAsked, msg.NodeStopping], _ENDING, "it ends already"),
     ([msg.EngineExited, msg.EngineOverLimit, msg.HealthSeen], {S.RESTARTING, *_ENDING}, "its process is to end"),
     ([msg.InFlight], {*State} - COMING - {S.DRAINING}, "the drain is over or was taken back"),
-    (_STARTED, COMING - {S.STARTING}, "it comes twice"),
-    ([msg.EngineReady], [S.STAGE_LOADED, S.READY], "it comes twice"),
-    ([msg.EnginePrewarmed], [S.PREWARMED], "it comes twice"),
+    ([msg.EngineLaunched, msg.WeightsArriving], COMING - {S.STARTING}, "it comes twice"),
+    ([msg.WeightsComplete], COMING - FETCHING, "it comes twice"),
+    ([msg.WeightsReplaced], COMING - FETCHING, "they were whole and checked before"),
+    ([msg.EngineReady], [S.UNCHECKED, S.STAGE_LOADED, S.READY], "it comes twice"),
+    ([msg.EnginePrewarmed], [S.UNCHECKED, S.PREWARMED], "it comes twice"),
     ([*_STARTED, *_START_ENDED], {S.RESTARTING, *_ENDING}, "the start was given up meanwhile"),
-    ([msg.EngineAsleep, msg.SleepFailed], _SERVING, "the agent that asked for it has restarted"),
-    ([msg.EngineAsleep, msg.SleepFailed], DORMANT | _ENDING, "it comes twice, or the engine was stopped meanwhile"),
+    (_SLEEP_ENDED, _SERVING, "the agent that asked for it has restarted"),
+    (_SLEEP_ENDED, DORMANT | _ENDING, "it comes twice, or the engine was stopped meanwhile"),
     (
         [msg.EngineConsolidated, msg.ConsolidationFailed],
         {S.FALLING_ASLEEP} | DORMANT | _ENDING,
@@ -133,6 +152,8 @@ _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
 
 AWAITS: Mapping[str, tuple[type, ...]] = {
     S.STARTING: _BEGIN,
+    S.STREAMING: (msg.LoadEngine, msg.AwaitWeights),
+    S.UNCHECKED: (msg.AwaitWeights,),
     S.LOADING: (msg.LoadEngine,),
     S.JOINING: (msg.ServeStages,),
     S.ACTIVATING: (msg.ActivateEngine,),

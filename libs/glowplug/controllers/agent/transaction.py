@@ -9,6 +9,7 @@ from glowplug.controllers.agent.record import RULES, Holding, State
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
 from glowplug.events import Event, facts
 
 INSTANCES = "instances"
@@ -74,9 +75,14 @@ class Ledger(Protocol):
     def release(self, holder: str) -> int: ...
 
     def exchange(
-        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+        self,
+        releases: Iterable[str],
+        holder: str,
+        bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
+        shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all."""
+        """Free and grant in one step or, raising OutOfMemory, not at all. `shared` (key, bytes): of the holder's
+        weights, what it reads in the same pages as others with that key."""
         ...
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
@@ -158,7 +164,7 @@ class Transaction:
         Raises OutOfMemory, with nothing changed.
         """
         shares = holding.shares or holding.shares_on(self.node_id)
-        self.ledger.exchange(releases, holding.instance.instance_id, shares)
+        self.ledger.exchange(releases, holding.instance.instance_id, shares, holding.shared)
         return replace(holding, shares=shares)
 
     def ungrant(self, holding: Holding) -> Holding:
@@ -166,7 +172,14 @@ class Transaction:
         self.ledger.release(holding.instance.instance_id)
         return replace(holding, shares={})
 
-    def can(self, engine: str, ability: str) -> bool:
-        """Whether engines of that name have the ability here."""
+    def refuses(self, engine: str) -> bool:
+        """Whether engines of that name refuse what comes while they sleep or fall asleep."""
         kind = self.engines.get(engine)
-        return kind is not None and not kind.unavailable and ability in kind.abilities
+        return kind is not None and kind.refuses
+
+    def can(self, model: Model, ability: str) -> bool:
+        """Whether instances of the model have the ability here: its engine has, and over several GPUs too."""
+        kind = self.engines.get(model.engine)
+        if kind is None or kind.unavailable or ability not in kind.abilities:
+            return False
+        return model.num_gpus == 1 or ability not in kind.groups_lack

@@ -176,7 +176,7 @@ class AutoscalerController:
 
     def _on_forecast(self, event: Event, now_s: float) -> list[Effect]:
         made: ForecastMade = event.data
-        self._models.of(made.model_key).take_forecasts(made.forecasts)
+        self._models.of(made.model_key).take_forecasts(made.forecasts, made.horizon_s)
         self._models.wake(made.model_key, now_s)
         return []
 

@@ -18,6 +18,7 @@ from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
 from glowplug.fleet.status import check_nowhere_else
+from glowplug.policies.prediction.port import until
 
 PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
 
@@ -70,6 +71,7 @@ class ModelRecord:
     unknown_since: float | None = None  # since when it has had instances without being deployed
     policy_state: Any = None  # what the scaling policy remembers of it
     forecasts: tuple[Forecast, ...] = ()  # of the latest forecast.made
+    horizon_s: float = 0.0  # likewise: what a start takes
     waiting: Event | None = None  # the request that waits, for the trace
     asked: str = ""  # why an instance is wanted without a request
     asked_node: str = ""  # ... and on which node; "" on any
@@ -118,23 +120,26 @@ class ModelRecord:
             starts=self.starts, orders=self.orders,
         )  # fmt: skip
 
-    def take_forecasts(self, forecasts: tuple[Forecast, ...]) -> None:
+    def take_forecasts(self, forecasts: tuple[Forecast, ...], horizon_s: float = 0.0) -> None:
         """Unless later ones are known."""
         if forecasts and not (self.forecasts and self.forecasts[0].made_at > forecasts[0].made_at):
-            self.forecasts = forecasts
+            self.forecasts, self.horizon_s = forecasts, horizon_s
 
     def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
-        """Of the window that holds `at_s`, and of the one after it; None where there is none. A forecast counts while
-        its window lasts: a predictor that falls silent is none at all once its last window is over."""
+        """Of the window that holds `at_s`, with the most that is expected until a start begun then serves, and of the
+        one after it; None where there is none. A forecast counts while its window lasts: a predictor that falls silent
+        is none at all once its last window is over."""
         for number, forecast in enumerate(self.forecasts):
             if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
-                return forecast, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
+                expected = until(forecast, self.forecasts, at_s + self.horizon_s)
+                return expected, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
         return None, None
 
     def forecast_changes_at(self, at_s: float) -> float:
-        """When after `at_s` a window begins or ends; never without forecasts."""
-        ends = (at for f in self.forecasts for at in (f.starts_at, f.starts_at + f.window_s) if at > at_s)
-        return min(ends, default=math.inf)
+        """When after `at_s` a window begins, comes within the horizon or ends; never without forecasts."""
+        horizon_s = self.horizon_s
+        edges = (at for f in self.forecasts for at in (f.starts_at - horizon_s, f.starts_at, f.starts_at + f.window_s))
+        return min((at for at in edges if at > at_s), default=math.inf)
 
     def failed(self, now_s: float, backoff_s: float, max_backoff_s: float) -> None:
         """A start has failed: the next one waits, longer each time."""
@@ -277,7 +282,7 @@ class ModelRecords:
         undeployed is known by the fact, or by its row having gone alone, more than `absent_s` ago."""
         for key, known in earlier.records.items():
             record = self.of(key)
-            record.forecasts = known.forecasts
+            record.forecasts, record.horizon_s = known.forecasts, known.horizon_s
             if known.absent_since is None or now_s - known.absent_since <= absent_s:
                 record.model, record.absent_since = known.model, known.absent_since
 

@@ -22,8 +22,9 @@ What it promises
     4. A busy instance leaves only once it has had its time (policies/eviction/turns.py); a pinned one never; a replica
        at once.
     5. A pipeline serves when all of its stages are ready, and goes when one of them does.
-    6. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
-    7. Commands of a service that has been fenced off are refused (StaleEpoch).
+    6. A start waits for where an engine of its model sleeps no longer than the wake is expected to save (sleepers.py).
+    7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
+    8. Commands of a service that has been fenced off are refused (StaleEpoch).
 
 What it never does
     It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
@@ -42,6 +43,7 @@ from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.messages import CORDONS, Cordon, DropFromHost, FetchToHost
+from glowplug.controllers.placer.network import rest_of
 from glowplug.controllers.placer.nodes import Nodes
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import Placement, stop
@@ -102,6 +104,7 @@ class PlacerController:
             facts.RequestFinished: self._request_ended,
             facts.ForecastMade: self._forecast,
             facts.WeightsFetched: self._fetched,
+            facts.WeightsPartFetched: self._part_fetched,
             facts.WeightsFetchFailed: self._fetch_failed,
         }
 
@@ -147,8 +150,9 @@ class PlacerController:
         elif table == LEADERS:
             self._fence.raise_to(rows)
         elif table == "nodes":
-            for node in rows.values():
-                self.fleet.node(node, now_s)
+            news = [self.fleet.node(node, now_s) for node in rows.values()]
+            if any(news):  # what its beat would have brought about, which is as old as its row by now
+                return [*self._placing.work(now_s), *self._save_learned()]
         else:
             for instance in self.fleet.restore_rows(rows, now_s):
                 self._end_placement(instance)
@@ -289,7 +293,7 @@ class PlacerController:
 
     def _load(self, event: Event, now_s: float) -> list[Effect]:
         self.fleet.loads.apply(event.data, now_s)
-        return []
+        return self._placing.work(now_s) if self._placing.is_patient else []
 
     def _request_ended(self, event: Event, now_s: float) -> list[Effect]:
         served_by = self.fleet.instances.by_id.get(event.data.instance_id)
@@ -303,8 +307,14 @@ class PlacerController:
 
     def _fetched(self, event: Event, now_s: float) -> list[Effect]:
         node_id, model_key = event.data.node_id, event.data.model_key
-        ids = [i.instance_id for i in self.fleet.on_node(node_id) if i.model_key == model_key]
+        rows = [i for i in self.fleet.on_node(node_id) if i.model_key == model_key]
+        ids = [*(row.instance_id for row in rows), *(rest_of(row) for row in rows)]
         self.fleet.network.fetched(node_id, ids, now_s)
+        return []
+
+    def _part_fetched(self, event: Event, now_s: float) -> list[Effect]:
+        if self._params.follows_parts:
+            self.fleet.network.fetched(event.data.node_id, [event.data.instance_id], now_s)
         return []
 
     def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:

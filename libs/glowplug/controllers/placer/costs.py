@@ -11,6 +11,7 @@ from typing import Final, Literal
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.placing import Placing, Preview
+from glowplug.controllers.placer.sleepers import LEAVE_S, becomes_of, leave_s
 from glowplug.domain.errors import BadRequest, NotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
@@ -23,7 +24,6 @@ Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 MOST_HELD: Final = 3  # of those who stay, that a reason names
-LEAVE_S: Final = 0.15  # of an engine that runs nothing, none seen yet: 0.05 s for routers, and ticks of 0.05 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +132,11 @@ class Costs:
         if to in _LEAVES:
             after_s, _ = self.fleet.network.leave_s(model, _LEAVES[to]) or (LEAVE_S, 0)
         if leaving and seen.victims:
-            drain_s = [self._leave_s(rows[name]) for name in seen.victims if name in rows]
+            drain_s = [leave_s(self.fleet, [rows[name]]) for name in seen.victims if name in rows]
             after_s += max(drain_s, default=0.0)
-        kept = {Rung.READY: decision.num_bytes, Rung.PREWARMED: model.weights_bytes}.get(to, 0)
+        shared = self._placing.shared_bytes(model, decision)
+        num_bytes = decision.num_bytes - shared
+        kept = {Rung.READY: num_bytes, Rung.PREWARMED: model.weights_bytes - shared}.get(to, 0)
         return replace(
             blank,
             seconds=round(expected.start_s + after_s, 4),
@@ -145,7 +147,7 @@ class Costs:
             source=_source(scope, num, expected.kind, model, blank.is_emulated),
             node_id=decision.node_id,
             gpu_ids=tuple(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids),
-            gpu_bytes=decision.num_bytes,
+            gpu_bytes=num_bytes,
             kept_gpu_bytes=kept,
             fetch_bytes=model.fetch_bytes if expected.kind is StartKind.COLD and model.weights.uri else 0,
             leaving=tuple(leaving),
@@ -198,7 +200,7 @@ class Costs:
             num_measured=num,
             node_id=rows[0].node_id,
             leaving=leaving,
-            freed_gpu_bytes=sum(one.num_bytes for one in leaving if one.state != InstanceState.SWAPPED_OUT),
+            freed_gpu_bytes=self._freed(rows),
             num_in_flight=sum(map(self._in_flight, rows)),
             reason=why,
         )
@@ -229,14 +231,17 @@ class Costs:
             model_key=row.model_key,
             state=row.state.value,
             num_bytes=sum(worker.num_bytes for worker in row.workers),
-            becomes=becomes or self._placing.becomes(row),
+            becomes=becomes or becomes_of(self.fleet, row),
         )
 
-    def _leave_s(self, row: Instance) -> float:
-        """Seconds until a victim has left, if it runs nothing."""
-        model = self.fleet.models.get(row.model_key)
-        took = self.fleet.network.leave_s(model, self._placing.becomes(row)) if model else None
-        return took[0] if took else LEAVE_S
+    def _freed(self, rows: list[Instance]) -> int:
+        """GPU memory that comes free once all of these have gone: less what others go on to share."""
+        held = [row for row in rows if row.state is not InstanceState.SWAPPED_OUT]
+        total = sum(worker.num_bytes for row in held for worker in row.workers)
+        names, capacity = {row.instance_id for row in held}, self.fleet.capacity
+        return total - sum(
+            capacity.counted_twice(gpu_id, names) for gpu_id in {w.gpu_id for r in held for w in r.workers}
+        )
 
     def _in_flight(self, row: Instance) -> int:
         return self.fleet.loads.of(row.model_key).in_flight_by_instance.get(row.instance_id, 0)

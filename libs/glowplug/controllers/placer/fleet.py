@@ -83,7 +83,10 @@ class Fleet:
         self.scores.pop(instance_id, None)
 
     def _took(self, instance: Instance, now_s: float) -> bool:
-        row = self.network.saw(instance, self.models.get(instance.model_key), now_s)
+        model, node = self.models.get(instance.model_key), self.nodes.by_id.get(instance.node_id)
+        row = self.network.saw(instance, model, now_s)
+        if model is not None and node is not None:
+            self.network.found(instance, model, node, now_s)
         if row is not None:
             self.learned[row.key] = row
         if instance.state.is_gone:

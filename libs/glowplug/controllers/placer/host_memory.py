@@ -13,6 +13,7 @@ from glowplug.controllers.backoff import backoff_s
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
+from glowplug.controllers.placer.peers import with_peers
 from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model
@@ -142,7 +143,7 @@ class HostMemory:
                 self._failed.pop(model_key, None)
             elif model is not None and now_s - sent_at >= self.fleet.params.give_up_s:
                 self._fetches[model_key, node_id] = now_s
-                effects.append(Publish(_fetch_command(model, node_id)))
+                effects.append(Publish(with_peers(_fetch_command(model, node_id), self.fleet)))
         return effects
 
     def _repeat_drops(self, now_s: float) -> list[Effect]:
@@ -180,7 +181,7 @@ class HostMemory:
         self._fetches[model.key, node.node_id] = now_s
         chosen, figures = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
         decided = self.fleet.about_node(node.node_id, "prefetch", rule, why, chosen, figures, now_s)
-        return [Record(decided), Publish(_fetch_command(model, node.node_id))]
+        return [Record(decided), Publish(with_peers(_fetch_command(model, node.node_id), self.fleet))]
 
 
 def _fetch_command(model: Model, node_id: str) -> FetchWeights:

@@ -28,6 +28,7 @@ from glowplug.policies.start_times import KEPT, PRIORS, UNKNOWN, Prior, StartKin
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
 WEIGHT_OF_SLOWER = 0.01
+REST = "/rest"
 
 
 class Network:
@@ -51,7 +52,8 @@ class Network:
         self._left: dict[
             tuple[str, str], tuple[float, ...]
         ] = {}  # model_key and what it became -> seconds, newest last
-        self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
+        self._fetching: dict[str, str] = {}  # instance or stage id (or `rest_of` one) -> node_id
+        self._ordered: dict[str, None] = {}  # instances and stages whose fetches are known, ended or not
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
         """Its fetches have been asked for."""
@@ -63,21 +65,53 @@ class Network:
         whole, stages = model.fetch_bytes, sent.stages
         num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in stages)
         slo_s -= besides_s(self.seconds.get(model.key, self._params.start_stages), len(stages), num_full)
+        self._ordered |= {placement.stage_id(number): None for number in range(len(stages))}
         for number, stage in enumerate(stages):
             node, fetch_id = nodes.get(stage.node_id), placement.stage_id(number)
             if node is None or has_weights(node, model):
                 continue
-            rate = network_rate(node, model, self.times)
-            ledger = self.links.get(node.node_id) or LinkLedger(bytes_per_s=rate, since_s=now_s)
             due = max(now_s, placement.command.wanted_at + slo_s - self._after_fetch_s(node, model, len(stages)))
             fetch = Fetch(fetch_id=fetch_id, left_bytes=stage.fetch_bytes or whole, deadline_at=due)
-            self.links[node.node_id] = begin(replace(ledger, bytes_per_s=rate), fetch, now_s)
-            self._fetching[fetch_id] = node.node_id
+            self._begin(fetch, node, model, now_s)
+
+    def _begin(self, fetch: Fetch, node: Node, model: Model, now_s: float) -> None:
+        rate = network_rate(node, model, self.times)
+        ledger = self.links.get(node.node_id) or LinkLedger(bytes_per_s=rate, since_s=now_s)
+        self.links[node.node_id] = begin(replace(ledger, bytes_per_s=rate), fetch, now_s)
+        self._fetching[fetch.fetch_id] = node.node_id
+
+    def found(self, row: Instance, model: Model, node: Node, now_s: float) -> None:
+        """A start that an earlier placer has ordered: its fetch is under way, so much of it as the node's link says.
+        Of what this placer has ordered it knows all."""
+        if row.instance_id in self._ordered or row.source or row.state is not InstanceState.STARTING:
+            return
+        self._ordered[row.instance_id] = None
+        if not model.weights.uri or has_weights(node, model):
+            return
+        part = -(-model.fetch_bytes // row.num_stages)
+        nic = next((link for link in node.links if link.link_id.endswith("/nic")), None)
+        moving = nic.bytes_in_flight if nic is not None and nic.num_transfers else part
+        wanted_at = min((phase.started_at for phase in row.phases), default=row.created_at)
+        stages = self.seconds.get(model.key, self._params.start_stages)
+        num_full = row.num_stages if row.workers and row.workers[0].num_bytes >= bytes_per_gpu(model) else 0
+        besides = besides_s(stages, row.num_stages, num_full) + self._after_fetch_s(node, model, row.num_stages)
+        due = max(now_s, wanted_at + (model.slo.ttft_s or float("inf")) - besides)
+        left = min(part, moving)
+        self._begin(Fetch(fetch_id=row.instance_id, left_bytes=left, deadline_at=due), node, model, now_s)
+
+    def rest(self, row: Instance, model: Model, node: Node, now_s: float) -> None:
+        """The rest of the model that a stage is to have all of has been asked for."""
+        left = model.fetch_bytes - model.fetch_bytes // row.num_stages
+        fetch = Fetch(fetch_id=rest_of(row), left_bytes=left, deadline_at=float("inf"), is_background=True)
+        if fetch.fetch_id not in self._fetching:
+            self._begin(fetch, node, model, now_s)
 
     def _after_fetch_s(self, node: Node, model: Model, num_stages: int) -> float:
         """Seconds between a stage's last byte there and its being warm."""
-        took = self.times.predict(model, StartKind.COLD, gpu_kind_of(node))
-        load_s = 0.0 if node.can(model.engine, STREAMS) else took.load_s / num_stages
+        gpu_kind = gpu_kind_of(node)
+        took = self.times.predict(model, StartKind.COLD, gpu_kind)
+        streams = node.can(model.engine, STREAMS)
+        load_s = self.times.tail_s(model, gpu_kind) if streams else took.load_s / num_stages
         return load_s + took.warmup_s + took.rest_s
 
     def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
@@ -99,7 +133,7 @@ class Network:
 
     def is_fetching(self, node_id: str) -> bool:
         """Whether a start's fetch to that node is under way."""
-        return node_id in self._fetching.values()
+        return any(at == node_id and not fetch_id.endswith(REST) for fetch_id, at in self._fetching.items())
 
     def drop_node(self, node_id: str) -> None:
         """It has left, and its fetches with it."""
@@ -114,11 +148,14 @@ class Network:
                 del known[key]
         self._left = {key: seen for key, seen in self._left.items() if key[0] in models}
         self._leaving_since = {i: since for i, since in self._leaving_since.items() if i in instances}
+        self._ordered = {i: None for i in self._ordered if i in instances or i in self._fetching}
 
     def saw(self, row: Instance, model: Model | None, now_s: float) -> StartRow | None:
         """A row changed: its fetch may be over, and a start that is over is learned from. Returns what was learned."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
             self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
+        if not row.consolidating and rest_of(row) in self._fetching:
+            self.fetched(self._fetching[rest_of(row)], [rest_of(row)], now_s)
         self._watch_leaving(row)
         return self.times.learn(row, model) if model is not None else None
 
@@ -138,6 +175,10 @@ class Network:
         how many. None where none has been seen since this process began."""
         seen = self._left.get((model.key, becomes))
         return (median(seen), len(seen)) if seen else None
+
+    def sleep_s(self, model: Model, becomes: str) -> float:
+        """The same of an instance that runs nothing: the quickest of the last. 0 where none has been seen."""
+        return min(self._left.get((model.key, becomes), ()), default=0.0)
 
     def served(self, fact: RequestFinished, by: Instance) -> None:
         """t_p and t_d of a warm request (section 4.1: stages are learned from history); of one that waited for its
@@ -170,6 +211,11 @@ class Network:
     def load_seconds(self, model: Model) -> float:
         """T_c of WarmServe Eq. 7-8: measured, else bytes on each GPU over the PCIe rate (erratum E6)."""
         return self.times.predict(model, StartKind.CACHED).load_s
+
+
+def rest_of(row: Instance) -> str:
+    """The fetch of what a stage lacks of its model."""
+    return row.instance_id + REST
 
 
 def configured(stages: StageSeconds) -> Prior | None:

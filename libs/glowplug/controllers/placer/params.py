@@ -29,10 +29,14 @@ class PlacerParams:
     retry_s: float = 1.0  # a placement that was refused asks its policy again after this, or as soon as bytes come free
     turns: Turns = "fair"  # when a busy instance gives way: policies/eviction/turns.py
     victims: Victims = "oldest_use"  # which of several GPUs instances leave: policies/eviction/turns.py
+    sleeper_patience: float = 0.0  # a start waits where its engine sleeps for so many times what the wake saves
     evict_becomes: Becomes = "stopped"  # what a running engine turns into that leaves for another, where it can
     prewarm_every_s: float = 2.0  # between two plans of what to prewarm, when nothing happens
     prewarm_gap_s: float = 0.25  # ... and when something does
     prewarm_retry_s: float = 10.0  # a model whose replica failed is prewarmed again after this
+    follows_parts: bool = False  # prefetchers say when a stage has its part, and bring the rest of what becomes whole;
+    # False: it is there when the stage loads, and the rest is for its engine to bring, as in scenarios
+    hole_grace_s: float = 0.0  # how long a stage that becomes whole has to go on without one that is gone
     network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate: 16 Gbit/s
     pcie_bytes_per_s: float = 32e9  # host to GPU, of a node that tells no rate
     start_stages: StageSeconds = field(default_factory=StageSeconds)  # of models that have not been started yet

@@ -42,6 +42,7 @@ class Sent:
     sent_at: float
     expected: Expected | None = None  # of its start
     decision_id: str = ""
+    rendezvous: str = ""  # of several stages
 
     @property
     def promised(self) -> tuple[str, ...]:
@@ -68,6 +69,7 @@ class Placement:
     state: Waiting | MakingSpace | Sent = Waiting()
     refusal: Refusal | None = None  # the last one
     lacked_at: float = 0.0  # when bytes were first found lacking for it; 0: it had them at once
+    is_patient: bool = False  # it waits until somebody may leave where an engine of its model sleeps
     silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
 
     @property
@@ -145,9 +147,18 @@ def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Seque
     return f"{listed(leaving)} {leave} {placement.node_id} for {model.name}, {lacks}: {eviction.reason}"
 
 
-def stop(node_id: str, instance_id: str, reason: str, grace_s: float, becomes: str = "stopped") -> StopInstance:
+def stop(
+    node_id: str, instance_id: str, reason: str, grace_s: float, becomes: str = "stopped", predicted_s: float = 0.0
+) -> StopInstance:
     """What ends an instance, drained for at most `grace_s`."""
-    return StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s, becomes=becomes)
+    return StopInstance(
+        target=node_id,
+        instance_id=instance_id,
+        reason=reason,
+        grace_s=grace_s,
+        becomes=becomes,
+        predicted_s=predicted_s,
+    )
 
 
 def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> list[FetchWeights | StartInstance]:
@@ -171,6 +182,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
             stage=number,
             predicted=sent.expected.by_phase[number] if sent.expected else {},
             predicted_s=sent.expected.start_s if sent.expected else 0.0,
+            rendezvous=sent.rendezvous,
         )
         if model.weights.uri and not sent.source:
             commands.append(_fetch(placement, sent, number))
@@ -205,6 +217,8 @@ def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
         priority=model.priority,
         first_byte=stage.first_byte,
         last_byte=last_byte,
+        stage=number,
+        num_stages=len(sent.stages),
     )
 
 

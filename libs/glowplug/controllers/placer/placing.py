@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import (
     MakingSpace,
     Placement,
@@ -22,15 +23,17 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
+from glowplug.controllers.placer.sleepers import becomes_of, saved_s
 from glowplug.controllers.placer.victims import Victims, Wanted
+from glowplug.domain.address import rendezvous
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Becomes, Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.events.commands import as_if_asked
+from glowplug.domain.units import show_bytes
+from glowplug.events.commands import FetchWeights, StopInstance, as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
-from glowplug.fleet.status import lacks_one_asleep
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
@@ -124,8 +127,9 @@ class Placing:
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
-            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up)) for g in stage.gpu_ids}
-            capacity.claim(placement.stage_id(number), claims)
+            key = placement.command.model.share_key if len(placement.stages) == 1 else ""
+            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up, key)) for g in stage.gpu_ids}
+            capacity.claim(placement.stage_id(number), claims, key)
         for dormant in sent.promised if sent else ():
             capacity.take(dormant, placement.instance_id)
 
@@ -195,11 +199,47 @@ class Placing:
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
             return []
+        if decision.stages and params.sleeper_patience and self._saved_s(placement, now, decision) <= 0:
+            return self._start(placement, decision, now)
         wanting = 0 if decision.stages else self._wanting(placement, now)
         chosen = self._make_space(placement, now, decision, wanting)
+        placement.is_patient = self._waits_for_sleeper(placement, now, decision, chosen)
+        if placement.is_patient:
+            return []
         if chosen is not None:
             return self._evict_for(placement, *chosen, now)
         return self._start(placement, decision, now) if decision.stages else []
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether somebody waits for what the routers' loads alone tell: that an engine runs nothing any more."""
+        return any(placement.is_patient for _, placement in self._waiting)
+
+    def _waits_for_sleeper(
+        self,
+        placement: Placement,
+        now: Pass,
+        decision: PlaceDecision,
+        chosen: tuple[StageDecision, EvictDecision] | None,
+    ) -> bool:
+        """Whether it goes nowhere yet, since nobody may leave where an engine of its model sleeps: see sleepers.py."""
+        patience, home = self.fleet.params.sleeper_patience, _sleeps_at(placement.command.model, now.view)
+        if not patience or not home or placement.command.node_id:
+            return False
+        leaving: tuple[str, ...] = ()
+        if chosen is not None:
+            stage, eviction = chosen
+            if home.issuperset(stage.gpu_ids):
+                return False
+            decision, leaving = PlaceDecision(stages=(stage,)), eviction.victims
+        saved_s = self._saved_s(placement, now, decision, leaving) if decision.stages else 0.0
+        return now.now_s - placement.lacked_at < patience * saved_s
+
+    def _saved_s(
+        self, placement: Placement, now: Pass, elsewhere: PlaceDecision, leaving: tuple[str, ...] = ()
+    ) -> float:
+        rows = [self.fleet.instances.by_id[name] for name in leaving]
+        return saved_s(self.fleet, now.view, now.victims, _request(placement, now.now_s), elsewhere, rows)
 
     def _is_making_space(self, placement: Placement, now: Pass) -> bool:
         """Whether somebody was asked to leave for it lately and has not gone yet."""
@@ -220,7 +260,10 @@ class Placing:
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
-        with capacity.without(placement.instance_id) if placement.stages else nullcontext():
+        with (
+            capacity.without(placement.instance_id) if placement.stages else nullcontext(),
+            capacity.seen_by(placement.command.model.share_key),
+        ):
             decision = _place(self._place, _request(placement, now_s), self._view(placement, now))
         if not decision.stages:
             placement.refusal = Refusal(capacity.version, now_s, decision)
@@ -274,24 +317,20 @@ class Placing:
         placement.state = MakingSpace(stage, eviction.victims, now_s)
         self._promise(placement)
         chosen = ", ".join(eviction.victims) or "wait for a drain under way"
-        params, rows = self.fleet.params, self.fleet.instances.by_id
+        rows = self.fleet.instances.by_id
         leaving = [now.victims.described(rows[victim]) for victim in eviction.victims]
         reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
         decided = self._record(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
         why = f"it gives its memory to {placement.command.model.name}"
-        stops = [
-            stop(rows[victim].node_id, victim, why, params.evict_grace_s, self.becomes(rows[victim]))
-            for victim in eviction.victims
-        ]
+        stops = [self._stop(rows[victim], why) for victim in eviction.victims]
         return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
 
-    def becomes(self, victim: Instance) -> Becomes:
-        """What an instance is after it has left for another: asleep where its model is to have a copy that is."""
-        owner = self.fleet.models.get(victim.model_key)
-        rows = self.fleet.instances.living(victim.model_key).values()
-        is_lacking = owner is not None and lacks_one_asleep(owner, rows)
-        return "swapped_out" if is_lacking else self.fleet.params.evict_becomes
+    def _stop(self, victim: Instance, why: str) -> StopInstance:
+        becomes, owner = becomes_of(self.fleet, victim), self.fleet.models.get(victim.model_key)
+        expected_s = self.fleet.network.sleep_s(owner, becomes) if owner is not None else 0.0
+        grace_s = self.fleet.params.evict_grace_s
+        return stop(victim.node_id, victim.instance_id, why, grace_s, becomes, expected_s)
 
     def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
         """Where an instance would go if it were asked for now, and who would leave for it. Changes nothing."""
@@ -322,20 +361,36 @@ class Placing:
             node_id = rows[replica_id].node_id if replica_id in rows else decision.node_id
             drops[node_id] = (*drops.get(node_id, ()), replica_id)
         sent = Sent(decision.stages, decision.source, drops, placement.victims, started_at=now_s, sent_at=now_s)
+        if len(decision.stages) > 1 and (first := self.fleet.nodes.by_id.get(decision.node_id)) is not None:
+            sent.rendezvous = rendezvous(first.stages_at, placement.instance_id)
         sent.expected = expect(decision, _request(placement, now_s), now.view)
         placement.state = sent
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
-        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision))
+        figures = {}
+        if shared := self.shared_bytes(placement.command.model, decision):
+            figures["shared_bytes"] = shared
+            reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
+        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
         sent.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self._orders(placement, sent)]
+
+    def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
+        """Of what a start takes by that decision, the bytes of weights that others read there already, and go on to."""
+        if len(decision.stages) != 1 or len(decision.stages[0].gpu_ids) != 1:
+            return 0
+        known = self.fleet.capacity.shared(decision.stages[0].gpu_ids[0], model.share_key)
+        gone = (decision.source, *decision.drops)
+        return known.num_bytes if known and any(holder not in gone for holder in known.holders) else 0
 
     def _orders(self, placement: Placement, sent: Sent) -> list[Effect]:
         """Its starts, for those stages that no agent has reported."""
         known = self.fleet.instances.by_id
         numbers = [number for number in range(len(sent.stages)) if placement.stage_id(number) not in known]
-        return [Publish(command, placement.event) for command in start_commands(placement, sent, numbers)]
+        commands = start_commands(placement, sent, numbers)
+        ordered = [with_peers(one, self.fleet) if isinstance(one, FetchWeights) else one for one in commands]
+        return [Publish(command, placement.event) for command in ordered]
 
     # starts that have been sent
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Worker
@@ -19,6 +20,7 @@ from glowplug.events.facts import ForecastMade
 from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
 from glowplug.policies.placement.warmserve_scores import SCORE_UNIT
+from glowplug.policies.prediction.port import until
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
 
 URGENCY = -100  # of a replica's fetch, below those of instances that somebody waits for
@@ -43,6 +45,7 @@ class Prewarming:
     def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
         self.fleet, self._prewarm = fleet, prewarm
         self.forecasts: dict[str, tuple[Forecast, ...]] = {}
+        self._horizons_s: dict[str, float] = {}  # what a start of each takes: replicas are for the load until then
         self._ordered: dict[str, _Ordered] = {}
         self._dropped_at: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}  # model_key -> when a replica of it last failed
@@ -53,6 +56,7 @@ class Prewarming:
         """A window has closed."""
         if fact.forecasts:
             self.forecasts[fact.model_key] = fact.forecasts
+            self._horizons_s[fact.model_key] = fact.horizon_s
         self._is_due = True
 
     def row_changed(self, row: Instance, now_s: float) -> None:
@@ -106,7 +110,7 @@ class Prewarming:
         of_now = {key: now_open(ahead, now_s) for key, ahead in self.forecasts.items()}
         self.forecasts = {key: ahead for key, ahead in self.forecasts.items() if of_now[key] is not None}
         forecasts = {
-            key: found
+            key: until(found, self.forecasts[key], now_s + self._horizons_s.get(key, 0.0))
             for key, found in of_now.items()
             if found is not None and key in models and key not in self._failed_at
         }
@@ -155,7 +159,7 @@ class Prewarming:
             instance_id=replica_id,
             priority=URGENCY,
         )
-        commands = (fetch, start) if model.weights.uri else (start,)
+        commands = (with_peers(fetch, self.fleet), start) if model.weights.uri else (start,)
         self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)
         return [Record(decided), *(Publish(command) for command in commands)]
 

@@ -31,6 +31,7 @@ READS: Final = Reads(
         facts.NodeLeft,
         facts.ModelDeployed,
         facts.WeightsFetched,
+        facts.WeightsPartFetched,
         facts.WeightsFetchFailed,
         facts.ForecastMade,
     ),

@@ -3,15 +3,20 @@
 Paper: HydraServe sections 4 and 6. The placement starts the stages; this file makes sure, whatever is lost, that
 
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
-- one that is gone takes the others with it: a pipeline with a hole serves nobody;
-- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down).
+- one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
+  `hole_grace_s` before that: with all of the weights it goes on alone, and says so;
+- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
+- a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
+  they are there).
 """
 
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.network import REST, rest_of
 from glowplug.controllers.placer.placement import NEVER, stop
-from glowplug.domain.instance import Instance, InstanceState
-from glowplug.events.commands import JoinStages
+from glowplug.domain.instance import Instance, InstanceState, StageAddress
+from glowplug.events.commands import FetchWeights, JoinStages
+from glowplug.policies.placement.links import has_weights
 
 
 class Stages:
@@ -24,13 +29,35 @@ class Stages:
     def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
         """An instance has changed: what follows for its pipeline."""
         whole = row.part_of or row.instance_id
-        return self._follow_up(whole, now_s) if whole in self.fleet.capacity.stages else []
+        follows = self._follow_up(whole, now_s) if whole in self.fleet.capacity.stages else []
+        return [*follows, *self._fetch_rest(row, now_s)]
 
     def work(self, now_s: float) -> list[Effect]:
         """What was commanded and not done is commanded again."""
         parts = self.fleet.capacity.stages
-        self._sent_at = {key: at for key, at in self._sent_at.items() if key in self.fleet.instances.by_id}
-        return [effect for whole in sorted(parts) for effect in self._follow_up(whole, now_s)]
+        known = self.fleet.instances.by_id
+        self._sent_at = {key: at for key, at in self._sent_at.items() if key.removesuffix(REST) in known}
+        follows = [effect for whole in sorted(parts) for effect in self._follow_up(whole, now_s)]
+        rows = [row for whole in sorted(parts) for row in (known.get(whole), *parts[whole].values()) if row is not None]
+        return [*follows, *(effect for row in rows for effect in self._fetch_rest(row, now_s))]
+
+    def _fetch_rest(self, row: Instance, now_s: float) -> list[Effect]:
+        """What a stage lacks of its weights, while it becomes whole."""
+        model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
+        if not (row.consolidating and self.fleet.params.follows_parts) or model is None or node is None:
+            return []
+        if has_weights(node, model) or not self._is_due(rest_of(row), now_s):
+            return []
+        self.fleet.network.rest(row, model, node, now_s)
+        command = FetchWeights(
+            target=row.node_id,
+            model_key=model.key,
+            weights=model.weights,
+            instance_id=row.instance_id,
+            priority=model.priority,
+            background=True,
+        )
+        return [Publish(command)]
 
     def _follow_up(self, whole: str, now_s: float) -> list[Effect]:
         first = self.fleet.instances.by_id.get(whole)
@@ -45,11 +72,14 @@ class Stages:
             left = [p for p in living if not p.is_whole and not p.consolidating]
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
+        if hole is not None and first.consolidating and now_s - hole.changed_at < self.fleet.params.hole_grace_s:
+            return []
         if hole is not None:
             return self._end([first], f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}", now_s)
         is_ready = len(living) == first.num_stages - 1 and all(p.state is InstanceState.READY for p in living)
         if first.state.is_coming and is_ready and self._is_due(whole, now_s):
-            return [Publish(JoinStages(target=first.node_id, instance_id=whole))]
+            later = tuple(_address(part) for part in sorted(living, key=_stage_number))
+            return [Publish(JoinStages(target=first.node_id, instance_id=whole, stages=later))]
         return []
 
     def _end(self, rows: list[Instance], why: str, now_s: float) -> list[Effect]:
@@ -64,3 +94,13 @@ class Stages:
             return False
         self._sent_at[key] = now_s
         return True
+
+
+def _address(part: Instance) -> StageAddress:
+    return StageAddress(instance_id=part.instance_id, url=part.url, key_id=part.key_id)
+
+
+def _stage_number(part: Instance) -> int:
+    """Which stage a row is, by the name that its placement gave it (`Placement.stage_id`)."""
+    number = part.instance_id.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0

@@ -1,6 +1,6 @@
 """Who could leave for an instance, and on which GPUs that costs least."""
 
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -38,6 +38,7 @@ class Wanted:
     given: int | None  # requests its model has been given while memory is short; None: it is not counted
     runs_as: str  # its model where instances of it live, which do not leave for it; "" where none do
     whole: bool  # everybody leaves who serves on those GPUs
+    share_key: str = ""  # of its weights: what others share under it on a GPU it need not find free there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class Victims:
             given=self.shares.given.get(model.key) if wanting else None,
             runs_as=model.key if is_there else "",
             whole=whole,
+            share_key=model.share_key,
         )
 
     def make(
@@ -147,6 +149,20 @@ class Victims:
             for other in waiting
         )
 
+    def serving(self, gpu_ids: Collection[str]) -> list[Instance]:
+        """Who serves on those GPUs, or will."""
+        rows = {i: row for gpu_id in gpu_ids for i, row in self.capacity.on_gpu.get(gpu_id, {}).items()}
+        return [r for r in rows.values() if not (r.state in LEAVING or r.replica or r.state.is_dormant)]
+
+    def may_come_free(self, gpu_ids: Collection[str], model: Model) -> bool:
+        """Whether who serves there may leave for that model some time, if not now."""
+        for row in self.serving(gpu_ids):
+            owner = self.models.get(row.model_key)
+            is_kept = owner is not None and (owner.pinned or owner.priority > model.priority)
+            if is_kept or row.part_of or row.model_key == model.key:
+                return False
+        return True
+
     def still_hold(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
         """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
         for gpu_id in gpu_ids:
@@ -208,21 +224,31 @@ class Victims:
     def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
         if gpu.total_bytes < wanted.bytes_per_gpu:
             return None
-        leaving, dropped, serving = self._tally(gpu.gpu_id)
-        lacking = wanted.bytes_per_gpu - self.capacity.free_bytes(gpu.gpu_id) - leaving - dropped
+        seen = gpu.seen_by(wanted.share_key) if gpu.shared and wanted.share_key else gpu
+        leaving, dropped, serving = self._tally(seen)
+        free = self.capacity.free_bytes(gpu.gpu_id) + gpu.used_bytes - seen.used_bytes
+        lacking = wanted.bytes_per_gpu - free - leaving - dropped
         need = max(lacking, serving if wanted.whole else 0)
         if need <= 0:
             reason = DRAINS_SUFFICE if leaving else _HAS_BYTES
             return EvictDecision(reason=reason) if leaving or wanted.num_gpus > 1 else None
         everybody, most = self._residents_on(gpu.gpu_id, wanted)
-        if most < need:
+        if most < need and not seen.shared:
             return None
         here = self.capacity.on_gpu.get(gpu.gpu_id, {})
         residents = [r for r in everybody if here[r.name].model_key != wanted.runs_as]
-        if sum(r.num_bytes for r in residents if not r.held) < need:
+        if seen.shared:
+            decision = evict_sharing(residents, need, seen, self._going(seen), evict)
+        elif sum(r.num_bytes for r in residents if not r.held) < need:
             return None
-        decision = evict(residents, need)
+        else:
+            decision = evict(residents, need)
         return replace(decision, need_bytes=need) if decision.victims else None
+
+    def _going(self, gpu: Gpu) -> frozenset[str]:
+        """Who leaves it anyway, or is dropped for whoever comes."""
+        here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
+        return frozenset(i for i, row in here.items() if row.state in LEAVING or (_is_dropped(row) and i not in taken))
 
     def held(self, wanted: Wanted, only: Collection[str] = ()) -> dict[str, str]:
         """Who serves on GPUs that could hold it (of `only`, when given), and why each may not leave for it now."""
@@ -234,8 +260,11 @@ class Victims:
                     found |= {resident.name: resident.held for resident in residents if resident.held}
         return found
 
-    def _tally(self, gpu_id: str) -> tuple[int, int, int]:
+    def _tally(self, gpu: Gpu) -> tuple[int, int, int]:
         """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
+        gpu_id = gpu.gpu_id
+        if gpu.shared:
+            return self._tally_shared(gpu)
         known = self._tallies.get(gpu_id)
         if known is not None and known[0] == self.capacity.num_promises:
             return known[1:]
@@ -247,12 +276,23 @@ class Victims:
                 continue
             if row.state in LEAVING:
                 leaving += num_bytes
-            elif row.replica or row.state.is_dormant:
+            elif _is_dropped(row):
                 dropped += 0 if holder in self.capacity.taken else num_bytes
             else:
                 serving += num_bytes
         self._tallies[gpu_id] = (self.capacity.num_promises, leaving, dropped, serving)
         return leaving, dropped, serving
+
+    def _tally_shared(self, gpu: Gpu) -> tuple[int, int, int]:
+        """The same where weights count once for several holders."""
+        here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
+        there = {grant.holder: row for grant in gpu.grants if (row := here.get(grant.holder)) is not None}
+        leave = {i for i, row in there.items() if row.state in LEAVING}
+        drop = {i for i, row in there.items() if i not in leave and _is_dropped(row) and i not in taken}
+        serve = {i for i, row in there.items() if i not in leave and not _is_dropped(row)}
+        leaving = gpu.freed_by(leave)
+        dropped = gpu.freed_by(leave | drop) - leaving
+        return leaving, dropped, gpu.freed_by(leave | drop | serve) - leaving - dropped
 
     def _residents_on(self, gpu_id: str, wanted: Wanted) -> tuple[list[Resident], int]:
         """Who serves there, and the bytes of those who may go."""
@@ -340,6 +380,49 @@ class Victims:
         if load is None:
             load = self._loads[model_key] = self.loads.of(model_key)
         return load
+
+
+def _is_dropped(row: Instance) -> bool:
+    """Whether it gives way at once to whoever needs its bytes, unless it is promised."""
+    return row.replica or row.state.is_dormant
+
+
+def evict_sharing(
+    residents: Sequence[Resident], need: int, gpu: Gpu, going: frozenset[str], evict: Evict
+) -> EvictDecision:
+    """`evict` on a GPU where weights count once for several holders, of whom `going` leave anyway: one of the others
+    frees what it has alone, all of them together the weights too. Where single ones do not free enough, those that
+    share and may all go count as one."""
+    at_least = gpu.freed_by(going)
+
+    def freed(names: Iterable[str]) -> int:
+        return gpu.freed_by({*going, *names}) - at_least
+
+    single = {r.name: replace(r, num_bytes=freed((r.name,))) for r in residents}
+    decision = evict(list(single.values()), need)
+    if decision.victims:
+        return decision
+    together, members = dict(single), dict[str, list[str]]()
+    for weights in gpu.shared:
+        names = [holder for holder in weights.holders if holder not in going]
+        if len(names) > 1 and all(name in single and not single[name].held for name in names):
+            group = [together.pop(name) for name in names]
+            members[names[0]] = names
+            together[names[0]] = replace(
+                group[0],
+                num_bytes=freed(names),
+                last_used_at=max(r.last_used_at for r in group),
+                priority=max(r.priority for r in group),
+                num_waiting=sum(r.num_waiting for r in group),
+            )
+    if not members:
+        return decision
+    decision = evict(list(together.values()), need)
+    victims = [name for victim in decision.victims for name in members.get(victim, (victim,))]
+    for name in list(victims):
+        if freed([other for other in victims if other != name]) >= need:
+            victims.remove(name)
+    return replace(decision, victims=tuple(victims), freed_bytes=freed(victims))
 
 
 def _sketched(evict: Evict) -> Evict:

@@ -4,12 +4,14 @@
 
 What it is told
   - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and `request.finished`.
-  - Facts: `model.deployed`, for the objectives of a model. Table: `models`.
+  - Facts: `model.deployed`, for the objectives of a model; `instance.ready`, for what starts take. Tables: `models`,
+    `instances`.
   - Ticks, which close windows, and end what a router reported that has been silent for `router_lease_s`.
 
 What it asks
   - `forecast.made`, one per model when a window has closed: forecasts of the open window and of those after it, with
-    mu (the tokens per second that one instance takes, PreServe section 4.1) and the forecaster's error of late.
+    mu (the tokens per second that one instance takes, PreServe section 4.1) and the forecaster's error of late. Where
+    the policy follows starts, they reach as far as the model's take, and say so (`horizon_s`).
 
 What it promises
   - A window's concurrency is the integral of what routers held and ran, whether ticks came often or seldom.
@@ -22,22 +24,26 @@ What it never does
   - It reads no prompt and keeps no request by itself, only sums of a window.
 """
 
+import math
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.controllers.predictor.forecasts import ModelForecasts, missed
+from glowplug.controllers.predictor.horizons import Horizons
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.predictor.series import RouterLoad, Series, Window
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.envelope import Event
-from glowplug.events.facts import ForecastMade, ModelDeployed, RequestFinished, RouterLoadReported
+from glowplug.events.facts import ForecastMade, InstanceReady, ModelDeployed, RequestFinished, RouterLoadReported
 from glowplug.fleet.demand import LoadReports
 from glowplug.policies.prediction.baselines import Nothing
-from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with
+from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with, shared
 from glowplug.policies.scaling.preserve import Capacity
+
+MAX_AHEAD: Final = 288  # windows, however long starts take
 
 
 class PredictorController:
@@ -62,11 +68,15 @@ class PredictorController:
         self._expected: dict[str, ModelForecasts] = {}
         self._models: Mapping[str, Model] = {}
         self._reports = LoadReports()
+        self._horizons = Horizons()
+        self._alike = shared(make, self.window_s, params.season_s)
+        self._follows_starts: bool = getattr(make, "FOLLOWS_STARTS", False)
         self.handlers: Handlers = {
             Tick: self._on_tick,
             RouterLoadReported: self._on_load,
             RequestFinished: self._on_finished,
             ModelDeployed: self._on_deployed,
+            InstanceReady: self._on_ready,
         }
         for key, windows in (history or {}).items():
             self._expecting(key, 0).learn(windows)
@@ -76,19 +86,25 @@ class PredictorController:
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Table `models`: series of models that are gone are dropped, but none over an emptied store."""
+        """Table `models`: series of models that are gone are dropped, but none over an emptied store. Table
+        `instances`: what their starts took."""
+        if table == "instances":
+            self._horizons.restore(rows.values())
+            return []
         if not rows:
             return []
         self._models = dict(rows)
         for key in [k for k in self._series if k not in rows]:
             del self._series[key]
             self._expected.pop(key, None)
+            self._horizons.drop(key)
         return []
 
     def inherit(self, earlier: "PredictorController", now_s: float) -> None:
         """The past is nowhere but in the memory of those who lived through it."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
-        self._reports = earlier._reports
+        self._reports, self._horizons = earlier._reports, earlier._horizons
+        self._alike = earlier._alike  # that of the forecasters that come with it
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
@@ -99,6 +115,10 @@ class PredictorController:
         """What had been expected of windows that have closed, oldest first: to be held against `windows`."""
         expected = self._expected.get(model_key)
         return list(expected.past) if expected else []
+
+    def horizon_s(self, model_key: str) -> float:
+        """What starts of a model took of late, where forecasts reach that far; else 0."""
+        return self._horizons.of(model_key) if self._follows_starts else 0.0
 
     def windows(self, model_key: str) -> list[Window]:
         """Oldest first, empty ones too; the last one is still open."""
@@ -114,6 +134,10 @@ class PredictorController:
         self._absent(report.router_id, self._reports.take(report, now_s).keys(), now_s)
         for key, load in report.loads.items():
             self._count_load(key, report.router_id, load, now_s)
+        return []
+
+    def _on_ready(self, event: Event, now_s: float) -> list[Effect]:
+        self._horizons.take(event.data.instance)
         return []
 
     def _on_deployed(self, event: Event, now_s: float) -> list[Effect]:
@@ -139,15 +163,17 @@ class PredictorController:
         has_closed = expected.close(series, self._models.get(key), self.params.capacity)
         if not has_closed and expected.latest:
             return []
-        forecasts = expected.make(now_s, self.params.num_ahead)
-        return [Publish(ForecastMade(model_key=key, forecasts=forecasts))] if forecasts else []
+        horizon_s = self.horizon_s(key)
+        num_ahead = max(self.params.num_ahead, min(MAX_AHEAD, 1 + math.ceil(horizon_s / self.window_s)))
+        forecasts = expected.make(now_s, num_ahead)
+        return [Publish(ForecastMade(model_key=key, forecasts=forecasts, horizon_s=horizon_s))] if forecasts else []
 
     def _expecting(self, model_key: str, number: int) -> ModelForecasts:
         """The model's forecaster; a new one learns windows from `number` on."""
         expected = self._expected.get(model_key)
         if expected is None:
             expected = self._expected[model_key] = ModelForecasts(
-                make_with(self._make, self.window_s, self.params.season_s),
+                make_with(self._make, self.window_s, self.params.season_s, self._alike),
                 number,
                 self.params.num_windows,
                 capacity=self._capacities.get(model_key, self.params.capacity.profiled),

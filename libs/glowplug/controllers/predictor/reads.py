@@ -3,12 +3,13 @@
 from typing import Final
 
 from glowplug.controllers.reads import Reads
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import facts
 
 READS: Final = Reads(
     service="predictor",
-    tables={"models": Model},
-    facts=(facts.ModelDeployed,),
+    tables={"models": Model, "instances": Instance},
+    facts=(facts.ModelDeployed, facts.InstanceReady),
     telemetry=(facts.RouterLoadReported, facts.RequestFinished),
 )

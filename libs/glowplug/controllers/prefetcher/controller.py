@@ -91,6 +91,8 @@ class FetchJob:
     stage: Stage = Stage.QUEUED
     first_byte: int = 0
     last_byte: int = 0
+    pipeline_stage: int = 0
+    num_stages: int = 1
     started_at: float = 0.0
     asks: MemoryAsk | None = None  # its size is known (or will not be), memory not granted
     num_bytes: int = 0
@@ -267,8 +269,11 @@ class PrefetcherController:
             data.instance_id,
             data.first_byte,
             data.last_byte,
-            data.priority + (WAITED_FOR if data.instance_id else 0),
+            data.priority + (WAITED_FOR if data.instance_id and not data.background else 0),
             command,
+            data.stage,
+            data.num_stages,
+            data.peers,
         )
         try:
             digest = self._digest_of(data.weights)
@@ -293,7 +298,8 @@ class PrefetcherController:
         self.holds.hold(want.instance_id, digest, now_s)
         if (job := self.jobs.get(digest)) is not None:
             raised = want.urgency > job.urgency
-            job.wants.append(want)
+            if not any(want.repeats(known) for known in job.wants):
+                job.wants.append(want)
             if job.is_counted:
                 self.cache.used(digest, job.num_bytes, now_s, hit=True)
                 self.disk.used(digest, job.num_bytes, now_s, want.model_key)
@@ -323,6 +329,7 @@ class PrefetcherController:
             first = max(job.wants, key=lambda w: w.urgency)
             job.stage, job.started_at = Stage.SIZING, now_s
             job.first_byte, job.last_byte = first.first_byte, first.last_byte
+            job.pipeline_stage, job.num_stages = first.stage, first.num_stages
             job.from_disk = self.disk.has(job.digest)
             effects.append(
                 msg.StartFetch(
@@ -334,6 +341,9 @@ class PrefetcherController:
                     last_byte=job.last_byte,
                     cause=first.cause,
                     from_disk=job.from_disk,
+                    stage=first.stage,
+                    num_stages=first.num_stages,
+                    peers=tuple(dict.fromkeys(url for want in job.wants for url in want.peers)),
                 )
             )
 
@@ -485,15 +495,24 @@ class PrefetcherController:
 
     def _after_part(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         """A byte range is here, or a fetch was stopped: go on for those who want more, drop what nobody wants."""
+        effects: list[Effect] = []
         if not end.code:
-            job.wants = [w for w in job.wants if not w.within(job.first_byte, job.last_byte)]
+            part = (job.first_byte, job.last_byte, job.pipeline_stage, job.num_stages)
+            come = [w for w in job.wants if w.within(*part)]
+            job.wants = [w for w in job.wants if w not in come]
+            effects = [self._part_fact(end, want) for want in come if want.instance_id]
         if job.wants:
             job.stage, job.asks, job.is_resumed = Stage.QUEUED, None, True
             self.jobs[job.digest] = job
-            return []
+            return effects
         if end.code:
             self.cache.remove(job.digest)  # its bytes went when its failure was written
-        return []
+        return effects
+
+    def _part_fact(self, end: msg.FetchEnded, want: msg.Want) -> Publish:
+        num_bytes = (want.last_byte or end.num_bytes) - want.first_byte
+        came = {"instance_id": want.instance_id, "num_bytes": num_bytes, "seconds": end.seconds, "source": end.source}
+        return self._fact(facts.WeightsPartFetched, end.digest, want, **came)
 
     def _refuse(self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool) -> list[Effect]:
         waiting = tuple(dict.fromkeys(w.instance_id for w in wants if w.instance_id))

@@ -143,10 +143,11 @@ class Holds:
         return ""
 
     def _has_own_copy(self, instance: Instance) -> bool:
-        """Whether it needs nothing of host memory until it serves. One that shares its weights maps them as long as its
-        process lives, asleep too: their memory would not come free."""
+        """Whether it needs nothing of host memory until it serves. One that shares its weights reads them there: their
+        memory would not come free, and who starts later would read other pages than it does."""
         known = self._models.get(instance.model_key)
-        return instance.state.is_dormant and not (known is not None and known[0].weights_shared)
+        reads_there = instance.shared_bytes or (known is not None and known[0].weights_shared)
+        return instance.state.is_dormant and not reads_there
 
     def _seen(self) -> list[tuple[str, Instance]]:
         """Living instances of this node, by id."""

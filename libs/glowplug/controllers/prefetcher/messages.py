@@ -1,6 +1,6 @@
 """What the prefetcher's shell tells its controller, and what that asks of the shell. Bytes and epoch seconds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
@@ -20,12 +20,22 @@ class Want:
     last_byte: int
     urgency: int
     cause: Event | None
+    stage: int = 0
+    num_stages: int = 1
+    peers: tuple[str, ...] = ()
 
-    def within(self, first_byte: int, last_byte: int) -> bool:
-        """Whether [first_byte, last_byte) covers it; last 0 is the end."""
+    def within(self, first_byte: int, last_byte: int, stage: int = 0, num_stages: int = 1) -> bool:
+        """Whether that stage's part covers it, or [first_byte, last_byte) of a fetch without stages; last 0 is the
+        end."""
+        if max(num_stages, self.num_stages) > 1:
+            return (self.stage, self.num_stages) == (stage, num_stages)
         if self.first_byte < first_byte:
             return False
         return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
+
+    def repeats(self, other: "Want") -> bool:
+        """Whether an instance asks for the same bytes once more."""
+        return bool(self.instance_id) and replace(self, cause=None) == replace(other, cause=None)
 
 
 # Stimuli
@@ -162,6 +172,9 @@ class StartFetch:
     last_byte: int
     cause: Event | None
     from_disk: bool = False  # a whole copy lies there: it is read first, and the source only where that fails
+    stage: int = 0  # of a pipeline of `num_stages`, of which it brings the part
+    num_stages: int = 1
+    peers: tuple[str, ...] = ()  # addresses of other nodes' prefetchers that may hold these weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The router: every request that arrives is dispatched, held or rejected, and ends exactly once.
 
 Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
-ClientLeft, DispatchFailed), DrainStarted, BusRefuses and Tick; facts about instances and models, weights.fetch_failed
-and the load reports of all routers. `restore` takes the tables of models, instances and start times.
+ClientLeft, DispatchFailed, StreamBroken), MoveStreams, DrainStarted, BusRefuses and Tick; facts about instances and
+models, weights.fetch_failed and the load reports of all routers. `restore` takes the tables of models, instances and
+start times.
 
 Asks for: Dispatch, Hold, Reject and Recall of a request (messages.py), and Publish of request.waiting and
 request.rejected. Load reports are made from `loads()`, and request.finished is the data port's.
@@ -15,19 +16,23 @@ A request is answered by the first rule that applies:
  5. It is cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
  6. The queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise
     it is held in order of arrival, and request.waiting is published.
+A stream whose instance was lost goes on: it is dispatched again, or held before all that came later, for at most
+`continue_within_s`. It is the same demand, counted once. Lost more than `max_continuations` times, or where nothing can
+start, it is rejected.
 A held request leaves by dispatch, by its client leaving, when it turns out that it cannot be sent on in time (429,
 unless its client has been answered 200), when its time has run out (503) or with its model (404).
 
 Promises: held requests of a model are dispatched in order of arrival. An instance is sent at most as many requests of
 this router as it runs at once, and fewer while other routers report theirs. A request that has brought down
-`max_dispatches` engines is sent to no other, and one whose answer has begun is never sent again. An older row never
-replaces a newer one, and an emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
+`max_dispatches` engines before its answer began is sent to no other. An older row never replaces a newer one, and an
+emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
 
 Never: waits for the control plane to serve a warm model; starts, stops or places anything itself; reads a clock, a
 socket or the text of a request.
 """
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Tick
@@ -85,6 +90,8 @@ class RouterController:
             msg.RequestEnded: self._ended,
             msg.ClientLeft: self._left,
             msg.DispatchFailed: self._dispatch_failed,
+            msg.StreamBroken: self._stream_broken,
+            msg.MoveStreams: lambda s, _: self._recall(s.instance_id, s.reason, moved=True),
             msg.DrainStarted: self._drain_started,
             msg.BusRefuses: self._bus.changed,
             Tick: self._tick,
@@ -156,10 +163,7 @@ class RouterController:
     def _refusal(self, model: Model, queue: ModelQueue, now_s: float) -> GlowplugError | None:
         """Why a request that cannot run now may not wait either."""
         is_cold = not self.fleet.ready(model.key)
-        if is_cold and model.suspended:
-            return suspended(model)
-        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model)
-        if is_cold and known is not None and not self.fleet.coming(model.key):
+        if is_cold and (known := self._no_start(model, now_s)) is not None:
             return known
         if is_cold and model.on_cold is OnCold.REFUSE:
             retry_s = retry_after_s(self.eta_s(model.key, now_s))
@@ -172,6 +176,13 @@ class RouterController:
             return self.overload.error(model, queue, now_s)
         return None
 
+    def _no_start(self, model: Model, now_s: float) -> GlowplugError | None:
+        """Why nobody need wait for an instance of a cold model."""
+        if model.suspended:
+            return suspended(model)
+        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model)
+        return known if known is not None and not self.fleet.coming(model.key) else None
+
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
         return [rejection(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
@@ -179,9 +190,10 @@ class RouterController:
         request.instance_id = instance.instance_id
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
-        queue.num_dispatched += 1
-        request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
-        return msg.Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
+        if not request.broken_at:
+            queue.num_dispatched += 1
+            request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
+        return msg.Dispatch(request.ticket, instance, now_s - request.waits_since, request.cold)
 
     def _pump(self, model_key: str, now_s: float) -> list[Effect]:
         """Release the oldest held requests into whatever slots are free."""
@@ -247,6 +259,9 @@ class RouterController:
             return []
         self.balances.unreachable(request.instance_id, request.model_key, now_s)
         self._release(request, now_s)
+        if request.broken_at:
+            request.num_continued += s.reached
+            return self._go_on(request, s.reason, now_s)
         request.num_dispatches += s.reached
         model = self.fleet.models.get(request.model_key)
         if model is None or request.num_dispatches >= self.params.max_dispatches:
@@ -259,6 +274,44 @@ class RouterController:
         if not request.instance_id:
             effects += [msg.Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
         return effects
+
+    def _stream_broken(self, s: msg.StreamBroken, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is None or not request.instance_id:
+            return []
+        if s.is_lost:
+            self.balances.unreachable(request.instance_id, request.model_key, now_s)
+        self._release(request, now_s)
+        request.num_continued += s.is_lost
+        request.head_sent, request.broken_at = True, now_s
+        if request.prompt_tokens:  # the next instance reads what the client has, too
+            request.prompt_tokens += s.num_tokens
+            request.expected_tokens = max(request.expected_tokens - s.num_tokens, 1)
+        return self._go_on(request, s.reason, now_s)
+
+    def _go_on(self, request: Request, reason: str, now_s: float) -> list[Effect]:
+        """Another instance takes a stream that has begun, now or once there is one; else it ends."""
+        key, most = request.model_key, self.params.max_continuations
+        model, queue = self.fleet.models.get(key), self._queue(key)
+        why = f"the stream was continued {most} times already" if request.num_continued > most else ""
+        if model is None:
+            why = why or "its model was undeployed"
+        else:
+            queue.hold(request)
+            effects = self._pump(key, now_s) if not why else []
+            if request.instance_id:
+                return effects
+            if not why and not self.fleet.ready(key):
+                known = self._no_start(model, now_s)
+                if known is None and model.on_cold is OnCold.REFUSE:
+                    known = NoCapacity("its model is not running and is set to refuse rather than hold.")
+                why = known.message if known is not None else ""
+            if not why:
+                hold = msg.Hold(request.ticket, self.eta_s(key, now_s))
+                return [*effects, hold, *self._say_waiting(model, queue, now_s)]
+            del queue.waiting[request.ticket]
+        del self.requests[request.ticket]
+        return [rejection(request.ticket, EngineFailed(f"{reason}; {why}")), *self._pump(key, now_s)]
 
     # -- the fleet ----------------------------------------------------------------------------------------------
 
@@ -290,6 +343,9 @@ class RouterController:
         if not self.fleet.instance_table.apply(instance, now_s):
             return []
         self.balances.instance_changed(instance, now_s)
+        effects: list[Effect] = []
+        if before is not None and before.url and instance.url and before.url != instance.url:
+            effects = self._recall(instance.instance_id, "the instance has another address", moved=True)
         if instance.state.is_dormant:
             return self._recall(instance.instance_id, instance.reason or "the engine was put to sleep", ended=True)
         if not instance.serves:
@@ -298,7 +354,7 @@ class RouterController:
             if before is None or before.state is not InstanceState.READY:
                 self._learn_start(instance)
             self._failures.forget(instance.model_key)
-            return self._pump(instance.model_key, now_s)
+            return effects + self._pump(instance.model_key, now_s)
         was_dormant = before is not None and before.state.is_dormant
         if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
             reason = instance.reason or "the instance failed"
@@ -318,10 +374,9 @@ class RouterController:
             return []
         return self._recall(whole.instance_id, instance.reason or "a stage of the instance failed")
 
-    def _recall(self, instance_id: str, reason: str, *, ended: bool = False) -> list[Effect]:
-        return [
-            msg.Recall(ticket, reason, ended) for ticket, r in self.requests.items() if r.instance_id == instance_id
-        ]
+    def _recall(self, instance_id: str, reason: str, *, ended: bool = False, moved: bool = False) -> list[Effect]:
+        running = [ticket for ticket, r in self.requests.items() if r.instance_id == instance_id]
+        return [msg.Recall(ticket, reason, ended, moved) for ticket in running]
 
     def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
         """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
@@ -383,16 +438,28 @@ class RouterController:
 
     def _expire(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        while (oldest := queue.oldest()) and now_s - oldest.arrived_at >= model.max_wait_s:
-            text = f"No instance of `{model.name}` could take the request within {model.max_wait_s:g} s."
+        for request in list(takewhile(lambda r: r.broken_at or self._is_over(r, model, now_s), queue.waiting.values())):
+            if not self._is_over(request, model, now_s):
+                continue  # a stream that broke waits from then on, before those that came later
+            del queue.waiting[request.ticket], self.requests[request.ticket]
+            most_s = self._most_s(request, model)
             failure = self._failures.of(model.key)
-            if failure is not None:
-                text += f" The last start failed: {failure.message}"
-            queue.waiting.popitem(last=False)
-            del self.requests[oldest.ticket]
+            why = f" The last start failed: {failure.message}" if failure is not None else ""
+            if request.broken_at:
+                text = f"No instance of `{model.name}` could go on with the stream within {most_s:g} s.{why}"
+                effects.append(rejection(request.ticket, EngineFailed(text)))
+                continue
+            text = f"No instance of `{model.name}` could take the request within {most_s:g} s.{why}"
             retry_s = self.overload.ask_back_s(model, queue, now_s)
-            effects += self._refuse(oldest, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
+            effects += self._refuse(request, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
         return effects
+
+    def _most_s(self, request: Request, model: Model) -> float:
+        """Seconds that it may wait."""
+        return self.params.continue_within_s if request.broken_at else model.max_wait_s
+
+    def _is_over(self, request: Request, model: Model, now_s: float) -> bool:
+        return now_s - request.waits_since >= self._most_s(request, model)
 
     def _drain_started(self, _: msg.DrainStarted, now_s: float) -> list[Effect]:
         self.stopping = True
@@ -403,7 +470,8 @@ class RouterController:
         if oldest is None or now_s - queue.published_at < self.params.waiting_every_s:
             return []
         queue.published_at = now_s
-        return [waiting_fact(model, oldest, len(queue.waiting), self.params.router_id)]
+        most_s = self._most_s(oldest, model)
+        return [waiting_fact(model, oldest, len(queue.waiting), most_s, self.params.router_id)]
 
     def eta_s(self, model_key: str, now_s: float) -> float:
         """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot."""

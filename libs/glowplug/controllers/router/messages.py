@@ -64,6 +64,25 @@ class DispatchFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamBroken:
+    """A stream has begun and gets no more of its engine: another instance is to go on behind the `num_tokens` that its
+    client has. `is_lost` False: the instance is well, and the stream was taken from it."""
+
+    ticket: int
+    reason: str
+    num_tokens: int = 0
+    is_lost: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStreams:
+    """The streams that the instance runs are to go on at another, or behind its new address."""
+
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """This router is asked to stop: nothing new is held, what is here finishes."""
 
@@ -88,11 +107,14 @@ class Dispatch:
 @dataclass(frozen=True, slots=True)
 class Recall:
     """Its node has left, or its engine was put to sleep: neither closes a connection. When not one byte of an answer
-    has come, let go of it; outcome DispatchFailed. `ended`: an answer that has begun has failed, nothing more comes."""
+    has come, let go of it; outcome DispatchFailed. `ended`: nothing more comes of an answer that has begun; outcome
+    StreamBroken where another instance can go on with it. `moved`: likewise, but what no other can go on with stays,
+    and so does what has not begun."""
 
     ticket: int
     reason: str
     ended: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Overload:
             oldest = queue.oldest()
             if self._has_memory(key):
                 num_there += 1
-            elif oldest is not None and now_s - oldest.arrived_at >= _WITHOUT_S:
+            elif oldest is not None and now_s - oldest.waits_since >= _WITHOUT_S:
                 num_without += 1
         if self.is_short:
             since_s = min(max(now_s - self._looked_at, 0.0), _MAX_LOOK_S)
@@ -198,7 +198,7 @@ class Overload:
     def late(self, model: Model, queue: ModelQueue, now_s: float) -> list[Request]:
         """Those of a queue that need not wait on. Who has been answered 200 already stays."""
         oldest = queue.oldest()
-        if oldest is None or not self.is_late(model, len(queue.waiting) - 1, now_s - oldest.arrived_at, now_s):
+        if oldest is None or not self.is_late(model, len(queue.waiting) - 1, now_s - oldest.waits_since, now_s):
             return []  # the last would not be late even with the least time left
         found: list[Request] = []
         num_ahead = 0

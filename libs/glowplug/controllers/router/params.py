@@ -15,6 +15,8 @@ class RouterParams:
     policy: str = "least_loaded"
     waiting_every_s: float = 0.5  # request.waiting, per model
     max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
+    max_continuations: int = 3  # engines that may go on with one stream after others were lost; 0: none
+    continue_within_s: float = 60.0  # how long such a stream may wait for an instance
     quarantine_s: float = 1.0
     failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
     bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing
@@ -24,4 +26,4 @@ class RouterParams:
     lengths: LengthParams = field(default_factory=LengthParams)
 
     def __post_init__(self) -> None:
-        check_bounds(self, max_dispatches=1)
+        check_bounds(self, max_dispatches=1, max_continuations=0)

@@ -29,6 +29,13 @@ class Request:
     expected_tokens: int = 0  # of its answer
     text_tokens: int = 0  # ... as its text says; 0: it was not read
     head_sent: bool = False  # its client has a 200 already: it can be refused no more
+    num_continued: int = 0  # instances that were lost in the middle of its stream
+    broken_at: float = 0.0  # when the last one was
+
+    @property
+    def waits_since(self) -> float:
+        """When it arrived, or its stream broke."""
+        return self.broken_at or self.arrived_at
 
 
 @dataclass(slots=True)
@@ -63,15 +70,15 @@ class ModelQueue:
         return next(iter(self.waiting.values()), None)
 
 
-def waiting_fact(model: Model, oldest: Request, num_waiting: int, router_id: str) -> Publish:
-    """request.waiting: so many wait for `model`, and `oldest` for the longest."""
+def waiting_fact(model: Model, oldest: Request, num_waiting: int, most_s: float, router_id: str) -> Publish:
+    """request.waiting: so many wait for `model`, and `oldest` comes first, which waits for at most `most_s`."""
     fact = facts.RequestWaiting(
         model_key=model.key,
         request_id=oldest.request_id,
         router_id=router_id,
         num_waiting=num_waiting,
-        waiting_since=oldest.arrived_at,
-        deadline_at=oldest.arrived_at + model.max_wait_s,
+        waiting_since=oldest.waits_since,
+        deadline_at=oldest.waits_since + most_s,
     )
     return Publish(fact, _cause(oldest, router_id))
 

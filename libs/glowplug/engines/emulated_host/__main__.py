@@ -14,24 +14,32 @@ from glowplug.engines.emulated_host.batch import BLOCK_TOKENS
 from glowplug.engines.emulated_host.engine import Engine, EngineConfig
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.http import Connection
-from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES, ColdStart
+from glowplug.engines.emulated_host.profiles import CHUNK_BYTES, DEFAULT_PROFILE, PROFILES, ColdStart
+from glowplug.engines.emulated_host.stages import DEFAULT_STAGE_TIMEOUT_S, StageLost
+from glowplug.engines.landing import Landing
 
 
 def configuration(spec: dict[str, Any]) -> EngineConfig:
     """What the launch spec asks of the emulated engine."""
     args = spec["engine_args"]
     profile = PROFILES[args.get("profile", DEFAULT_PROFILE)]
+    num_stages = spec.get("num_stages", 1)
+    loaded_bytes = spec.get("first_bytes", 0) or -(-spec["weights_bytes"] // num_stages)
     return EngineConfig(
         profile=profile,
         context_tokens=spec["context_tokens"],
         max_running=spec["max_concurrency"],
         kv_bytes=spec["kv_bytes"],
         weights_bytes=spec["weights_bytes"],
-        first_bytes=min(spec.get("first_bytes", 0) or spec["weights_bytes"], spec["weights_bytes"]),
+        first_bytes=min(loaded_bytes, spec["weights_bytes"]),
         load_bytes_per_s=args.get("load_bytes_per_s", ColdStart().load_bytes_per_s),
         max_step_tokens=args.get("max_num_batched_tokens", 2048),
         time_scale=spec["time_scale"],
         seed=args.get("seed", 0),
+        stage=spec.get("stage", 0),
+        num_stages=num_stages,
+        hop_s=args.get("hop_s", 0.0),
+        stage_timeout_s=args.get("stage_timeout_s", DEFAULT_STAGE_TIMEOUT_S),
     )
 
 
@@ -48,7 +56,7 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
     fetched: list[list[Any]] = []
     if fetch_rate := args.get("fetch_bytes_per_s", ColdStart().fetch_bytes_per_s):
-        sleep_until(spec["launched_at"] + config.weights_bytes / fetch_rate / scale)
+        sleep_until(spec["launched_at"] + config.part_bytes / fetch_rate / scale)
         fetched = [["fetch", spec["launched_at"], time.time()]]
     load_at = time.time()
     if not weights.exists():
@@ -57,7 +65,12 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
         raise ValueError(f"the weights at {weights} are empty")
     if faults.startup_failure:
         raise RuntimeError(faults.startup_failure)
-    sleep_until(load_at + config.first_bytes / config.load_bytes_per_s / scale)
+    moved_s = config.first_bytes / config.load_bytes_per_s / scale
+    if (landing := Landing.of(weights)) is not None:  # moved as they come, the last chunk behind the last byte
+        landing.wait_complete(spec["wait_s"], stage=spec.get("stage", 0), num_stages=spec.get("num_stages", 1))
+        last_s = min(CHUNK_BYTES, config.first_bytes) / config.load_bytes_per_s / scale
+        moved_s = max(moved_s, time.time() - load_at + last_s)
+    sleep_until(load_at + moved_s)
     warmup_at = time.time()
     sleep_until(warmup_at + args.get("warmup_s", ColdStart().warmup_s) / scale)
     return [
@@ -98,7 +111,11 @@ def main() -> int:
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    asyncio.run(serve(run_dir, spec, Engine(config, faults), phases))
+    try:
+        asyncio.run(serve(run_dir, spec, Engine(config, faults), phases))
+    except StageLost as error:
+        print(f"a later stage of the pipeline is lost: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

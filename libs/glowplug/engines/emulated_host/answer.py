@@ -5,13 +5,14 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from itertools import islice
 from typing import Any
 
 from glowplug.engines.emulated_host import openai
 from glowplug.engines.emulated_host.engine import Engine
 from glowplug.engines.emulated_host.http import Reply
 from glowplug.engines.emulated_host.openai import Generate
-from glowplug.engines.emulated_host.text import answer_tokens, natural_length
+from glowplug.engines.emulated_host.text import answer_tokens, natural_length, num_begun
 
 
 class Answer:
@@ -21,12 +22,15 @@ class Answer:
         self._engine = engine
         self._wanted = wanted
         self._chat = chat
-        self._words = answer_tokens(wanted.prompt, wanted.seed or engine.config.seed, engine.faults.mode == "echo")
+        seed, is_echo = wanted.seed or engine.config.seed, engine.faults.mode == "echo"
+        num_there = num_begun(wanted.prompt, seed, wanted.begun, is_echo) if wanted.begun else 0
+        prompt = wanted.prompt if num_there else wanted.prompt + wanted.begun
+        self._words = islice(answer_tokens(prompt, seed, is_echo), num_there, None)
         self._due: asyncio.Queue[bool | None] = asyncio.Queue()  # one entry per token: is it the last; None: aborted
         self._num_tokens = 0
         self._reason = "stop"
         num_free = engine.config.context_tokens - wanted.num_prompt
-        natural = max(natural_length(wanted.prompt, wanted.seed or engine.config.seed), wanted.min_tokens)
+        natural = max(natural_length(prompt, seed) - num_there, wanted.min_tokens, 1)
         limit = min(wanted.max_tokens or num_free, num_free)
         self._length = limit if wanted.ignore_eos else min(natural, limit)
         self._end_reason = "length" if self._length >= limit else "stop"

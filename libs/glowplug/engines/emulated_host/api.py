@@ -15,10 +15,13 @@ from glowplug.engines.emulated_host.engine import Engine
 from glowplug.engines.emulated_host.faults import FAILURES, Faults, as_json, changed
 from glowplug.engines.emulated_host.http import Reply, Request
 from glowplug.engines.emulated_host.openai import ApiError, Generate
+from glowplug.engines.emulated_host.stage_api import StageApi
 from glowplug.engines.emulated_host.text import count_tokens, embedding, token_ids
+from glowplug.engines.listener import REFUSED
 
 VERSION = "0.0.0+emulated"
 EMBEDDING_DIMENSIONS = 64
+_GUARDED = ("/v1/", "/stage/")  # vLLM guards /v1/ alone
 
 
 class Api:
@@ -56,6 +59,7 @@ class Api:
             ("POST", "/pause"): self._pause,
             ("POST", "/resume"): self._resume,
             ("POST", "/abort_requests"): self._abort_requests,
+            **StageApi(engine, names[0]).routes,
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
@@ -63,7 +67,7 @@ class Api:
             reply.headers["x-request-id"] = request_id
         route = self._routes.get((request.method, request.path))
         try:
-            if request.path.startswith("/v1/") and not self._may(request):  # vLLM guards these alone
+            if request.path.startswith(_GUARDED) and not self._may(request):
                 raise ApiError(401, "Unauthorized", code="invalid_api_key")
             if route is None:
                 known = any(path == request.path for _, path in self._routes)
@@ -103,27 +107,40 @@ class Api:
     async def _metrics(self, request: Request, reply: Reply) -> None:
         name = self._names[0].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         labels = f'model_name="{name}",engine="0",emulated="true"'
-        text = self._engine.metrics.text(labels, self._engine.batch, self._engine.sleep_level)
+        carried = self._engine.carried.requests(asyncio.get_running_loop().time())
+        text = self._engine.metrics.text(labels, self._engine.batch, self._engine.sleep_level, carried)
         reply.send(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
     # -- text -------------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request, reply: Reply) -> None:
-        body, model = self._admitted(request)
+        body, model = self._admitted(request, reply)
+        body, begun = openai.begun_chat(body)
         prompt = openai.chat_prompt(body, self._system_prompt)
-        wanted = openai.check_generate(body, model, prompt, count_tokens(prompt), self._context_tokens)
+        num_prompt = count_tokens(prompt + begun)
+        wanted = openai.check_generate(body, model, prompt, num_prompt, self._context_tokens, begun)
         await self._answer(request, reply, wanted, chat=True)
 
     async def _completion(self, request: Request, reply: Reply) -> None:
-        body, model = self._admitted(request)
-        wanted = openai.check_generate(body, model, *openai.completion_prompt(body), self._context_tokens)
+        body, model = self._admitted(request, reply)
+        text, num_prompt = openai.completion_prompt(body)
+        prompt, begun = openai.begun_completion(text)
+        wanted = openai.check_generate(body, model, prompt, num_prompt, self._context_tokens, begun)
         await self._answer(request, reply, wanted, chat=False)
 
-    def _admitted(self, request: Request) -> tuple[dict[str, Any], str]:
-        """The body and its model, unless this request is one that must fail (X-Return-Error, failure_rate)."""
+    def _admitted(self, request: Request, reply: Reply) -> tuple[dict[str, Any], str]:
+        """The body and its model, unless this request is one that must fail (X-Return-Error, failure_rate), or comes
+        while the engine sleeps."""
+        if self._engine.refuses:
+            reply.headers[REFUSED] = "asleep"
+            raise ApiError(503, "the engine sleeps", code="engine_asleep")
         if asked_status := request.headers.get("x-return-error"):
             status = int(asked_status) if asked_status.isdecimal() and 400 <= int(asked_status) <= 599 else 500
             raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
+        config = self._engine.config
+        if not self._engine.serves:
+            message = f"this is stage {config.stage} of {config.num_stages}, and answers no client"
+            raise ApiError(503, message, type="server_error", code="not_joined")
         faults = self._engine.faults
         if faults.failure_rate and self._engine.chance.random() < faults.failure_rate:
             kind = self._engine.chance.choice(sorted(faults.failure_types or FAILURES))
@@ -144,7 +161,7 @@ class Api:
     # -- vectors and tokens -----------------------------------------------------------------------------------------
 
     async def _embeddings(self, request: Request, reply: Reply) -> None:
-        body, model = self._admitted(request)
+        body, model = self._admitted(request, reply)
         texts = _embedding_inputs(body.get("input"))
         if (encoding := body.get("encoding_format", "float")) not in ("float", "base64"):
             raise openai.bad("encoding_format", "float or base64")
@@ -210,9 +227,12 @@ class Api:
 
     async def _pause(self, request: Request, reply: Reply) -> None:
         mode = request.query.get("mode", ["abort"])[0]
-        if mode not in ("abort", "wait", "keep"):
-            raise openai.bad("mode", "abort, wait or keep")
+        if mode not in ("abort", "wait", "keep", "idle"):
+            raise openai.bad("mode", "abort, wait, keep or idle")
         _fail_for(self._engine.faults.sleep_failure)
+        if mode == "idle":
+            self._pause_if_idle(reply)
+            return
         self._engine.admit(False)
         if mode == "abort":
             self._abort([])
@@ -221,7 +241,16 @@ class Api:
         self._engine.freeze(True)
         reply.send(200, {"status": "paused"})
 
+    def _pause_if_idle(self, reply: Reply) -> None:
+        """Ours: pause, and refuse what comes, unless something runs."""
+        num_in_flight = self._engine.num_in_flight
+        if not num_in_flight:
+            self._engine.refuses = True
+            self._engine.freeze(True)
+        reply.send(200, {"status": "paused" if not num_in_flight else "running", "num_in_flight": num_in_flight})
+
     async def _resume(self, request: Request, reply: Reply) -> None:
+        self._engine.refuses = False
         self._engine.freeze(False)
         self._engine.admit(True)
         reply.send(200, {"status": "resumed"})

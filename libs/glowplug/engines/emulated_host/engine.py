@@ -6,11 +6,18 @@ import os
 import random
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence, Step
 from glowplug.engines.emulated_host.faults import Faults
 from glowplug.engines.emulated_host.profiles import Profile
+from glowplug.engines.emulated_host.stages import (
+    DEFAULT_STAGE_TIMEOUT_S,
+    Carried,
+    Pipeline,
+    StageLost,
+    StepPart,
+)
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -56,14 +63,15 @@ class Metrics:
     num_generation_tokens: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason
 
-    def text(self, labels: str, batch: Batch, sleep_level: int) -> str:
-        """The whole exposition; every sample has these labels."""
+    def text(self, labels: str, batch: Batch, sleep_level: int, num_carried: int = 0) -> str:
+        """The whole exposition; every sample has these labels. `num_carried`: see stages.Carried."""
         blocks = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.num_blocks}",cache_dtype="auto"'
         samples = (
             ("vllm:num_requests_running", "gauge", labels, len(batch.running)),
             ("vllm:num_requests_waiting", "gauge", labels, len(batch.waiting)),
             ("vllm:kv_cache_usage_perc", "gauge", labels, batch.kv_usage_ratio),
             ("vllm:engine_sleep_state", "gauge", labels, sleep_level),
+            ("emulated:num_requests_carried", "gauge", labels, num_carried),
             ("vllm:num_preemptions_total", "counter", labels, batch.num_preemptions),
             ("vllm:prompt_tokens_total", "counter", labels, self.num_prompt_tokens),
             ("vllm:generation_tokens_total", "counter", labels, self.num_generation_tokens),
@@ -87,13 +95,17 @@ class EngineConfig:
     profile: Profile
     context_tokens: int
     max_running: int
-    kv_bytes: int
-    weights_bytes: int
+    kv_bytes: int  # of its GPU: a stage's own, of its part of the layers
+    weights_bytes: int  # of the whole model
     load_bytes_per_s: float
     first_bytes: int = -1  # of the weights, loaded at the start; the rest when it is woken; -1: all
     max_step_tokens: int = 2048
     time_scale: float = 1.0
     seed: int = 0
+    stage: int = 0
+    num_stages: int = 1  # that the layers are shared out to at the start
+    hop_s: float = 0.0  # added to each way between two stages
+    stage_timeout_s: float = DEFAULT_STAGE_TIMEOUT_S
 
     @property
     def num_blocks(self) -> int:
@@ -103,11 +115,25 @@ class EngineConfig:
 
     @property
     def block_bytes(self) -> int:
-        return self.profile.kv_bytes_per_token * BLOCK_TOKENS
+        """Of the layers that it starts with."""
+        return max(1, self.profile.kv_bytes_per_token * BLOCK_TOKENS // self.num_stages)
+
+    @property
+    def part_bytes(self) -> int:
+        """Of the weights, those of the layers that it starts with."""
+        return -(-self.weights_bytes // self.num_stages)
 
     def blocks_of(self, num_bytes: int) -> int:
         """Blocks in that many bytes, never fewer than one whole context needs."""
         return max(num_bytes // self.block_bytes, -(-(self.context_tokens + 1) // BLOCK_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a stage is once it runs all of the layers: KV cache of its GPU, and the requests it runs at once."""
+
+    kv_bytes: int
+    max_running: int
 
 
 class Engine:
@@ -124,8 +150,14 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
         )
         self.rest_bytes = config.weights_bytes - config.first_bytes if config.first_bytes >= 0 else 0
+        self.num_stages = config.num_stages  # 1 once it has all of the layers
+        self.pipeline: Pipeline | None = None  # of a first stage, once it is joined
+        self.carried = Carried(config.profile.kv_bytes_per_token // config.num_stages)  # of a later stage
+        self.whole: Whole | None = None  # what it becomes, once all of the weights are there
+        self.stepping = asyncio.Lock()  # held while a step is under way
         self.sleep_level = 0
         self.frozen = False  # paused with its requests kept
+        self.refuses = False  # what comes meanwhile
         self.chance = random.Random(config.seed)
         self._on_token: dict[Sequence, OnToken] = {}
         self._wake = asyncio.Event()
@@ -197,8 +229,46 @@ class Engine:
         self._wake.set()
 
     @property
+    def serves(self) -> bool:
+        """Whether it answers clients: alone, or as the first of stages that are joined."""
+        return self.num_stages == 1 or self.pipeline is not None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the layers that it has."""
+        return self.config.profile.kv_bytes_per_token // self.num_stages
+
+    @property
+    def kv_tokens_kept(self) -> int:
+        """Tokens whose keys and values it holds for the requests that it runs."""
+        return sum(sequence.num_computed for sequence in self.batch.running)
+
+    @property
     def kv_bytes_used(self) -> int:
-        return self.batch.num_used_blocks * self.config.block_bytes
+        """By its own requests, in blocks, and by those of a pipeline that passes through it."""
+        own = self.batch.num_used_blocks * BLOCK_TOKENS * self.kv_bytes_per_token
+        return own + self.carried.kv_bytes(asyncio.get_running_loop().time())
+
+    def be_whole(self, *, recompute: bool) -> None:
+        """From the next step on it runs all of the layers. `recompute`: the other stages' part of the KV cache is lost,
+        and what its requests had computed is computed again."""
+        whole = self.whole
+        assert whole is not None, "all of the weights are there first"
+        self.num_stages, self.rest_bytes = 1, 0
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
+        self.config = replace(self.config, kv_bytes=whole.kv_bytes, max_running=whole.max_running, num_stages=1)
+        self.batch.max_running, self.batch.num_blocks = whole.max_running, self.config.num_blocks
+        if recompute:
+            for sequence in self.batch.running:
+                sequence.num_computed = 0
+        self._wake.set()
+
+    def join(self, pipeline: Pipeline, kv_tokens: int) -> None:
+        """It is the first of these stages, the smallest of whose KV caches holds so many tokens."""
+        self.pipeline = pipeline
+        self.batch.num_blocks = min(self.batch.num_blocks, kv_tokens // BLOCK_TOKENS)
 
     def limit_kv(self, num_bytes: int) -> None:
         """Shrink or grow the KV cache, never below what is used or what one whole context needs."""
@@ -220,10 +290,42 @@ class Engine:
                 await self._wake.wait()
                 due = loop.time()
                 continue
-            # Sleep until a planned moment, so that the costs of this process do not add up over many steps.
-            due = max(due, loop.time() - 0.05) + self._seconds(step) / self.config.time_scale
-            await asyncio.sleep(max(0.0, due - loop.time()))
-            self._hand_out(self.batch.commit(step))
+            async with self.stepping:
+                # Sleep until a planned moment, so that the costs of this process do not add up over many steps.
+                seconds = self._seconds(step) / self.num_stages
+                due = max(due, loop.time() - 0.05) + seconds / self.config.time_scale
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                if self.pipeline is not None:
+                    is_done = await self._pass_on(step, self.pipeline)
+                    due = loop.time()
+                    if not is_done:
+                        continue
+                self._hand_out(self.batch.commit(step))
+
+    async def _pass_on(self, step: Step, pipeline: Pipeline) -> bool:
+        """The later stages' part of a step. Without one of them its requests have lost a part of their KV cache: it
+        ends (StageLost), as vLLM does; or goes on alone where it has all of the weights by then, without this step."""
+        num_tokens = sum(step.pieces.values())
+        kept = self.kv_tokens_kept + num_tokens
+        part = StepPart(step.seconds / self.num_stages, num_tokens, kept, len(self.batch.running))
+        try:
+            await pipeline.step(part)
+        except StageLost:
+            if self.whole is None:
+                raise
+            self.be_whole(recompute=True)
+            return False
+        return True
+
+    async def carry(self, part: StepPart) -> None:
+        """Do a later stage's part of a pipeline's step. One that hangs never does."""
+        while self.faults.hang:
+            self._wake.clear()
+            await self._wake.wait()
+        await self.pass_time(self.faults.itl_s if self.faults.itl_s >= 0 else part.seconds)
+        self.carried.stepped(part, asyncio.get_running_loop().time())
+        for _ in range(part.num_running):
+            self._count_to_crash()
 
     def _seconds(self, step: Step) -> float:
         faults = self.faults

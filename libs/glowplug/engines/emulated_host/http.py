@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote
 
 import httptools
 
-MAX_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 32 << 20  # activations of a large step
 MAX_PIPELINED = 16
 EMULATED_HEADER = "x-glowplug-emulated: 1"
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 503: "Service Unavailable"}

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from glowplug.engines.emulated_host.text import count_tokens
+from glowplug.engines.emulated_host.text import LABEL, count_tokens
 
 FINGERPRINT = "emulated"
 MAX_STOP_STRINGS = 4
@@ -34,7 +34,8 @@ def bad(param: str, message: str) -> ApiError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """A checked request for text. `max_tokens` is 0 when the client sets none."""
+    """A checked request for text. `max_tokens` is 0 when the client sets none. `begun`: what of the answer is there
+    already, which is a part of what is read and not of the `prompt` that the answer depends on."""
 
     model: str
     prompt: str
@@ -46,6 +47,7 @@ class Generate:
     include_usage: bool
     ignore_eos: bool
     seed: int
+    begun: str = ""
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -87,6 +89,26 @@ def chat_prompt(body: dict[str, Any], system_prompt: str) -> str:
     return "\n".join(parts)
 
 
+def begun_chat(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(the body without it, the last message) where that is one of the assistant's that the answer goes on with."""
+    if not _flag(body, "continue_final_message"):
+        return body, ""
+    if _flag(body, "add_generation_prompt"):
+        raise bad("continue_final_message", "not allowed with add_generation_prompt")
+    given = body.get("messages")
+    messages = given if isinstance(given, list) else []
+    last = messages[-1] if messages else None
+    if not isinstance(last, dict) or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        raise bad("messages", "the last one is no text of the assistant's that could be continued")
+    return body | {"messages": messages[:-1]}, last["content"]
+
+
+def begun_completion(prompt: str) -> tuple[str, str]:
+    """(prompt, answer) of a prompt with the beginning of an answer behind it, which its label tells."""
+    at = prompt.find(LABEL)
+    return (prompt[:at], prompt[at:]) if at > 0 else (prompt, "")
+
+
 def _content(content: Any, i: int) -> str:
     if content is None:
         return ""
@@ -109,7 +131,9 @@ def completion_prompt(body: dict[str, Any]) -> tuple[str, int]:
     raise bad("prompt", "one string or one list of token ids is expected")
 
 
-def check_generate(body: dict[str, Any], model: str, prompt: str, num_prompt: int, context_tokens: int) -> Generate:
+def check_generate(
+    body: dict[str, Any], model: str, prompt: str, num_prompt: int, context_tokens: int, begun: str = ""
+) -> Generate:
     """Check every field that means something here. Raises ApiError 400; unknown fields are left alone."""
     max_tokens = _whole(body, "max_completion_tokens", 1) or _whole(body, "max_tokens", 1)
     for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0)):
@@ -145,6 +169,7 @@ def check_generate(body: dict[str, Any], model: str, prompt: str, num_prompt: in
         include_usage=_flag(options or {}, "include_usage"),
         ignore_eos=_flag(body, "ignore_eos"),
         seed=_whole(body, "seed", None),
+        begun=begun,
     )
 
 

@@ -41,6 +41,18 @@ def answer_tokens(prompt: str, seed: int, echo: bool = False) -> Iterator[str]:
         yield f" {_WORDS[(state >> 8) % len(_WORDS)]}"
 
 
+def num_begun(prompt: str, seed: int, begun: str, echo: bool = False) -> int:
+    """Tokens of the answer that `begun` is the beginning of; 0 where it is none."""
+    num_tokens, length = 0, 0
+    for token in answer_tokens(prompt, seed, echo):
+        if length == len(begun):
+            return num_tokens
+        if not begun.startswith(token, length):
+            return 0
+        num_tokens, length = num_tokens + 1, length + len(token)
+    raise AssertionError("tokens are endless")
+
+
 def embedding(text: str, num_dimensions: int) -> list[float]:
     """A unit vector drawn from a generator seeded by the text."""
     draw = random.Random(zlib.crc32(text.encode("utf-8", "surrogatepass")))

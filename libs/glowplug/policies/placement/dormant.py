@@ -131,10 +131,10 @@ def clear(
 ) -> Clearing | None:
     """That GPU with `need` bytes free, fewest-worth replicas dropped first and none needlessly; None when all of
     them would not do. `keep` stays, and `extra` bytes of it count as free."""
-    free = free_bytes(gpu, view.fleet.reserved) + extra
+    at_once = free = free_bytes(gpu, view.fleet.reserved) + extra
     if free >= need:
         return Clearing(gpu.gpu_id, free)
-    held = {g.holder: g.num_bytes for g in gpu.grants}
+    held = {g.holder for g in gpu.grants}
     may_go = sorted(
         (row for row in here if row.instance_id in held and row.instance_id != keep and gives_way(row)),
         key=lambda row: (view.fleet.scores.get(row.instance_id, 0.0), row.instance_id),
@@ -143,13 +143,14 @@ def clear(
     for row in may_go:
         if free >= need:
             break
-        free += held[row.instance_id]
         dropped.append(row)
+        free = at_once + gpu.freed_by([r.instance_id for r in dropped])
     if free < need:
         return None
     for row in sorted(dropped, key=lambda r: -view.fleet.scores.get(r.instance_id, 0.0)):
-        if free - held[row.instance_id] >= need:  # a larger one that came later is enough without it
-            free -= held[row.instance_id]
+        without = at_once + gpu.freed_by([r.instance_id for r in dropped if r is not row])
+        if without >= need:  # a larger one that came later is enough without it
+            free = without
             dropped.remove(row)
     lost = sum(view.fleet.scores.get(row.instance_id, 0.0) for row in dropped)
     return Clearing(gpu.gpu_id, free, tuple(row.instance_id for row in dropped), lost)

@@ -86,6 +86,7 @@ def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartK
         cuda_s=0.0,
         library_s=library_s,
         warmup_s=took.warmup_s + took.rest_s,
+        tail_s=view.times.tail_s(model, gpu_kind),
     )
 
 
@@ -138,6 +139,9 @@ def _stage(
     assert offer.stages is not None
     if offer.streams:
         seconds = ready_s(offer.stages, part_bytes, offer, AllocationParams(), len(stage.gpu_ids))
+        if offer.stages.tail_s and not is_cached:  # its load begins with the fetch, and ends behind it
+            beside_s = here.fetch_s + offer.stages.tail_s - here.launch_s
+            here = replace(here, load_s=max(here.load_s, beside_s))
     else:
         seconds = here.whole_s
     return kind, seconds, here.by_phase()

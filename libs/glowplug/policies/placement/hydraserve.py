@@ -25,7 +25,7 @@ from glowplug.policies.placement.hydraserve_allocation import AllocationParams, 
 from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
-from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes, stage_bytes
 from glowplug.policies.start_times import StartKind, fresh_kind
 
 ENDLESS = float("inf")
@@ -77,6 +77,7 @@ def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraservePa
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         weight_bytes=model.weights_bytes,
+        file_bytes=model.fetch_bytes,
         kv_bytes=model.kv_bytes,
         slo_ttft_s=model.slo.ttft_s or ENDLESS,
         slo_tpot_s=max(model.slo.tpot_s, warm_tpot_s) if model.slo.tpot_s else ENDLESS,
@@ -162,7 +163,7 @@ def _open(node: Node, need: int, least_total: int, fleet: IndexedNodes, params: 
         free = free_bytes(gpu, fleet.reserved)
         if here:
             copies = [g for g in gpu.grants if g.holder in ids]
-            free += sum(g.num_bytes for g in copies)
+            free += gpu.freed_by(ids) if copies else 0
             lost[gpu.gpu_id] = sum(fleet.scores.get(g.holder, 0.0) for g in copies)
         if free >= need:
             gpus.append((gpu.gpu_id, free))
@@ -190,18 +191,17 @@ def _offers(
 
 def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     model, fleet, num_stages = request.model, view.fleet, layout.num_stages
-    whole = model.fetch_bytes
-    cuts = [whole * number // num_stages for number in range(num_stages + 1)]
     stages, drops = [], list[str]()
     for number, worker in enumerate(layout.workers):
         need = bytes_per_gpu(model) if num_stages == 1 else worker.num_bytes
+        first, last = stage_bytes(model, number, num_stages)
         stages.append(
             StageDecision(
                 node_id=worker.node_id,
                 gpu_ids=worker.gpu_ids,
                 bytes_per_gpu=need,
-                first_byte=cuts[number],
-                fetch_bytes=cuts[number + 1] - cuts[number] if num_stages > 1 else 0,
+                first_byte=first,
+                fetch_bytes=(last or model.fetch_bytes) - first if num_stages > 1 else 0,
             )
         )
         node = fleet.node(worker.node_id) if params.clear else None

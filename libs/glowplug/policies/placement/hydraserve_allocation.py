@@ -12,7 +12,8 @@ Departures:
   nothing. Eq. 5 is of engines that stream what they fetch (`ServerOffer.streams`); of any other the process comes up
   beside the fetch, and the load waits for both: max(t_cc + t_cu + t_l, M/(s b_q)) + M/(s p_q).
 - Algorithm 1 still names Eq. 1 (`overlap=False`: t_c + M/s max(1/b + 1/p), then the same), which section 5 replaces by
-  Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15).
+  Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15), or
+  what an engine was seen to do behind the last byte (`StageSeconds.tail_s`).
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
@@ -48,6 +49,7 @@ class StageSeconds:
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d
     warmup_s: float = 0.0  # t_w
+    tail_s: float = 0.0  # of a streamed load behind the last byte, where it was seen; 0: the last chunk's way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class ColdStart:
     waited_s: float = 0.0
     num_required: int = 1
     num_gpus: int = 1
+    file_bytes: int = 0  # of its weights as they are fetched; 0: as many as lie on the GPUs
 
     @property
     def memory_bytes(self) -> int:
@@ -193,12 +196,14 @@ def _scheme(
     num_full: int,
 ) -> Layout | None:
     """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
-    part = start.weight_bytes / num_stages / (params.skew if num_stages > 1 else 1.0)
+    evenness = params.skew if num_stages > 1 else 1.0
+    part = (start.file_bytes or start.weight_bytes) / num_stages / evenness
+    loaded = start.weight_bytes / num_stages / evenness
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
     spare_s = now_s + start.slo_ttft_s - start.waited_s - besides_s(start.stages, num_stages, num_full)
 
     def may_join(server: ServerOffer) -> bool:
-        after_s = after_fetch_s(server.stages or start.stages, part / start.num_gpus, server)
+        after_s = after_fetch_s(server.stages or start.stages, loaded / start.num_gpus, server)
         return admits(server.link, part, spare_s - after_s, now_s, check_newcomer=params.check_newcomer)
 
     def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, tuple[str, ...]]]:
@@ -228,7 +233,7 @@ def _scheme(
                 break
         if len(chosen) < wanted:
             return None
-    ttft_s = max(ready_s(start.stages, part, server, params, start.num_gpus) for server, _ in chosen)
+    ttft_s = max(ready_s(start.stages, part, server, params, start.num_gpus, loaded) for server, _ in chosen)
     ttft_s += besides_s(start.stages, num_stages, num_full)
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
@@ -263,24 +268,31 @@ def _per_token(tpot_s: float) -> str:
 
 
 def ready_s(
-    stages: StageSeconds, part_bytes: float, server: ServerOffer, params: AllocationParams, num_gpus: int = 1
+    stages: StageSeconds,
+    part_bytes: float,
+    server: ServerOffer,
+    params: AllocationParams,
+    num_gpus: int = 1,
+    loaded_bytes: float | None = None,
 ) -> float:
     """Seconds until one worker is warm with its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's, or
-    without streaming the slower of process and fetch, then the load. `stages`: of a server that has none of its own."""
+    without streaming the slower of process and fetch, then the load. `stages`: of a server that has none of its own;
+    `loaded_bytes`: on its GPUs, where they are not the `part_bytes` that are fetched."""
+    loaded_bytes = part_bytes if loaded_bytes is None else loaded_bytes
     stages = server.stages or stages
-    fetch_s, load_s = part_bytes / server.link.share(), part_bytes / num_gpus / server.pcie_bytes_per_s
+    fetch_s, load_s = part_bytes / server.link.share(), loaded_bytes / num_gpus / server.pcie_bytes_per_s
     started_s = stages.container_s + stages.cuda_s
     if not params.overlap:
         return started_s + stages.library_s + fetch_s + load_s + stages.warmup_s
     if not server.streams:
         return max(started_s + stages.library_s, fetch_s) + load_s + stages.warmup_s
-    last_chunk_s = min(params.chunk_bytes, part_bytes / num_gpus) / server.pcie_bytes_per_s
-    return max(started_s + max(load_s, stages.library_s), fetch_s + last_chunk_s) + stages.warmup_s
+    last_s = stages.tail_s or min(params.chunk_bytes, loaded_bytes / num_gpus) / server.pcie_bytes_per_s
+    return max(started_s + max(load_s, stages.library_s), fetch_s + last_s) + stages.warmup_s
 
 
 def after_fetch_s(stages: StageSeconds, part_bytes: float, server: ServerOffer) -> float:
     """Seconds on a server between the last byte of `part_bytes` for each GPU and a warm engine (erratum E17)."""
-    return stages.warmup_s + (0.0 if server.streams else part_bytes / server.pcie_bytes_per_s)
+    return stages.warmup_s + (stages.tail_s if server.streams else part_bytes / server.pcie_bytes_per_s)
 
 
 def _slowdown(num_stages: int, num_full: int) -> float:

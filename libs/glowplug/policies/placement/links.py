@@ -1,7 +1,7 @@
 """A node's links: their rates, who is fetching over its network card, and whether one more fetch would make any of
 them late.
 
-Rates are those declared, else what starts have been seen to take.
+Rates are those that a node's link has, declared or measured by its prefetcher, else what starts have been seen to take.
 
 Paper: HydraServe section 4.2. B is the link's bandwidth, N the fetches on it, T the time, T' the last change; S_i the
 bytes fetch i still wants and D_i the moment it must have them:
@@ -11,7 +11,9 @@ bytes fetch i still wants and D_i the moment it must have them:
 
 Departures: Eq. 3 asks those that are there; the newcomer must be in time too (erratum E17, `check_newcomer`). Eq. 4
 shares in equal parts up to the next change it hears of; the simulator's links are fluid and find when one really ends
-(erratum E18). PCIe is not accounted for, as in the paper.
+(erratum E18). A fetch that no request waits for (`is_background`: the rest of a pipeline's model) moves on what the
+others leave, and delays none: prefetchers let the more urgent bytes pass first. PCIe is not accounted for, as in the
+paper.
 """
 
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ class Fetch:
     fetch_id: str
     left_bytes: float
     deadline_at: float  # seconds on the clock of `now_s`
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,12 @@ class LinkLedger:
 
     def share(self) -> float:
         """Bytes a second that one more fetch would get (erratum E16)."""
-        return self.bytes_per_s / (len(self.fetches) + 1)
+        return self.bytes_per_s / (len(self.urgent) + 1)
+
+    @property
+    def urgent(self) -> tuple[Fetch, ...]:
+        """Those that requests wait for."""
+        return tuple(fetch for fetch in self.fetches if not fetch.is_background)
 
 
 def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
@@ -52,8 +60,13 @@ def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
         return ledger
     if elapsed < 0 or not ledger.fetches:
         return replace(ledger, since_s=max(now_s, ledger.since_s))
-    each = ledger.bytes_per_s / len(ledger.fetches) * elapsed
-    kept = tuple(replace(f, left_bytes=f.left_bytes - each) for f in ledger.fetches if f.left_bytes > each)
+    moving = ledger.urgent or ledger.fetches
+    each, standing = ledger.bytes_per_s / len(moving) * elapsed, len(moving) < len(ledger.fetches)
+    kept = tuple(
+        f if standing and f.is_background else replace(f, left_bytes=f.left_bytes - each)
+        for f in ledger.fetches
+        if (standing and f.is_background) or f.left_bytes > each
+    )
     return replace(ledger, since_s=now_s, fetches=kept)
 
 
@@ -63,7 +76,7 @@ def admits(
     """Whether a fetch of `num_bytes` due at `deadline_at` may join and nobody is late for it (Eq. 3)."""
     ledger = settle(ledger, now_s)
     share = ledger.share()
-    if any(f.left_bytes > share * (f.deadline_at - now_s) for f in ledger.fetches):
+    if any(f.left_bytes > share * (f.deadline_at - now_s) for f in ledger.urgent):
         return False
     return not check_newcomer or num_bytes <= share * (deadline_at - now_s)
 
@@ -81,7 +94,8 @@ def finish(ledger: LinkLedger, fetch_id: str, now_s: float) -> LinkLedger:
 
 
 def network_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second of its network card: declared, else those at which weights like this model's have come in."""
+    """Bytes a second of its network card: declared or measured, else those at which weights like this model's have come
+    in."""
     if declared := _declared(node, "/nic"):
         return declared
     fetch_s = times.predict(model, StartKind.COLD, gpu_kind_of(node)).fetch_s

@@ -298,7 +298,7 @@ class IndexedNodes:
             here = gpu.free_bytes - self.reserved.get(gpu.gpu_id, 0)
             copies = [grant.num_bytes for grant in gpu.grants if grant.holder in droppable] if droppable else []
             free.append(here)
-            cleared.append(here + sum(copies))
+            cleared.append(here + (gpu.freed_by(droppable) if gpu.shared else sum(copies)))
             if not copies:
                 bare.append(here)
         known.free, known.bare, known.cleared = (tuple(sorted(has, reverse=True)) for has in (free, bare, cleared))

@@ -12,8 +12,15 @@ def bytes_per_gpu(model: Model, num_stages: int = 1) -> int:
 
 
 def weights_per_gpu(model: Model, num_stages: int = 1) -> int:
-    """Bytes of weights alone, which is what a replica holds; none where all instances share them."""
-    return -(-model.private_weights_bytes // (model.num_gpus * num_stages))
+    """Bytes of weights alone, which is what a replica holds."""
+    return -(-model.weights_bytes // (model.num_gpus * num_stages))
+
+
+def stage_bytes(model: Model, stage: int, num_stages: int) -> tuple[int, int]:
+    """The range [first, last) of its weights that a stage fetches, an even part of them; last 0 is the end, however
+    long they prove to be."""
+    first, last = (model.fetch_bytes * number // num_stages for number in (stage, stage + 1))
+    return first, 0 if stage == num_stages - 1 else last
 
 
 def free_bytes(gpu: Gpu, reserved: Mapping[str, int]) -> int:

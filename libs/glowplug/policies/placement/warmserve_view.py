@@ -2,7 +2,7 @@
 replicas on them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -93,6 +93,15 @@ def _serves(gpu: Gpu, copies: Mapping[str, Instance], reserved: Mapping[str, int
     return promised > 0
 
 
+def _that_may_go(node: Node, replicas: tuple[Prewarmed, ...]) -> tuple[Prewarmed, ...]:
+    """The same; those whose weights others on their GPU read too stay in a plan, since they alone free nothing."""
+    shared = [weights for gpu in node.gpus for weights in gpu.shared if weights.counts]
+    kept = {holder for weights in shared for holder in weights.holders}
+    return (
+        tuple(replace(one, may_go=False) if one.replica_id in kept else one for one in replicas) if kept else replicas
+    )
+
+
 def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[Prewarmed, ...]:
     """Weights on GPUs, or on their way there; engines asleep outside them are none."""
     return tuple(
@@ -150,7 +159,7 @@ def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: b
             gpu_ids=tuple(gpu.gpu_id for gpu in gpus),
             free_bytes=tuple(free_bytes(gpu, fleet.reserved) for gpu in gpus),
             draining=frozenset(g.gpu_id for g in gpus if any(grant.holder in besides for grant in g.grants)),
-            replicas=replicas_on(here, {}),
+            replicas=_that_may_go(node, replicas_on(here, {})),
             engines=frozenset(e for e in node.engines if node.can(e, "prewarm")),
         )
 

@@ -1,7 +1,9 @@
 """Forecasters that need numpy, which the extra `predictor` brings: without it they are refused by name when made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.units import DAY_S
@@ -30,6 +32,39 @@ class WorkloadParams:
     series: SeriesParams = field(default_factory=SeriesParams)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedParams:
+    eta: float = 12.0  # how sharply weights fall with the loss, over the least one
+    memory: float = 0.9  # of losses, per window
+    share: float = 0.02  # of the weight, dealt to all experts alike
+    prior_windows: float = 40.0  # for how many windows the prior of an expert stands, one window ahead
+    num_horizons: int = 12  # windows ahead that have weights of their own
+    spike_ratio: float = 10.0  # of all that is kept, above which a window is cut
+    max_windows: int = 4032  # kept at the most: 7 days, or less where windows are shorter than 150 s
+    season_s: float = DAY_S  # a day; less for traces squeezed in time
+
+
+def _alike(window_s: float, season_s: float) -> Any:
+    """How models change over the day."""
+    return _module("alike").Alike(max(1, round((season_s or DAY_S) / window_s)))
+
+
+@dataclass(frozen=True)
+class MakeCombined:
+    """`combined`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
+
+    WINDOW_S: float = 300.0
+    FOLLOWS_STARTS: bool = True
+    alike: Callable[[float, float], Any] = _alike  # what forecasters of several models share
+
+    def __call__(
+        self, window_s: float, *, season_s: float = 0.0, alike: Any = None, params: CombinedParams = CombinedParams()
+    ) -> Forecaster:
+        params = replace(params, season_s=season_s or params.season_s)
+        made: Forecaster = _module("combined").Combined(window_s, params, alike=alike)
+        return made
+
+
 @dataclass(frozen=True)
 class MakePreserveWorkload:
     """`preserve_workload`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
@@ -39,16 +74,21 @@ class MakePreserveWorkload:
     def __call__(
         self, window_s: float, *, season_s: float = 0.0, params: WorkloadParams = WorkloadParams()
     ) -> Forecaster:
-        try:
-            module = import_module("glowplug.policies.prediction.preserve_workload")
-        except ImportError as error:
-            missing = error.name or "numpy"
-            raise BadRequest(
-                f"preserve_workload needs {missing}, which the extra brings: pip install 'glowplug[predictor]'",
-                param="policy_prediction",
-            ) from error
+        module = _module("preserve_workload")
         made: Forecaster = module.PreserveWorkload(window_s, replace(params, season_s=season_s or params.season_s))
         return made
 
 
+def _module(name: str) -> Any:
+    try:
+        return import_module(f"glowplug.policies.prediction.{name}")
+    except ImportError as error:
+        missing = error.name or "numpy"
+        raise BadRequest(
+            f"{name} needs {missing}, which the extra brings: pip install 'glowplug[predictor]'",
+            param="policy_prediction",
+        ) from error
+
+
+combined = MakeCombined()
 preserve_workload = MakePreserveWorkload()

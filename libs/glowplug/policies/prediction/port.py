@@ -4,12 +4,12 @@ A name of the kind "prediction" is a factory (`MakeForecaster`), "none" that of 
 `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings say another.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from inspect import signature
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from glowplug.domain.snapshot import Forecast
+from glowplug.domain.snapshot import Forecast, Quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,11 @@ class WindowTotals:
 
 
 class Forecaster(Protocol):
-    """One model's. Deterministic: the same windows give the same forecasts; it reads no clock and rolls no dice."""
+    """One model's. Deterministic: the same windows give the same forecasts; it reads no clock and rolls no dice.
+
+    A factory with `FOLLOWS_STARTS` is asked for as many windows as a start of the model takes, and readers look that
+    far ahead; the papers' have a constant number.
+    """
 
     WINDOW_S: ClassVar[float]  # seconds
 
@@ -44,12 +48,30 @@ MakeForecaster = Callable[..., Forecaster]
 """Makes one of windows of so many seconds, and of a `season_s` where it has such a parameter."""
 
 
-def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Forecaster:
+def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0, alike: Any = None) -> Forecaster:
     """One model's forecaster, with seasons of `season_s` where it knows any (0: a day; a trace squeezed in time has
-    shorter ones)."""
-    if season_s > 0 and "season_s" in signature(make).parameters:
-        return make(window_s, season_s=season_s)
-    return make(window_s)
+    shorter ones), and with what it shares with those of other models where it shares anything (`shared`)."""
+    known, given = signature(make).parameters, {}
+    if season_s > 0 and "season_s" in known:
+        given["season_s"] = season_s
+    if alike is not None and "alike" in known:
+        given["alike"] = alike
+    return make(window_s, **given)
+
+
+def shared(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Any:
+    """What the forecasters of one predictor share; None where the policy shares nothing."""
+    make_alike = getattr(make, "alike", None)
+    return None if make_alike is None else make_alike(window_s, season_s)
+
+
+def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast:
+    """`here` with the most of each kind that any window expects which begins after it and before `until_s`."""
+    after = [one for one in ahead if here.starts_at < one.starts_at < until_s]
+    if not after:
+        return here
+    most = {kind: max(getattr(one, kind) for one in (here, *after)) for kind in Reading._fields}
+    return replace(here, **most)
 
 
 class Reading(NamedTuple):
@@ -76,7 +98,16 @@ def mean_of(readings: Collection[Reading]) -> Reading:
     return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 
 
-def forecast_of(expected: Reading, starts_at: float, window_s: float, made_at: float, source: str) -> Forecast:
+def forecast_of(
+    expected: Reading,
+    starts_at: float,
+    window_s: float,
+    made_at: float,
+    source: str,
+    *,
+    quantiles: tuple[Quantile, ...] = (),
+    anomaly: str = "",
+) -> Forecast:
     """The forecast of one window. The peak is never below the mean."""
     return Forecast(
         made_at=made_at,
@@ -88,4 +119,6 @@ def forecast_of(expected: Reading, starts_at: float, window_s: float, made_at: f
         num_requests=expected.num_requests,
         prompt_tokens=expected.prompt_tokens,
         response_tokens=expected.response_tokens,
+        quantiles=quantiles,
+        anomaly=anomaly,
     )

@@ -36,6 +36,7 @@ class SimEngine:
     num_bytes: int  # granted, over its GPUs
     launched_at: float
     is_replica: bool = False
+    shares: bool = False  # it reads its weights where its node keeps them
     stage: int = 0
     num_stages: int = 1
     up_at: float = -1.0  # the process is there
@@ -86,7 +87,14 @@ class SimEngine:
     def ready(self, *phases: Phase) -> EngineReady:
         """What its agent is notified of once it serves, or once a pipeline's stage has its part."""
         url = f"sim://{self.instance_id}"
-        return EngineReady(self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots)
+        return EngineReady(
+            self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots, shared_bytes=self.shared_bytes
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of its weights, what others on its GPU read in the same pages."""
+        return self.weights_bytes if self.shares else 0
 
     @property
     def weights_bytes(self) -> int:

@@ -22,7 +22,7 @@ from glowplug.simulator.run import digest_of
 from glowplug.simulator.setup import ServerSetup, Setup
 
 EMULATED: Final = "emulated"
-UNHEEDED: Final = (aw.ReportStart, aw.ReportDrain, aw.ForgetEngine, pw.NameRegion)
+UNHEEDED: Final = (aw.ReportStart, aw.ReportDrain, aw.ReportConsolidation, aw.ForgetEngine, pw.NameRegion)
 """Spans, logs and names, which a simulated node has none of."""
 
 

@@ -43,6 +43,7 @@ class Starting:
             sum(worker.num_bytes for worker in mine),
             now_s,
             is_replica=effect.replica,
+            shares=self.node.server.shares(effect.model),
             stage=effect.stage,
             num_stages=effect.num_stages,
         )
@@ -146,7 +147,7 @@ class Starting:
             self.load_rest(engine)
             return  # the one who activates it looks for itself
         if engine.is_replica:
-            self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id))
+            self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id, engine.shared_bytes))
             return
         imported_at = engine.up_at + start.library_s if start.overlap else now_s
         if self.node.cpu is None:

@@ -14,7 +14,15 @@ from typing import Any, Final
 from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.recording.costs import Costs
 from glowplug.simulator.recording.read import Recording, Row
-from glowplug.simulator.recording.starts import DRAIN_QUIET_S, TICK_S, ModelStarts, alone, pooled, trees_of
+from glowplug.simulator.recording.starts import (
+    DRAIN_QUIET_S,
+    TICK_S,
+    ModelStarts,
+    alone,
+    drain_quiet_s,
+    pooled,
+    trees_of,
+)
 from glowplug.simulator.scenario.tree import Tree, merge, with_system
 from glowplug.simulator.setup import ABILITIES
 
@@ -25,7 +33,7 @@ LIVE: Final[Tree] = {
     "agent_tick_s": TICK_S,
     "agent": {"drain_quiet_s": DRAIN_QUIET_S},
     "autoscaler": {"rest_s": 5.0},
-    "placer": {"evict_grace_s": 300.0},
+    "placer": {"evict_grace_s": 300.0, "sleeper_patience": 1.0},
 }
 """Defaults of the services' settings that are others than the simulator's own."""
 _KEPT = (
@@ -39,7 +47,8 @@ def scenario_of(recording: Recording) -> Tree:
     """The tree of a scenario whose workload is `arrivals.csv` beside it."""
     emulated = any(row.get("emulated") for row in recording.finished)
     cores, by_model = (0.0, recording.starts.by_model) if emulated else alone(recording.starts.by_model)
-    params: Tree = merge(LIVE, {"share_compute": not emulated})
+    quiet_s = drain_quiet_s({model.get("engine", "") for model in recording.models.values()})
+    params: Tree = merge(LIVE, {"share_compute": not emulated, "agent": {"drain_quiet_s": quiet_s}})
     if recording.starts.bus:
         params["bus_s"] = round(max(1e-4, median(recording.starts.bus)), 5)
     tree = {
@@ -108,6 +117,7 @@ def _weights(model: Row) -> int:
 
 def _model(recording: Recording, key: str, model: Row, by_model: Mapping[str, ModelStarts]) -> Row:
     kept = {name: model[name] for name in _KEPT if model.get(name) is not None}
+    kept |= {"weights_shared": True} if model.get("weights_shared") else {}
     weights = _weights(model)
     kv_bytes = model.get("kv_bytes") or 1
     tokens = recording.kv_tokens.get(key) or model.get("context_tokens", 2048) * model.get("max_concurrency", 8)

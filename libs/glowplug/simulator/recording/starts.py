@@ -5,7 +5,7 @@ what an engine took to leave its GPUs lies between the end of its last answer an
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
@@ -15,6 +15,7 @@ from glowplug.simulator.setup import StartSeconds
 Row = dict[str, Any]
 TICK_S: Final = 0.05  # of a live agent (its setting tick_s): it sees the end of a drain half of that later, on average
 DRAIN_QUIET_S: Final = 0.05  # of a live agent (its setting drain_quiet_s): it counts no sooner what runs in a drain
+REFUSING: Final = frozenset({"emulated", "llamacpp"})  # engines that are asked to sleep at once (engines/port.py)
 LEAST_S: Final = 1e-3
 STREAMED_S: Final = 0.05  # a load that began so long before its fetch ended took what came in as it came
 STAGES: Final = ("launch", "load", "warmup")  # of a start, which an engine that runs by CPU does by CPU
@@ -36,6 +37,11 @@ class ModelStarts:
     outs: list[float] = field(default_factory=list)
     growths: list[float] = field(default_factory=list)  # an engine grows from a replica
     replicas: list[float] = field(default_factory=list)  # until a replica's weights lie on its GPU
+
+
+def drain_quiet_s(engines: Set[str]) -> float:
+    """How long a live agent lets an engine of those drain before it asks what runs there."""
+    return 0.0 if engines <= REFUSING else DRAIN_QUIET_S
 
 
 class Starts:
@@ -67,7 +73,7 @@ class Starts:
         if asked_at is not None and 0 <= at_s - asked_at <= MOST_BUS_S:
             self.bus.append(at_s - asked_at)
         if kind == "instance.draining":
-            self._free_at[name] = at_s + DRAIN_QUIET_S
+            self._free_at[name] = at_s + drain_quiet_s({instance.get("engine", "")})
         elif kind == "instance.swapped_out":
             self._dormant[name] = "swapped_out"
             if name in self._free_at:

@@ -328,11 +328,29 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
 # tensor groups and abilities
 
 
+@pytest.mark.parametrize(("groups_lack", "falls_asleep"), [((), True), (("swap",), False)])
+def test_an_instance_over_several_gpus_may_lack_what_others_of_its_engine_have(
+    groups_lack: tuple[str, ...], falls_asleep: bool
+) -> None:
+    agent = make(gpus=2, abilities=("swap",), groups_lack=groups_lack)
+    agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)
+    agent.halves("i-1", 11.0)
+    agent.handle(msg.EngineReady("i-1", "http://e"), 12.0)
+    effects = agent.drained("swapped_out")
+    assert bool(of(msg.SleepEngine, effects)) is falls_asleep and bool(of(msg.StopEngine, effects)) is not falls_asleep
+
+
+def test_a_replica_over_several_gpus_holds_all_of_its_weights_where_its_engine_cannot_hold_a_part() -> None:
+    agent = make(gpus=2, abilities=("prewarm",), groups_lack=("first_layers",))
+    agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1, mib=10), replica=True), 10.0)
+    assert [agent.used(n) for n in (0, 1)] == [50, 50]
+
+
 def test_a_tensor_group_takes_its_part_of_each_gpu_in_one_start() -> None:
     agent = make(gpus=4)
     effects = agent.handle(start(model=PAIR, workers=workers("i-1", 1, 3)), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
-    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_index == 1
+    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_indices == (1, 3)
     assert (launch.replica, launch.stage, launch.num_stages) == (False, 0, 1)
     assert [agent.used(n) for n in range(4)] == [0, 100, 0, 100]
     (weights, kv) = (agent.ledger.gpus[3].grants[0], agent.ledger.gpus[3].grants[1])

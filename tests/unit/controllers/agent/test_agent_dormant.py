@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GpuRole
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from tests.agent_steps import (
     ALL,
     EQ1,
     MODEL,
-    PARAMS,
     code,
     facts,
     make,
@@ -46,29 +45,6 @@ def test_a_replica_of_the_first_layers_is_granted_what_its_engine_holds(holds_la
     effects = agent.handle(start_of("r-1", replica=True, workers=workers("r-1", 0, mib=20)), 10.0)
     assert agent.owned() == {("r-1", "prewarm"): mib} and agent.instance("r-1").workers[0].num_bytes == mib * MIB
     assert of(msg.LaunchEngine, effects)[0].workers[0].num_bytes == mib * MIB
-
-
-def test_instances_that_share_their_weights_are_granted_their_kv_cache_alone() -> None:
-    """Three of them on 300 MiB, where one with 60 MiB of weights of its own takes 140: the pages are in host memory,
-    and the reason says so."""
-    shared = replace(MODEL, weights_shared=True, kv_bytes=80 * MIB)
-    agent = make(abilities=(*ALL, "share"))
-    for n in range(3):
-        agent.serving(f"i-{n}", model=shared)
-    assert agent.owned() == {(f"i-{n}", "kv"): 80 for n in range(3)}
-    effects = make(abilities=(*ALL, "share")).handle(start_of(model=shared), 10.0)
-    assert "they count there once, in host memory" in of(Publish, effects)[0].payload.instance.reason
-
-
-@pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
-def test_an_instance_that_shares_its_weights_sleeps_without_bytes_and_wakes(becomes: str) -> None:
-    shared = replace(MODEL, weights_shared=True)
-    agent = make(abilities=(*ALL, "share"), params=replace(PARAMS, swap_host_bytes=1)).serving(model=shared)
-    agent.asleep(becomes)
-    assert agent.state("i-1") == becomes and agent.used() == 0
-    agent.handle(start_of("i-2", model=shared, source="i-1"), 30.0)
-    agent.handle(msg.EngineReady("i-2", "http://e"), 31.0)
-    assert agent.state("i-2") == "ready" and agent.owned() == {("i-2", "kv"): 180}
 
 
 def test_several_replicas_share_a_gpu() -> None:

@@ -51,6 +51,43 @@ def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
     assert facts(agent.handle(msg.EngineReady("i-2", "u"), 31.0)) == ["instance.ready"]
 
 
+def test_an_engine_that_refuses_is_asked_to_sleep_at_once() -> None:
+    """No quiet time, no count and no tick: what a late router sends is refused, and sent elsewhere."""
+    agent = make(abilities=ALL, refuses=True).serving()
+    effects = agent.handle(stop(becomes="swapped_out"), 20.0)
+    assert of(msg.SleepEngine, effects) == [msg.SleepEngine("i-1", "swapped_out", if_idle=True)]
+    assert facts(effects) == ["instance.draining"] and agent.used() == 240
+    report = of(msg.ReportDrain, agent.handle(msg.EngineAsleep("i-1"), 20.02))
+    assert agent.used() == 0 and (report[0].drained_at, report[0].asleep_at) == (20.0, 20.02)
+
+
+def test_the_report_of_a_sleep_carries_what_its_command_expected() -> None:
+    agent = make(abilities=ALL, refuses=True).serving()
+    agent.handle(stop(becomes="swapped_out", predicted_s=0.03), 20.0)
+    (report,) = of(msg.ReportDrain, agent.handle(msg.EngineAsleep("i-1"), 20.02))
+    assert report.predicted_s == 0.03
+
+
+def test_an_engine_that_refuses_and_is_busy_drains_for_its_grace() -> None:
+    agent = make(abilities=ALL, refuses=True).serving()
+    agent.handle(stop(becomes="swapped_out", grace_s=8.0), 20.0)
+    agent.handle(msg.EngineBusy("i-1", 2), 20.02)
+    assert of(msg.CountInFlight, agent.handle(Tick(), 20.05)), "it drains"
+    assert not agent.handle(msg.InFlight("i-1", 2), 20.06)
+    asked = of(msg.SleepEngine, agent.handle(msg.InFlight("i-1", 0), 21.0))
+    assert asked == [msg.SleepEngine("i-1", "swapped_out", if_idle=True)]
+    agent.handle(msg.EngineBusy("i-1", 1), 21.02)  # one more had come
+    asked = of(msg.SleepEngine, agent.handle(Tick(), 28.0))
+    assert asked == [msg.SleepEngine("i-1", "swapped_out")], "its grace is over: what still runs ends"
+    assert not agent.handle(msg.EngineBusy("i-1", 1), 28.02), "it was not asked whether it is busy"
+
+
+def test_an_engine_that_refuses_drains_as_any_other_where_it_is_to_stop() -> None:
+    agent = make(abilities=ALL, refuses=True).serving()
+    assert not of(msg.StopEngine, agent.handle(stop(), 20.0))
+    assert of(msg.CountInFlight, agent.handle(Tick(), 20.31))
+
+
 def test_what_a_sleeper_keeps_is_granted_and_gives_way_to_whatever_starts() -> None:
     agent = make(abilities=ALL, gpu_kind="cuda").serving().asleep("swapped_out", keeps=20 * MIB)
     all_of_it = a_model("wider", weights_bytes=70 * MIB, kv_bytes=220 * MIB)

@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
-from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.instance import InstanceState, Phase, PhaseName, StageAddress, Worker
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.events.envelope import Event
 from tests.agent_steps import NODE, PARAMS, CheckedAgent, code, facts, make, of, resume, start, stop, workers
@@ -18,8 +18,12 @@ FAR = Worker(worker_id="i-1.1-0", node_id="node-2", gpu_id="node-2/0", num_bytes
 STAGES = ("stages", "prewarm", "swap")
 
 
+LATER = (StageAddress(instance_id="i-1.1", url="http://node-2:9", key_id="k"),)
+
+
 def join(instance_id: str = "i-1") -> Event:
-    return an_event(JoinStages(target=NODE, instance_id=instance_id), issuer="placer-1", epoch=1)
+    command = JoinStages(target=NODE, instance_id=instance_id, stages=LATER)
+    return an_event(command, issuer="placer-1", epoch=1)
 
 
 def consolidate(instance_id: str = "i-1") -> Event:
@@ -71,10 +75,18 @@ def given_up() -> tuple[CheckedAgent, float]:
     return agent, now_s
 
 
+def test_one_that_becomes_whole_in_another_process_answers_there() -> None:
+    agent = consolidating()
+    agent.handle(msg.EngineConsolidated("i-1", 1200, "http://whole", "key-2"), 25.0)
+    row = agent.instance("i-1")
+    assert (row.url, row.key_id, row.is_whole) == ("http://whole", "key-2", True)
+
+
 def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
-    effects = agent.handle(first_start(), 10.0)
+    effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
+    assert launch.rendezvous == "10.0.0.1:29500"
     assert (launch.stage, launch.num_stages) == (0, 2) and [w.node_id for w in launch.workers] == [NODE]
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 40}
     (wait,) = of(msg.AwaitWeights, effects)
@@ -115,7 +127,7 @@ def test_section_4_the_first_stage_serves_once_it_is_joined() -> None:
     agent = first(make(abilities=STAGES))
     assert agent.instance().state is InstanceState.LOADING and "others are not" in agent.instance().reason
     effects = agent.handle(join(), 12.5)
-    assert of(msg.ServeStages, effects) == [msg.ServeStages("i-1")] and not facts(effects)
+    assert of(msg.ServeStages, effects) == [msg.ServeStages("i-1", LATER)] and not facts(effects)
     assert not of(msg.ServeStages, agent.handle(join(), 12.6))  # repeated until it is READY
     warmup = (Phase(name=PhaseName.WARMUP, started_at=12.5, ended_at=13.0),)
     effects = agent.handle(msg.EngineReady("i-1", "", warmup, 900), 13.0)
@@ -132,7 +144,7 @@ def test_a_join_before_its_own_stage_is_loaded_is_remembered() -> None:
     agent.handle(first_start(), 10.0)
     agent.halves("i-1", 11.0)
     assert not of(msg.ServeStages, agent.handle(join(), 11.5))
-    assert of(msg.ServeStages, agent.handle(msg.EngineReady("i-1", "u"), 12.0)) == [msg.ServeStages("i-1")]
+    assert of(msg.ServeStages, agent.handle(msg.EngineReady("i-1", "u"), 12.0)) == [msg.ServeStages("i-1", LATER)]
 
 
 def test_a_pipeline_that_is_never_joined_ends_at_its_deadline() -> None:
@@ -329,3 +341,17 @@ def test_a_drain_that_is_taken_back_while_it_consolidates_keeps_its_memory() -> 
     assert facts(agent.handle(resume(), 22.0)) == ["instance.ready"] and agent.used() == 200
     agent.handle(msg.EngineConsolidated("i-1"), 23.0)
     assert agent.instance().is_whole and agent.owned() == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
+
+
+def test_a_consolidation_is_reported_once_however_it_ends() -> None:
+    agent = consolidating()
+    phases = (Phase(name=PhaseName.FETCH, started_at=20.0, ended_at=25.0),)
+    (report,) = of(msg.ReportConsolidation, agent.handle(msg.EngineConsolidated("i-1", 900, phases=phases), 26.0))
+    assert (report.began_at, report.phases, report.error, report.instance.is_whole) == (20.0, phases, "", True)
+    agent = consolidating()
+    (report,) = of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "no memory"), 21.0))
+    assert report.error == "no memory" and not report.instance.is_whole
+    agent, now_s = consolidating(), 20.0 + PARAMS.consolidate_deadline_s
+    (report,) = of(msg.ReportConsolidation, agent.handle(Tick(), now_s))
+    assert "not whole after" in report.error
+    assert not of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "given up"), now_s + 1.0))

@@ -81,6 +81,42 @@ def test_loading_is_taken_for_the_bytes_on_each_gpu_until_it_is_measured():
     assert network().load_seconds(model) == pytest.approx(1.0)
 
 
+def test_the_rest_of_a_stages_model_moves_on_what_others_leave():
+    net, row = network(), an_instance("x", "m", state=InstanceState.READY, num_stages=2, consolidating=True)
+    net.rest(row, MODEL, NODE, 10.0)
+    net.ordered(placed("y", fetch_bytes=2000), {"node-1": NODE}, 10.0)
+    net.rest(row, MODEL, NODE, 11.0)  # asked for again, it is the same
+    net.fetched("node-1", ["other"], 11.0)
+    assert net.links["node-1"].share() == 500.0, "one other that requests wait for"
+    net.saw(an_instance("y", "m", state=InstanceState.LOADING), MODEL, 12.0)
+    assert left(net) == {"x/rest": 4000.0} and not net.is_fetching("node-1")
+    net.saw(replace(row, revision=2), MODEL, 13.0)
+    assert net.links["node-1"].fetches[0].left_bytes == 4000.0
+    net.saw(replace(row, consolidating=False), MODEL, 14.0)
+    assert left(net) == {}
+
+
+def test_a_start_that_an_earlier_placer_ordered_takes_its_share():
+    """Of the two that fetch, one knows how much is left from its node's link. What is not fetched takes none."""
+    net, decided = network(), (Phase(name=PhaseName.DECIDE, started_at=9.0, ended_at=10.0),)
+    row = an_instance("x", "m", state=InstanceState.STARTING, num_stages=2, phases=decided, created_at=10.0)
+    moving = replace(
+        NODE, links=(Link(link_id="node-1/nic", bytes_per_s=1000.0, bytes_in_flight=700, num_transfers=1),)
+    )
+    net.found(row, MODEL, moving, 13.0)
+    (fetch,) = net.links["node-1"].fetches
+    assert fetch.left_bytes == 700 and fetch.deadline_at == pytest.approx(14.0, abs=0.01), "5 s after it was wanted"
+    net.found(replace(row, instance_id="y"), MODEL, NODE, 13.0)
+    assert left(net) == {"x": 700, "y": 4000}
+    net.fetched("node-1", ["x", "y"], 14.0)
+    net.found(row, MODEL, moving, 14.0)  # it has ended, and its row does not say so yet
+    for other in ({"source": "r"}, {"state": InstanceState.LOADING}):
+        net.found(replace(row, instance_id="z", **other), MODEL, NODE, 14.0)
+    cached = replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),))
+    net.found(replace(row, instance_id="w"), MODEL, cached, 14.0)
+    assert left(net) == {}
+
+
 def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
     """Eq. 4."""
     net = network()

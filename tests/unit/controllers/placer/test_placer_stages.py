@@ -3,15 +3,24 @@
 from dataclasses import replace
 
 from glowplug.controllers.effects import Tick
-from glowplug.domain.instance import InstanceState
+from glowplug.domain.hardware import CachedWeights
+from glowplug.domain.instance import InstanceState, StageAddress
 from glowplug.events.commands import CancelPlacement, FetchWeights, JoinStages, StartInstance, StopInstance
-from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStarting
+from glowplug.events.facts import (
+    InstanceFailed,
+    InstanceReady,
+    InstanceStarting,
+    NodeBeat,
+    WeightsFetched,
+    WeightsPartFetched,
+)
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
 from tests.unit.controllers.placer.rig import a_placer, asked
 from tests.unit.controllers.placer.rig import payloads as sent
 
 NODES = [a_node("node-1"), a_node("node-2")]
+PART = {"node_id": "node-1", "model_key": "m", "digest": "d", "num_bytes": 1, "seconds": 1.0, "source": "file"}
 
 
 def two_stages(request, view):
@@ -75,6 +84,17 @@ def test_every_stage_is_started_on_its_node_and_fetches_its_own_bytes():
     assert [(f.instance_id, f.first_byte, f.last_byte) for f in fetches] == [("x", 0, 50 * MIB), ("x.1", 50 * MIB, 0)]
 
 
+def test_stages_meet_at_a_port_that_the_first_ones_node_offers():
+    nodes = [replace(node, stages_at=f"10.0.0.{n}:29500-29509") for n, node in enumerate(NODES)]
+    controller = a_placer(*nodes, place=two_stages, settle_s=0.0)
+    first, later = sent(place(controller), StartInstance)
+    host, _, port = first.rendezvous.partition(":")
+    assert first.rendezvous == later.rendezvous and host == "10.0.0.0" and 29500 <= int(port) <= 29509
+    again = sent(place(a_placer(*nodes, place=two_stages, settle_s=0.0)), StartInstance)
+    assert again[0].rendezvous == first.rendezvous, "another placer repeats it"
+    assert {start.rendezvous for start in sent(place(placer()), StartInstance)} == {""}
+
+
 def test_only_the_stages_nobody_has_spoken_of_are_asked_for_again():
     controller = placer()
     made = rows(sent(place(controller), StartInstance))
@@ -96,6 +116,49 @@ def test_they_are_joined_when_the_later_ones_are_ready_and_again_until_it_serves
     assert len(sent(controller.handle(Tick(), 4.1), JoinStages)) == 1
     controller.handle(an_event(InstanceReady(instance=as_state(made["x"], InstanceState.READY))), 4.2)
     assert sent(controller.handle(Tick(), 7.0), JoinStages) == []
+
+
+def test_the_first_stage_learns_where_the_later_ones_answer():
+    controller = placer()
+    made = heard(controller)
+    answers = replace(as_state(made["x.1"], InstanceState.READY), url="http://node-2:9", key_id="k")
+    (join,) = sent(controller.handle(an_event(InstanceReady(instance=answers)), 2.0), JoinStages)
+    assert join.stages == (StageAddress(instance_id="x.1", url="http://node-2:9", key_id="k"),)
+
+
+def test_a_stage_that_becomes_whole_gets_the_rest_of_its_weights_until_they_are_there():
+    model = a_model(mib=100)
+    controller = placer(follows_parts=True, repeat_s=2.0)
+    controller.restore("models", {model.key: model}, 0.5)
+    made = heard(controller)
+    controller.handle(an_event(WeightsPartFetched(instance_id="x", **PART)), 1.5)
+    assert "node-1" not in controller.fleet.network.links
+    for name in ("x.1", "x"):
+        controller.handle(an_event(InstanceReady(instance=as_state(made[name], InstanceState.READY))), 2.0)
+    growing = replace(as_state(made["x"], InstanceState.READY, 3), consolidating=True)
+    (rest,) = sent(controller.handle(an_event(InstanceReady(instance=growing)), 3.0), FetchWeights)
+    assert (rest.instance_id, rest.first_byte, rest.last_byte, rest.background) == ("x", 0, 0, True)
+    assert [f.is_background for f in controller.fleet.network.links["node-1"].fetches] == [True]
+    assert sent(controller.handle(Tick(), 4.0), FetchWeights) == []
+    assert len(sent(controller.handle(Tick(), 5.1), FetchWeights)) == 1
+    controller.handle(an_event(WeightsFetched(**PART)), 6.0)
+    assert "node-1" not in controller.fleet.network.links
+    there = CachedWeights(digest=model.weights.digest, num_bytes=1, model_keys=(model.key,))
+    controller.handle(an_event(NodeBeat(node=replace(NODES[0], cached=(there,), revision=9))), 7.0)
+    assert sent(controller.handle(Tick(), 9.0), FetchWeights) == []
+
+
+def test_a_stage_that_becomes_whole_has_a_moment_to_go_on_without_one_that_is_gone():
+    controller = placer(follows_parts=True, hole_grace_s=3.0)
+    made = heard(controller)
+    for name in ("x.1", "x"):
+        controller.handle(an_event(InstanceReady(instance=as_state(made[name], InstanceState.READY))), 2.0)
+    growing = replace(as_state(made["x"], InstanceState.READY, 3), consolidating=True)
+    controller.handle(an_event(InstanceReady(instance=growing)), 3.0)
+    failed = replace(as_state(made["x.1"], InstanceState.FAILED, 3), changed_at=4.0)
+    assert sent(controller.handle(an_event(InstanceFailed(instance=failed)), 4.0), StopInstance) == []
+    assert sent(controller.handle(Tick(), 6.9), StopInstance) == []
+    assert [s.instance_id for s in sent(controller.handle(Tick(), 7.1), StopInstance)] == ["x"]
 
 
 def test_a_stage_that_fails_takes_the_others_with_it():

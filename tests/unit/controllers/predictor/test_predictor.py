@@ -10,12 +10,12 @@ from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.controllers.predictor.params import CapacityParams, PredictorParams
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ModelLoad, Outlook
-from glowplug.events.facts import ForecastMade, RequestFinished
+from glowplug.events.facts import ForecastMade, InstanceReady, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.scaling.preserve import Capacity
-from tests.fleet_builder import a_model, an_event, load_report
+from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
@@ -265,3 +265,46 @@ def test_who_leads_next_forecasts_on():
     (fact,) = made(second.handle(Tick(), 120.0))
     assert fact.forecasts[0].concurrency_mean == pytest.approx(4.0)
     assert len(second.past_forecasts("m")) == 1
+
+
+# how far ahead
+
+
+class FollowsStarts(LastWindow):
+    FOLLOWS_STARTS = True
+
+
+def started(instance_id, took_s, kind="cold"):
+    times = {"created_at": 100.0, "ready_at": 100.0 + took_s}
+    return replace(an_instance(instance_id), model_key="m", start_kind=kind, **times)
+
+
+@pytest.mark.parametrize(
+    ("starts", "horizon_s", "num_ahead"),
+    [
+        ([], 0.0, 2),
+        ([("a", 30.0, "cold")], 30.0, 2),
+        ([("a", 200.0, "cold"), ("b", 210.0, "cached"), ("b", 999.0, "cold"), ("c", 1.0, "wake")], 205.0, 5),
+        ([(name, 1e9, "cold") for name in "abcd"], 1e9, 288),
+    ],
+)
+def test_forecasts_reach_as_far_as_starts_from_nothing_take(starts, horizon_s, num_ahead):
+    """Median of the last three of each model; one counted twice counts once."""
+    controller = predictor(FollowsStarts)
+    for start in starts:
+        controller.handle(an_event(InstanceReady(instance=started(*start))), 0.0)
+    controller.handle(busy(4), 0.0)
+    (fact,) = made(controller.handle(Tick(), 60.5))
+    assert (fact.horizon_s, len(fact.forecasts)) == (horizon_s, num_ahead)
+
+
+def test_the_horizon_is_read_from_the_table_inherited_and_no_matter_to_policies_that_do_not_follow_it():
+    rows = {"a": started("a", 150.0), "b": started("b", 170.0)}
+    first, second, constant = predictor(FollowsStarts), predictor(FollowsStarts), predictor(LastWindow)
+    for controller in (first, constant):
+        controller.restore("instances", rows, 0.0)
+        controller.handle(busy(4), 0.0)
+    second.inherit(first, 1.0)
+    assert second.horizon_s("m") == 160.0
+    (fact,) = made(constant.handle(Tick(), 60.5))
+    assert (fact.horizon_s, len(fact.forecasts)) == (0.0, 2)

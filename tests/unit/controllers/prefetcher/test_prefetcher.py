@@ -257,6 +257,28 @@ def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
     assert only(end, Publish).payload.model_key == "whole"
 
 
+def test_a_stages_part_is_answered_by_a_fact_of_its_own() -> None:
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A, "i-1.1", first_byte=20, last_byte=0), 1.0)
+    prefetcher.handle(msg.FetchSized(digest, 60), 1.0)
+    fact = only(ended(prefetcher, A, 3.0, 60, seconds=2.0, source="file"), Publish).payload
+    assert (fact.TYPE, fact.instance_id, fact.num_bytes) == ("weights.part_fetched", "i-1.1", 40)
+    assert digest not in prefetcher.jobs and not prefetcher.cache.entries[digest].complete
+
+
+def test_what_a_stage_lacks_comes_after_whatever_a_request_waits_for() -> None:
+    """And is asked for again and again by who consolidates, as one wish."""
+    prefetcher = controller(max_fetches=1)
+    prefetcher.handle(fetch(B, "i-2"), 1.0)
+    for again in range(3):
+        prefetcher.handle(fetch(A, "i-1", background=True), 2.0 + again)
+    prefetcher.handle(fetch(C, "i-3"), 6.0)
+    assert len(prefetcher.jobs[region_digest(A)].wants) == 1
+    assert only(ended(prefetcher, B, 7.0, 1, whole=True), msg.StartFetch).digest == region_digest(C)
+    last = only(ended(prefetcher, C, 8.0, 1, whole=True), msg.StartFetch)
+    assert last.digest == region_digest(A) and last.urgency == 0
+
+
 def test_a_drop_cancels_a_running_fetch() -> None:
     prefetcher = controller()
     sized(prefetcher, A, 60, 1.0, "i-1")
@@ -427,6 +449,16 @@ def test_a_replica_and_an_engine_asleep_need_no_cached_weights(awake: InstanceSt
         assert holds.reason("digest", {"m"}, 2.0) == ("i-1 uses it" if state is awake else "")
 
 
+def test_a_replica_that_was_seen_to_share_its_weights_reads_them_there() -> None:
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    holds.set_model(a_model("m"))
+    holds.hold("i-1", "digest", 0.0)
+    holds.set_instance(an_instance("i-1", "m", InstanceState.PREWARMED, replica=True, shared_bytes=1), 1.0)
+    assert holds.reason("digest", {"m"}, 2.0) == "i-1 uses it"
+    holds.set_instance(an_instance("i-1", "m", InstanceState.SWAPPED_OUT, revision=2), 3.0)
+    assert holds.reason("digest", {"m"}, 4.0) == "", "it has given its pages back"
+
+
 @pytest.mark.parametrize("dormant", [InstanceState.PREWARMED, InstanceState.SWAPPED_OUT])
 def test_one_that_shares_its_weights_maps_them_asleep_too(dormant: InstanceState) -> None:
     holds = Holds("node-1", lambda weights: "digest", 120.0)
@@ -468,3 +500,16 @@ def test_no_time_is_no_measurement_and_memory_is_bounded() -> None:
         seconds.measured(name, 100, 1.0 + at, "file")
     assert seconds.expected("c", 100) == pytest.approx(3.0)
     assert seconds.expected("a", 100) == seconds.expected("unseen", 100) != pytest.approx(1.0)
+
+
+def test_a_stage_and_what_is_asked_of_peers_go_on_to_the_fetch_and_the_rest_follows() -> None:
+    prefetcher = controller()
+    asked = {"stage": 1, "num_stages": 2, "peers": ("http://a", "http://b")}
+    start = only(prefetcher.handle(fetch(A, "i-1", **asked), 1.0), msg.StartFetch)
+    assert (start.stage, start.num_stages, start.peers) == (1, 2, ("http://a", "http://b"))
+    assert prefetcher.handle(fetch(A, "i-2", peers=("http://c",)), 1.5) == []
+    prefetcher.handle(msg.FetchSized(start.digest, 100), 1.6)
+    again = only(prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100), 2.0), msg.StartFetch)
+    assert (again.stage, again.num_stages, again.peers) == (0, 1, ("http://c",))
+    done = prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100, whole=True), 3.0)
+    assert kinds(done)[-1] == "weights.fetched"

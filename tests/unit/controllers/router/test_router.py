@@ -346,3 +346,61 @@ def test_a_bus_that_stores_again_in_time_costs_nobody_an_answer() -> None:
     run.handle(msg.BusRefuses(""), 4.0)
     effects = run.handle(Tick(), 2.0)
     assert not rejected(effects) and published(effects, facts.RequestWaiting)
+
+
+# -- streams whose instance is lost --------------------------------------------------------------------------------
+
+
+def test_a_broken_stream_goes_to_another_instance_at_once() -> None:
+    run = warm()
+    run.arrive()
+    run.instance("i-2")
+    assert dispatched(run.handle(msg.StreamBroken(1, "killed", 5), 3.0)) == [(1, "i-2")]
+    load = run.controller.load("m")
+    assert (load.num_arrived, load.num_dispatched, load.num_in_flight) == (1, 1, 1)
+
+
+def test_a_broken_stream_waits_first_in_line_for_as_long_as_it_may() -> None:
+    run = Run(model(max_wait_s=10.0), continue_within_s=30.0)
+    run.instance()
+    run.arrive()
+    [hold, waiting] = run.handle(msg.StreamBroken(1, "killed"), 100.0)
+    assert isinstance(hold, msg.Hold)
+    fact = published([waiting], facts.RequestWaiting)[0]
+    assert (fact.waiting_since, fact.deadline_at) == (NOW + 100.0, NOW + 130.0)
+    run.instance("i-1", InstanceState.FAILED)
+    run.arrive()
+    assert rejected(run.handle(Tick(), 11.0)) == [(2, 503, "wait_timeout")], "that one waits no longer than others"
+    assert rejected(run.handle(Tick(), 19.0)) == [(1, 502, "engine_failed")]
+
+
+def test_a_stream_that_was_moved_is_not_nearer_to_its_bound() -> None:
+    run = Run(max_continuations=1)
+    run.instance("i-1")
+    run.instance("i-2")
+    run.arrive()
+    for _ in range(3):
+        assert dispatched(run.handle(msg.StreamBroken(1, "drained", is_lost=False)))
+    assert dispatched(run.handle(msg.StreamBroken(1, "killed")))
+    assert rejected(run.handle(msg.StreamBroken(1, "killed again"))) == [(1, 502, "engine_failed")]
+
+
+def test_streams_of_an_instance_are_recalled_when_they_are_to_move_or_its_address_changes() -> None:
+    run = warm()
+    run.arrive()
+    run.arrive()
+    moves = run.handle(msg.MoveStreams("i-1", "drained"))
+    assert moves == [msg.Recall(ticket, "drained", moved=True) for ticket in (1, 2)]
+    effects = run.instance("i-1", url="http://elsewhere:2", revision=9)
+    assert [e.moved for e in effects] == [True, True] and run.handle(msg.MoveStreams("i-2", "none there")) == []
+
+
+def test_a_next_instance_that_dies_counts_as_one_more() -> None:
+    run = Run(max_continuations=2)
+    run.instance("i-1")
+    run.instance("i-2")
+    run.instance("i-3")
+    run.arrive()
+    run.handle(msg.StreamBroken(1, "killed"))
+    assert dispatched(run.handle(msg.DispatchFailed(1, True, "died")))
+    assert rejected(run.handle(msg.DispatchFailed(1, True, "died"))) == [(1, 502, "engine_failed")]

@@ -14,7 +14,7 @@ import pytest
 from glowplug.engines.emulated_host.api import Api
 from glowplug.engines.emulated_host.engine import Engine, EngineConfig
 from glowplug.engines.emulated_host.faults import Faults
-from glowplug.engines.emulated_host.http import Connection
+from glowplug.engines.emulated_host.http import MAX_BODY_BYTES, Connection
 from glowplug.engines.emulated_host.profiles import PROFILES
 from tests.waiting import until
 
@@ -300,8 +300,9 @@ async def test_what_is_not_http_or_too_large_is_refused_and_others_go_on(client:
     writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 400")
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 33554432\r\n\r\n")
-    for _ in range(17):
+    length = 2 * MAX_BODY_BYTES
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+    for _ in range((MAX_BODY_BYTES >> 20) + 1):
         writer.write(b" " * (1 << 20))
     assert (await reader.read(100)).startswith(b"HTTP/1.1 413")
     writer.close()

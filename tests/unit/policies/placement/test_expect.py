@@ -1,5 +1,6 @@
 """What a placement expects of a start: whatever the policy, from what the fleet has learned."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from glowplug.policies.placement.expect import Expected, expect
 from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose
-from glowplug.policies.start_times import StartTimes
+from glowplug.policies.start_times import PRIORS, StartTimes
 from tests.fleet_builder import a_model, a_node, an_instance
 
 GB = 10**9
@@ -140,3 +141,22 @@ def test_nothing_is_expected_where_nothing_starts() -> None:
     assert (
         expect(PlaceDecision(), PlaceRequest(instance_id="i", model=MODEL), PlacementView(now_s=0.0, nodes=[])) is None
     )
+
+
+def test_the_ability_decides_whether_the_load_follows_the_fetch_or_runs_beside_it() -> None:
+    """8 GB at 1 GB/s, then the load; streamed, only its tail follows."""
+    model = replace(MODEL, engine="vllm")
+    stage = StageDecision(node_id="node-1", gpu_ids=("node-1/0",), bytes_per_gpu=8 * GB)
+    prior, links = PRIORS["vllm"], (Link(link_id="node-1/nic", bytes_per_s=GB),)
+    after_s = prior.warmup_s + prior.rest_s
+    found = {}
+    for abilities in ((), ("vllm:stream",)):
+        view = PlacementView(now_s=200.0, nodes=[node(links=links, abilities=abilities)], times=StartTimes())
+        request = PlaceRequest(instance_id="i-1", model=model)
+        found[abilities] = expect(PlaceDecision(stages=(stage,)), request, view)
+    whole, streamed = found.values()
+    assert whole is not None and streamed is not None
+    assert whole.by_phase[0]["load"] > prior.load_s
+    assert whole.start_s == pytest.approx(8.0 + whole.by_phase[0]["load"] + after_s)
+    assert streamed.start_s == pytest.approx(8.0 + prior.tail_s + after_s)
+    assert streamed.by_phase[0]["load"] == pytest.approx(8.0 + prior.tail_s - prior.launch_s), "beside the fetch"

@@ -1,0 +1,68 @@
+"""The loads that forecasts are judged on, as requests in windows of 600 s, and which part of each is judged."""
+
+import csv
+import gzip
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.papers.data import bin_counts, trace
+
+WINDOW_S, DAY_S, BIN_S = 600, 86_400, 10
+PER_DAY = DAY_S // WINDOW_S
+AZURE = {"conversation": "azure_2024_conv_10s", "code": "azure_2024_code_10s"}
+SHARES = {"full": 1.0, "1/10": 0.1, "1/50": 0.02}
+TUNED_DAYS = 4
+BUSY = 20.0  # requests a window, on average, of a client that counts as busy; at least every second window has some
+
+Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Load:
+    """One series. Forecasts are made all along; those of windows [first, until) are judged."""
+
+    name: str
+    group: str
+    counts: Counts
+    first: int
+    until: int
+
+
+def azure(part: str, seed: int = 7) -> list[Load]:
+    """Both services at three scales. judged: from the fifth day to the end of the file; tuned: the third and fourth."""
+    found = []
+    for name, file in AZURE.items():
+        bins = np.array(bin_counts(file))
+        for scale, share in SHARES.items():
+            kept = bins if share == 1 else np.random.default_rng(seed).binomial(bins, share)
+            counts = kept[: len(kept) // 60 * 60].reshape(-1, WINDOW_S // BIN_S).sum(1).astype(float)
+            bounds = (TUNED_DAYS * PER_DAY, len(counts)) if part == "judged" else (2 * PER_DAY, TUNED_DAYS * PER_DAY)
+            found.append(Load(f"{name}, {scale}", f"{name}, {scale}", counts, *bounds))
+    return found
+
+
+def servegen(part: str) -> list[Load]:
+    """Busy clients of ten days, from the fourth day on. Windows that the trace leaves out had no request."""
+    found: dict[str, Counts] = defaultdict(lambda: np.zeros(10 * PER_DAY))
+    with gzip.open(trace("servegen_clients_10min"), "rt") as file:
+        for row in csv.DictReader(file):
+            if row["model"].startswith("m-"):
+                at = int(float(row["t_s"]) // WINDOW_S)
+                if at < 10 * PER_DAY:
+                    found[f"{row['model']}/{row['client']}"][at] = float(row["requests"])
+    parity = 1 if part == "judged" else 0
+    return [
+        Load(name, "ServeGen", counts, 3 * PER_DAY, len(counts))
+        for name, counts in sorted(found.items())
+        if zlib.crc32(name.encode()) % 2 == parity and is_busy(counts)
+    ]
+
+
+def is_busy(counts: Counts) -> bool:
+    """Of its whole time and of its second half."""
+    half = counts[len(counts) // 2 :]
+    return bool(counts.mean() >= BUSY and (counts > 0).mean() >= 0.5 and (half > 0).mean() > 0.5)

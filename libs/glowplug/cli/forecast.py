@@ -1,0 +1,104 @@
+"""`glowplug forecast`: what was expected of a model against what came, and what is expected next."""
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any, Final
+
+import typer
+
+from glowplug.cli.client import Row, connect
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, age, clock, emit, pairs, say
+
+HEADERS = ("window", "state", "came", "expected", "80 % band", "off")
+Cells = tuple[object, ...]
+METRICS: Final = ("requests", "concurrency", "prompt_tokens", "response_tokens")
+
+
+def forecast(
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    metric: Annotated[str, typer.Option("--metric", "-m", help=f"One of {', '.join(METRICS)}.")] = "requests",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Closed windows to show.")] = 6,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Windows of one model as they came, and the forecast of the open one and of those to come, with its band."""
+    if metric not in METRICS:
+        raise CliError(f"there is no metric {metric!r} (there are: {', '.join(METRICS)})")
+    fleet = connect(state_dir)
+    key = fleet.key_of(model)
+    expected = fleet.get("predictor", "/v1/forecasts", model=key)
+    came = fleet.get("predictor", "/v1/windows", model=key)
+    if output is Format.JSON:
+        emit(output, {"forecasts": expected, "windows": came}, (), ())
+        return
+    points = [row for row in expected["data"] if row["metric"] == metric]
+    windows = came["data"].get(key, [])
+    if not windows and not points:
+        raise CliError(f"no request of {model!r} has been counted yet")
+    say(f"{pairs(summary(key, expected, points, came['window_s'], time.time()))}\n")
+    emit(output, None, HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time()))
+
+
+def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: float) -> dict[str, object]:
+    """What stands above the table."""
+    found: dict[str, object] = {"model": key, "policy": answer["policy"], "window": f"{window_s:g} s"}
+    horizon_s = answer.get("horizons", {}).get(key, 0.0)
+    if horizon_s:
+        found["a start takes"] = f"{horizon_s:.1f} s"
+    if not points:
+        return found | {"forecast": "none yet"}
+    newest = points[-1]
+    found["made"] = f"{age(now_s - newest['made_at'])} ago"
+    rated = [row["error_ratio"] for row in answer["data"] if row["error_ratio"]]
+    if rated:
+        found["error of late"] = f"{rated[-1]:.0%} of the concurrency that came"
+    anomaly = newest.get("anomaly", "")
+    if anomaly:
+        found["last window"] = {"missing": "missing: it counts as it was expected", "spike": "a spike: it was cut"}[
+            anomaly
+        ]
+    return found
+
+
+def rows(
+    points: Iterable[Row], windows: list[Row], window_s: float, metric: str, limit: int, now_s: float
+) -> list[Cells]:
+    """Closed windows, the open one with what it has so far, and those to come; oldest first."""
+    expected = {round(row["target_at"] / window_s): row for row in points}  # the newest of each window is the last
+    came = {round(row["started_at"] / window_s): row for row in windows}
+    here = math.floor(now_s / window_s)
+    closed = [number for number in sorted({*came, *expected}) if number < here][-limit:]
+    return [
+        _row(number, came.get(number), expected.get(number), window_s, metric, number - here)
+        for number in [*closed, *sorted({here, *(number for number in expected if number > here)})]
+    ]
+
+
+def _row(number: int, came: Row | None, expected: Row | None, window_s: float, metric: str, ahead: int) -> Cells:
+    state = "open, so far" if ahead == 0 else "closed" if ahead < 0 else f"in {ahead}"
+    value = None if came is None or ahead > 0 else _measured(came, window_s, metric)
+    if expected is None:
+        return clock(number * window_s), state, _shown(value), "-", "-", "-"
+    band = [at for share, at in expected["quantiles"] if 0 < share < 1]
+    off = abs(expected["value"] - value) / value if value and ahead < 0 else None
+    return (
+        clock(number * window_s),
+        state,
+        _shown(value),
+        _shown(expected["value"]),
+        f"{_shown(band[0])} to {_shown(band[-1])}" if len(band) > 1 else "-",
+        "-" if off is None else f"{off:.0%}",
+    )
+
+
+def _measured(window: Row, window_s: float, metric: str) -> float:
+    if metric == "concurrency":
+        return float(window["concurrency_seconds"]) / window_s
+    return float(window["num_requests" if metric == "requests" else metric])
+
+
+def _shown(value: Any) -> str:
+    """Three digits, or all of them before the point."""
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,78 @@
+"""Weights that instances read in the same pages: seen, not believed, and then granted once to all of them (Gpu.shared).
+
+An engine that reads its weights where the node keeps them reports with its load how many bytes of them it reads there
+in place; the rest it has for itself. A start counts on what others on its GPU were seen to share, and is held against
+its own report; the first one pays for all of its weights until it has reported.
+"""
+
+from dataclasses import replace
+
+from glowplug.controllers.agent.record import Holding
+from glowplug.controllers.agent.transaction import Transaction
+from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.hardware import WEIGHT_OWNERS
+from glowplug.domain.phrasing import counted
+from glowplug.domain.units import show_bytes
+
+SHARE = "share"  # the ability
+
+
+def expected(transaction: Transaction, holding: Holding) -> Holding:
+    """A start, with what it will share by all that is known: what instances with its key share there already."""
+    known = _by_others(transaction, holding)
+    return _sharing(holding, known if _weights(transaction, holding) >= known else 0)
+
+
+def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
+    """Its engine reads `num_bytes` of its weights in pages that its fellows read too. Grants what that comes to.
+
+    Raises OutOfMemory, with nothing changed, where it had counted on more and its GPU has no bytes for the difference.
+    """
+    known, num_bytes = _by_others(transaction, holding), min(num_bytes, _weights(transaction, holding))
+    if known:
+        num_bytes = known if num_bytes >= known else 0
+    if num_bytes == holding.instance.shared_bytes:
+        return holding
+    now, name = _sharing(holding, num_bytes), holding.instance.instance_id
+    try:
+        return transaction.grant(now, (name,))
+    except OutOfMemory as error:
+        most = show_bytes(holding.instance.shared_bytes)
+        why = f"it reads {show_bytes(num_bytes)} of its weights in host memory, and not {most}: {error.message}"
+        raise OutOfMemory(why, param=error.param) from error
+
+
+def said(transaction: Transaction, holding: Holding) -> str:
+    """What a reason adds for an instance that shares; "" for one that does not."""
+    if holding.shared is None:
+        return ""
+    key, num_bytes = holding.shared
+    shared = (
+        weights for gpu in transaction.ledger.gpus if gpu.gpu_id in holding.shares and (weights := gpu.shares(key))
+    )
+    others = sum(len(weights.holders) - 1 for weights in shared)
+    if not others:
+        return f"; it reads {show_bytes(num_bytes)} of its weights in host memory, where others can share them"
+    return f"; {show_bytes(num_bytes)} of its weights count once with {counted(others, 'other instance')} there"
+
+
+def _sharing(holding: Holding, num_bytes: int) -> Holding:
+    return replace(holding, instance=replace(holding.instance, shared_bytes=num_bytes))
+
+
+def _by_others(transaction: Transaction, holding: Holding) -> int:
+    """Bytes that others share under its key on its GPU."""
+    gpu_ids = {worker.gpu_id for worker in holding.workers_on(transaction.node_id)}
+    there = [weights for gpu in transaction.ledger.gpus if gpu.gpu_id in gpu_ids for weights in gpu.shared]
+    me, key = holding.instance.instance_id, holding.model.share_key
+    return next((one.num_bytes for one in there if one.key == key and one.holders != (me,)), 0)
+
+
+def _weights(transaction: Transaction, holding: Holding) -> int:
+    """Its bytes of weights that could be shared at all: of an instance that runs all of the model on one GPU."""
+    instance, model = holding.instance, holding.model
+    is_one = instance.is_whole and not instance.part_of and len(holding.own_workers) == 1
+    if not (is_one and model.share_key and transaction.can(model, SHARE)):
+        return 0
+    shares = holding.shares or holding.shares_on(transaction.node_id)
+    return sum(n for of_gpu in shares.values() for owner, n in of_gpu.items() if owner in WEIGHT_OWNERS)

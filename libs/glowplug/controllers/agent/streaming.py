@@ -1,0 +1,77 @@
+"""A start whose engine loads its weights while they arrive.
+
+Paper: HydraServe section 5.1, whose fetch and load overlap. The engine reads bytes as soon as they have landed; whether
+they are right is known once all have been fetched and checked. So a start has two ends here, the engine's and that of
+its weights, in either order, and is READY (a replica PREWARMED) after both. Weights that are found to be wrong end the
+engine with them; those that are fetched anew end it too, and the start begins again.
+"""
+
+from dataclasses import replace
+
+from glowplug.controllers.agent import drains, lifecycle, stages
+from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.record import Holding, State
+from glowplug.controllers.agent.transaction import Transaction
+
+
+def on_arriving(transaction: Transaction, holding: Holding, report: msg.WeightsArriving) -> None:
+    """Its weights begin to arrive: load, once its process is up."""
+    assert holding.start is not None
+    if holding.start.weights_path is None:
+        start = replace(holding.start, arriving_path=report.path)
+        lifecycle.advance(transaction, replace(holding, start=start))
+
+
+def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
+    """Its engine is loaded, and waits until its weights are whole and checked. A replica is not to answer."""
+    instance = holding.instance
+    if instance.replica:
+        return
+    num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together say how many they run
+    transaction.publish(
+        holding.enter(State.UNCHECKED),
+        url=report.url,
+        phases=(*instance.phases, *report.phases),
+        max_concurrency=num_slots or instance.max_concurrency,
+        kv_tokens=report.kv_tokens,
+        lacks=report.lacks,
+        key_id=report.key_id,
+        reason="its engine is loaded, and its weights are not checked yet",
+    )
+
+
+def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewarmed) -> None:
+    """The engine of a replica is loaded, which this is or whose start it has taken over."""
+    if holding.instance.replica or holding.engine_id:
+        why = "its weights are on the GPU, and not checked yet"
+        transaction.publish(holding.enter(State.UNCHECKED), reason=why)
+
+
+def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
+    """Its weights are whole and right: what its engine has loaded of them counts."""
+    name, instance = holding.instance.instance_id, holding.instance
+    holding = lifecycle.with_weights(transaction, holding, report)
+    if holding.engine_id:
+        holding = lifecycle.activate(transaction, holding, holding.engine_id)
+        transaction.publish(holding, reason="its weights are in host memory")
+    elif holding.state is State.STREAMING:
+        why = "its weights are in host memory, and its engine has taken those that came before the last"
+        transaction.publish(holding.enter(State.LOADING), reason=why)
+    elif instance.replica:
+        drains.on_prewarmed(transaction, holding, msg.EnginePrewarmed(name))
+    else:
+        said = msg.EngineReady(
+            name, instance.url, kv_tokens=instance.kv_tokens, key_id=instance.key_id, lacks=instance.lacks
+        )
+        stages.on_ready(transaction, holding, said)
+
+
+def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsReplaced) -> None:
+    """What has arrived is fetched again from the start: an engine that has read of it ends, and begins again."""
+    assert holding.start is not None
+    if holding.state is State.STARTING:
+        transaction.keep(replace(holding, start=replace(holding.start, arriving_path=None)))
+        return
+    why = f"its engine starts again, since it has loaded weights that were dropped: {report.reason}"
+    holding = transaction.publish(holding.enter(State.RESTARTING), url="", reason=why)
+    lifecycle.stop(transaction, holding, 0.0, State.RESTARTING)

@@ -1,0 +1,66 @@
+"""What a wake where an engine of a model sleeps saves against a start elsewhere, in predicted seconds.
+
+Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on the GPU that it will serve on. Here who serves
+there may be at work while another GPU is to be had. A start waits for the one that sleeps as long as the wake is
+expected to save, `sleeper_patience` times that, and goes elsewhere then: it never takes much longer than twice the
+better of both (rent or buy). Where the start elsewhere is expected to be quicker it is made at once.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.victims import Victims
+from glowplug.domain.instance import Becomes, Instance, InstanceState
+from glowplug.fleet.status import lacks_one_asleep
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.dormant import copies_of
+from glowplug.policies.placement.expect import expect
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu
+
+LEAVE_S: Final = 0.1  # of an engine that runs nothing, none seen yet
+
+
+def saved_s(
+    fleet: Fleet,
+    view: PlacementView,
+    victims: Victims,
+    request: PlaceRequest,
+    elsewhere: PlaceDecision,
+    leaving: Iterable[Instance],
+) -> float:
+    """Seconds to the first token that the quickest wake saves against `elsewhere`, for which `leaving` leave first.
+    0 or less where none does, or where who serves there will not leave."""
+    model, started = request.model, expect(elsewhere, request, view)
+    if started is None:
+        return 0.0
+    wakes = []
+    for row in copies_of(request, view):
+        gpu_ids = tuple(worker.gpu_id for worker in row.workers)
+        if row.state is not InstanceState.SWAPPED_OUT or not victims.may_come_free(gpu_ids, model):
+            continue
+        stage = StageDecision(node_id=row.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
+        woken = expect(PlaceDecision(stages=(stage,), source=row.instance_id), request, view)
+        if woken is not None:
+            wakes.append(woken.ttft_s + leave_s(fleet, victims.serving(gpu_ids)))
+    return started.ttft_s + leave_s(fleet, leaving) - min(wakes) if wakes else 0.0
+
+
+def leave_s(fleet: Fleet, leaving: Iterable[Instance]) -> float:
+    """Seconds until they all have left, if they run nothing; 0 of nobody."""
+    return max((_leaves_s(fleet, row) for row in leaving), default=0.0)
+
+
+def _leaves_s(fleet: Fleet, row: Instance) -> float:
+    model = fleet.models.get(row.model_key)
+    took = fleet.network.leave_s(model, becomes_of(fleet, row)) if model else None
+    return took[0] if took else LEAVE_S
+
+
+def becomes_of(fleet: Fleet, victim: Instance) -> Becomes:
+    """What an instance is after it has left for another: asleep where its model is to have a copy that is."""
+    owner = fleet.models.get(victim.model_key)
+    rows = fleet.instances.living(victim.model_key).values()
+    is_lacking = owner is not None and lacks_one_asleep(owner, rows)
+    return "swapped_out" if is_lacking else fleet.params.evict_becomes

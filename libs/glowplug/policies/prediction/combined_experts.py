@@ -1,0 +1,303 @@
+"""The experts that `combined` weighs: cheap forecasts of one model, each right about some loads at some horizons.
+
+All of them work on z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of
+load (the fields of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
+
+    level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
+    day, week  S_k(h) + rho^h r_k                S_k: z smoothed over three windows, k seasons before the target
+    profile    mean over k of S_k(h) + rho^h r_k           r_k: mean of what z lay above S_k lately (rate alpha)
+    analog     the same, weighted by 1 / variance^2 of z - S_k: the days that this one resembles count most
+    csp        WarmServe section 5.1, Eq. 2-4 (`warmserve_csp.py` has the departures)
+    ridge      change = features x weights, least squares that forget, for each horizon
+    peers      the last window, and how the load of other models changed at that time of the day
+
+`NAMES` lists them in the order of the last axis. Holt (1957) as damped by Gardner and McKenzie (1985).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+MEANS: Final = (0.5, 0.25, 0.1)  # rates, of z
+LOAD_MEANS: Final = (0.2,)  # rates, of the load itself
+HOLTS: Final = ((0.8, 0.3, 0.9), (0.5, 0.2, 0.8))  # rates of level and trend, damping
+RATES: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)  # of r_k
+DAYS: Final = ((1.0, 1.0), (0.5, 1.0), (0.5, 0.9), (0.2, 0.9), (0.5, 0.7))  # (alpha, rho)
+PROFILES: Final = ((0.7, 1.0), (0.3, 1.0), (0.3, 0.9), (0.1, 0.95))
+WEEKS: Final = ((0.5, 1.0), (0.3, 0.9))
+MEMORIES: Final = (0.8, 0.93, 0.97)  # of the variance of z - S_k, per window
+ANALOGS: Final = (
+    ("shape", 1, 0.5, 1.0),
+    ("level", 1, 0.5, 0.9),
+    ("level", 2, 0.3, 0.95),
+    ("level", 0, 0.7, 0.95),
+    ("level", 0, 0.5, 0.9),
+)
+"""(with the level or by the shape alone, index into MEMORIES, alpha, rho)"""
+NUM_DAYS: Final = 7
+CSP_ERRORS: Final = 10
+NUM_FEATURES: Final = 6
+RIDGE: Final = 0.3  # weight of the prior of the least squares
+FORGET: Final = 0.995  # of the least squares, per window
+
+NAMES: Final = (
+    "last",
+    *(f"mean {rate}" for rate in MEANS),
+    *(f"load mean {rate}" for rate in LOAD_MEANS),
+    *(f"holt {level}" for level, _, _ in HOLTS),
+    "ridge",
+    "csp",
+    "peers",
+    "day naive",
+    *(f"day {alpha} {rho}" for alpha, rho in DAYS),
+    *(f"profile {alpha} {rho}" for alpha, rho in PROFILES),
+    *(f"analog {kind} {MEMORIES[memory]} {rho}" for kind, memory, _, rho in ANALOGS),
+    *(f"week {alpha} {rho}" for alpha, rho in WEEKS),
+)
+MEANS_UNTIL: Final = 1 + len(MEANS)
+HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
+RIDGE_AT: Final = NAMES.index("ridge")
+SEASONAL_FROM: Final = NAMES.index("day naive")
+
+
+class Experts:
+    """One model's. `add` takes windows without gaps; `ahead` is what each expert says after the last one."""
+
+    def __init__(self, num_kinds: int, per_day: int, units: Array, num_ahead: int, max_windows: int) -> None:
+        self.per_day, self.num_ahead, self.units = per_day, num_ahead, units
+        self.num_days = max(1, min(NUM_DAYS, max_windows // per_day))
+        self.count = 0  # windows added
+        kept = self.num_days * per_day + 2
+        self._past = np.zeros((num_kinds, kept), np.float32)  # z, by window number modulo `kept`
+        self._smooth = np.zeros((num_kinds, kept), np.float32)  # its mean over a window and its neighbours
+        self._means = np.zeros((len(MEANS), num_kinds))
+        self._load_means = np.zeros((len(LOAD_MEANS), num_kinds))
+        self._holts = np.zeros((len(HOLTS), 2, num_kinds))  # level and trend
+        self._above = np.zeros((len(RATES), self.num_days, num_kinds))  # r_k
+        self._moments = np.zeros((len(MEMORIES), 3, self.num_days, num_kinds))  # weight, sum, sum of squares
+        self._csp_sums = np.zeros((num_kinds, per_day), np.float32)
+        self._csp_last: deque[tuple[Array, Array | None]] = deque(maxlen=CSP_ERRORS)  # newest first: load, error
+        self._ridge = Ridge(num_kinds, num_ahead)
+        steps = np.arange(1, num_ahead + 1)
+        within = (steps - 1) % per_day + 1  # of a season, where a season is shorter than the horizon
+        self._offsets = within - np.arange(1, self.num_days + 1)[:, None] * per_day  # (k, H)
+        self._naive, self._before = np.empty(0), np.empty(0)  # (K, H), (k, K, H): z at the offsets, and S_k
+        self._days, self._profiles, self._weeks, self._analogs = (
+            _fades(pairs, steps) for pairs in (DAYS, PROFILES, WEEKS, [(alpha, rho) for *_, alpha, rho in ANALOGS])
+        )
+        self._trends = np.stack([np.cumsum(damping**steps) for _, _, damping in HOLTS])
+
+    def add(self, load: Array) -> None:
+        """The next window: K loads, none negative or NaN."""
+        z, at = np.log(load + self.units), self.count
+        if at == 0:
+            self._means[:], self._load_means[:] = z, load
+            self._holts[:, 0] = z
+        for row, rate in enumerate(MEANS):
+            self._means[row] += rate * (z - self._means[row])
+        for row, rate in enumerate(LOAD_MEANS):
+            self._load_means[row] += rate * (load - self._load_means[row])
+        for row, (fast, slow, damping) in enumerate(HOLTS):
+            level, trend = self._holts[row]
+            error = z - level - damping * trend
+            self._holts[row] = level + damping * trend + fast * error, damping * trend + fast * slow * error
+        self._add_season(z, at)
+        self._add_csp(load, at)
+        before = self._at(at - 1) if at else z, self._at(at - 3) if at else z
+        self._keep(z, at)
+        self.count = at + 1
+        self._look_back(at)
+        self._ridge.learn(z)
+        self._ridge.see(self._features(z, before), z)
+
+    def replace_last(self, load: Array) -> None:
+        """The window added last had another load than was believed: it alone, not what means have made of it."""
+        z, at = np.log(load + self.units), self.count - 1
+        slot, where = at % self.per_day, at % self._past.shape[1]
+        self._csp_sums[:, slot] += load - (np.exp(self._past[:, where]) - self.units)
+        self._keep(z, at)
+
+    def last(self) -> Array:
+        """The load of the last window, by kind."""
+        return np.exp(self._at(self.count - 1)) - self.units
+
+    def most(self) -> Array:
+        """The highest load kept, by kind."""
+        kept = min(self.count, self._past.shape[1])
+        found: Array = np.exp(self._past[:, :kept].max(axis=1).astype(float)) - self.units
+        return found
+
+    def ahead(self, peers: Array | None = None) -> Array:
+        """(K, H, N) of z; NaN for those who know too little yet. `peers`: (H,), how z of other models changes."""
+        found = np.full((len(self.units), self.num_ahead, len(NAMES)), np.nan)
+        z = self._at(self.count - 1)
+        found[:, :, 0] = z[:, None]
+        found[:, :, 1:MEANS_UNTIL] = self._means.T[:, None, :]
+        found[:, :, MEANS_UNTIL:HOLT_FROM] = np.log(self._load_means + self.units).T[:, None, :]
+        trends = self._holts[:, 0].T[:, None, :] + self._holts[:, 1].T[:, None, :] * self._trends.T
+        found[:, :, HOLT_FROM:RIDGE_AT] = trends
+        found[:, :, RIDGE_AT] = self._ridge.ahead(z)
+        found[:, :, RIDGE_AT + 1] = self._csp_ahead()
+        if peers is not None:
+            found[:, :, RIDGE_AT + 2] = z[:, None] + peers
+        if len(self._before):
+            self._seasonal(found[:, :, SEASONAL_FROM:])
+        highest = np.log(2.0 * self.most() + self.units)[:, None, None]
+        np.maximum(found, np.log(self.units)[:, None, None], out=found)
+        np.minimum(found, highest, out=found)
+        return found
+
+    def _seasonal(self, found: Array) -> None:
+        """Those that look at the same time on days before, into (K, H, n)."""
+        known = len(self._before)
+        above = self._above[:, :known]
+        found[:, :, 0] = self._naive
+        (rates, fades), at = self._days, 1
+        found[:, :, at : at + len(DAYS)] = self._before[0][..., None] + above[rates, 0].T[:, None, :] * fades
+        (rates, fades), at = self._profiles, at + len(DAYS)
+        profile, level = self._before.mean(axis=0), above.mean(axis=1)
+        found[:, :, at : at + len(PROFILES)] = profile[..., None] + level[rates].T[:, None, :] * fades
+        (rates, fades), at = self._analogs, at + len(PROFILES)
+        for row, (kind, memory, _, _) in enumerate(ANALOGS):
+            shares = self._likeness(kind, memory, known)
+            levels = (shares * above[rates[row]]).sum(axis=0)
+            found[:, :, at + row] = np.einsum("dk,dkh->kh", shares, self._before) + levels[:, None] * fades[:, row]
+        if known == NUM_DAYS:
+            (rates, fades), at = self._weeks, at + len(ANALOGS)
+            found[:, :, at : at + len(WEEKS)] = self._before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
+
+    def _likeness(self, kind: str, memory: int, known: int) -> Array:
+        """(k, K), of sum 1 over k: how much this day is like each of those before."""
+        weight, first, second = self._moments[memory, :, :known]
+        mean = first / weight
+        variance = second / weight - (mean * mean if kind == "shape" else 0.0)
+        variance = np.maximum(variance, 0.0)
+        likeness = 1.0 / (variance + 0.05 * variance.min(axis=0) + 1e-4) ** 2
+        shares: Array = likeness / likeness.sum(axis=0)
+        return shares
+
+    def _look_back(self, at: int) -> None:
+        """z a season before each target, and smoothed for each season back; none of them in the first season."""
+        known = min(self.num_days, at // self.per_day)
+        if known:
+            where = (at + self._offsets[:known]) % self._past.shape[1]
+            self._naive = self._past[:, where[0]].astype(float)
+            self._before = self._smooth[:, where].astype(float).transpose(1, 0, 2)
+
+    def _keep(self, z: Array, at: int) -> None:
+        """z of a window, and the means that it is a part of."""
+        kept = self._past.shape[1]
+        self._past[:, at % kept] = z
+        last, middle = self._at(at - 1) if at else z, self._at(at - 2) if at > 1 else self._at(at - 1)
+        self._smooth[:, at % kept] = 0.5 * (last + z)
+        if at:
+            self._smooth[:, (at - 1) % kept] = (middle + last + z) / 3.0 if at > 1 else 0.5 * (last + z)
+
+    def _add_season(self, z: Array, at: int) -> None:
+        known = min(self.num_days, at // self.per_day)
+        if known == 0:
+            return
+        numbers = at - np.arange(1, known + 1) * self.per_day
+        error = z - self._smooth[:, numbers % self._past.shape[1]].T  # (k, K)
+        is_new = numbers == 0
+        rates = np.where(is_new[:, None], 1.0, np.array(RATES)[:, None, None])
+        above = self._above[:, :known]
+        above += rates * (error - above)
+        moments = self._moments[:, :, :known]
+        moments *= np.array(MEMORIES)[:, None, None, None]
+        moments += np.stack((np.ones_like(error), error, error * error))
+
+    def _add_csp(self, load: Array, at: int) -> None:
+        days, slot = at // self.per_day, at % self.per_day
+        error = load - self._csp_sums[:, slot] / days if days else None
+        self._csp_last.appendleft((load, error))
+        self._csp_sums[:, slot] += load
+
+    def _csp_ahead(self) -> Array:
+        numbers = self.count + np.arange(self.num_ahead)
+        slots = numbers % self.per_day
+        days = (self.count - slots + self.per_day - 1) // self.per_day  # learned of each slot
+        season = self._csp_sums[:, slots] / np.maximum(1, days)
+        errors = weighted([error for _, error in self._csp_last if error is not None], len(self.units))
+        loads = weighted([load for load, _ in self._csp_last], len(self.units))
+        expected = np.where(days > 0, season + errors[:, None], loads[:, None])
+        found: Array = np.log(np.maximum(expected, 0.0) + self.units[:, None])
+        return found
+
+    def _features(self, z: Array, before: tuple[Array, Array]) -> Array:
+        """(K, H, 6): changes over one and three windows, distance from the mean; and what followed a season before:
+        the change from there to each target, how far off that day is, and the mean of that change over all days."""
+        found = np.zeros((len(z), self.num_ahead, NUM_FEATURES))
+        found[:, :, :3] = np.stack((z - before[0], z - before[1], z - self._means[1]), axis=1)[:, None, :]
+        known = len(self._before)
+        if known:
+            here = self._above[0, :known]  # z - S_k now
+            found[:, :, 3] = self._naive + (here[0] - z)[:, None]
+            found[:, :, 4] = here[0][:, None]
+            found[:, :, 5] = self._before.mean(axis=0) + (here.mean(axis=0) - z)[:, None]
+        return found
+
+    def _at(self, number: int) -> Array:
+        return self._past[:, max(0, number) % self._past.shape[1]].astype(float)
+
+
+class Ridge:
+    """Least squares of z(t + h) - z(t) on features, one for each kind and horizon, that forgets at rate FORGET towards
+    a prior: of what the days before did, this one does 0.7."""
+
+    def __init__(self, num_kinds: int, num_ahead: int) -> None:
+        shape = (num_kinds, num_ahead, NUM_FEATURES)
+        self._prior = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.7])
+        self._squares = np.broadcast_to(RIDGE * np.eye(NUM_FEATURES), (*shape, NUM_FEATURES)).copy()
+        self._products = np.broadcast_to(RIDGE * self._prior, shape).copy()
+        self._seen = np.zeros((num_ahead, *shape), np.float32)  # features, by window number modulo H
+        self._was = np.zeros((num_ahead, num_kinds))  # z, likewise
+        self._num = 0
+
+    def see(self, features: Array, z: Array) -> None:
+        """What is known after a window of `z`."""
+        at = self._num % len(self._seen)
+        self._seen[at], self._was[at] = features, z
+        self._num += 1
+
+    def learn(self, z: Array) -> None:
+        """The window after those seen brought `z`."""
+        ahead = min(self._num, len(self._seen))
+        if not ahead:
+            return
+        back = np.arange(ahead)
+        rows = (self._num - 1 - back) % len(self._seen)
+        features = self._seen[rows, :, back].transpose(1, 0, 2).astype(float)
+        change = np.minimum(np.maximum(z[:, None] - self._was[rows].T, -2.0), 2.0)
+        squares, products = self._squares[:, :ahead], self._products[:, :ahead]
+        squares *= FORGET
+        squares += features[..., :, None] * features[..., None, :] + (1 - FORGET) * RIDGE * np.eye(NUM_FEATURES)
+        products *= FORGET
+        products += features * change[..., None] + (1 - FORGET) * RIDGE * self._prior
+
+    def ahead(self, z: Array) -> Array:
+        """(K, H) of z."""
+        features = self._seen[(self._num - 1) % len(self._seen)]
+        weights = np.linalg.solve(self._squares, self._products[..., None])[..., 0]
+        found: Array = z[:, None] + (features * weights).sum(axis=2)
+        return found
+
+
+def weighted(newest_first: Sequence[Array], num_kinds: int) -> Array:
+    """WarmServe Eq. 3 as it is meant (erratum E1): their mean, with weights that halve from each to the one before."""
+    if not newest_first:
+        return np.zeros(num_kinds)
+    weights = 0.5 ** np.arange(len(newest_first))
+    found: Array = weights @ np.stack(newest_first) / weights.sum()
+    return found
+
+
+def _fades(pairs: Sequence[tuple[float, float]], steps: NDArray[np.int_]) -> tuple[NDArray[np.int_], Array]:
+    """Of (alpha, rho): which rate of RATES, and rho^h as (H, n)."""
+    rates = np.array([RATES.index(alpha) for alpha, _ in pairs])
+    return rates, np.array([rho for _, rho in pairs]) ** steps[:, None]

@@ -1,0 +1,336 @@
+"""In which order an engine reads weights, and which of them one stage of a pipeline reads. Pure.
+
+The order comes from the tensors' names in the headers of safetensors files, or the tensor infos of a GGUF: what is
+needed to build the model, then the embeddings, the layers from the first on, and last the norm and head. Weights
+without such a structure are read by offset. HydraServe section 5 fetches in this order, so that loading follows close
+behind; a stage's part is that of vLLM (`get_pp_indices`), so that an engine finds every tensor that it asks for.
+
+Offsets are bytes of the region (weights/pieces.py), ends exclusive.
+"""
+
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any
+
+from glowplug.weights.pieces import Layout, LayoutFile
+
+MAX_HEADER_BYTES = 256 << 20  # a longer header is none
+_MAX_TEXT = 1 << 20  # of a name in a GGUF
+_LENGTH = struct.Struct("<Q")
+_LAYER = re.compile(r"^(?:(.*)\.)?(layers|layer|h|blk|blocks|block)\.(\d+)\.")
+_EMBEDDING = re.compile(r"(^|[._])(embed_tokens|embed_in|word_embeddings|tok_embeddings|token_embd|wte|wpe)([._]|$)")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.")
+_FINAL = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|output_norm|score|classifier)\.")
+_TENSOR_FILES = (".safetensors", ".gguf")
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".h5", ".msgpack", ".onnx")
+
+
+class Kind(StrEnum):
+    FILES = "files"  # small files beside the weights: configuration, tokenizer
+    HEADER = "header"  # of a file of tensors
+    OTHER = "other"  # tensors that belong to no layer and are neither of the two below
+    EMBEDDING = "embedding"
+    LAYER = "layer"
+    FINAL = "final"  # norm and head
+    REST = "rest"  # bytes without a structure that is known
+
+
+_RANK = {kind: number for number, kind in enumerate(Kind)}
+
+
+class NeedMore(Exception):
+    """The header goes on past the bytes given; `num_bytes` of the file are needed, or more."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"{num_bytes} bytes of the file are needed")
+        self.num_bytes = num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of one file: its bytes begin `first` bytes into the file."""
+
+    name: str
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the head of one file says: where its tensors begin, and all of them."""
+
+    num_bytes: int
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """[first, last) of the region. `layer` is -1 for what belongs to none."""
+
+    first: int
+    last: int
+    kind: Kind
+    layer: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The ranges of whole weights in reading order: disjoint, and together all bytes. `num_layers` 0: no structure.
+    `is_tied`: the head is the embeddings."""
+
+    ranges: tuple[Range, ...]
+    num_layers: int = 0
+    is_tied: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        ranges = [[r.first, r.last, r.kind.value, r.layer] for r in self.ranges]
+        return {"num_layers": self.num_layers, "is_tied": self.is_tied, "ranges": ranges}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Order | None":
+        """None for what is no order."""
+        try:
+            ranges = tuple(Range(int(a), int(b), Kind(kind), int(layer)) for a, b, kind, layer in value["ranges"])
+            return cls(ranges=ranges, num_layers=int(value["num_layers"]), is_tied=bool(value["is_tied"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def layers_of_stage(num_layers: int, num_stages: int) -> tuple[range, ...]:
+    """The layers of each stage, the first stage first: vLLM's partition where none is given. What is left over goes to
+    the middle stages, from the last but one backwards. Raises ValueError for more stages than layers, or none."""
+    if not 1 <= num_stages <= num_layers:
+        raise ValueError(f"{num_layers} layers cannot be cut into {num_stages} stages")
+    counts = [num_layers // num_stages] * num_stages
+    for behind in range(2, num_layers % num_stages + 2):
+        counts[-behind] += 1
+    starts = [sum(counts[:stage]) for stage in range(num_stages)]
+    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+
+
+def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]:
+    """What one stage reads, in reading order: its layers; the first one the embeddings, the last one norm and head, and
+    the embeddings too where they are the head; all stages what belongs to no layer. Everything for one stage, or
+    where no layers are known. Raises ValueError for a stage that does not exist."""
+    if not 0 <= stage < num_stages:
+        raise ValueError(f"there is no stage {stage} of {num_stages}")
+    if num_stages == 1 or not order.num_layers:
+        return order.ranges
+    layers = layers_of_stage(order.num_layers, num_stages)[stage]
+    is_first, is_last = stage == 0, stage == num_stages - 1
+    wanted = {
+        Kind.EMBEDDING: is_first or (is_last and order.is_tied),
+        Kind.FINAL: is_last,
+    }
+    return tuple(r for r in order.ranges if (r.layer in layers if r.kind is Kind.LAYER else wanted.get(r.kind, True)))
+
+
+def offset_order(layout: Layout) -> Order:
+    """Small files first, then everything by offset."""
+    return reading_order(layout, {})
+
+
+def has_header(path: str) -> bool:
+    """Whether the head of that file may say where its tensors lie; the path "" may be either kind of file."""
+    return not path or path.endswith(_TENSOR_FILES)
+
+
+def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes = b"") -> Order:
+    """The order of all bytes of a region. `headers` by path, of the files that have one; `config` is config.json."""
+    main = _main_family(tensor.name for header in headers.values() for tensor in header.tensors)
+    found: list[Range] = []
+    for file in layout.files:
+        if file.num_bytes:
+            found += _ranges(file, headers.get(file.path), main)
+    names = [tensor.name for header in headers.values() for tensor in header.tensors]
+    has_head = any(_HEAD.search(name) for name in names)
+    sizes = {file.start: (file.path != "config.json", file.num_bytes) for file in layout.files}
+
+    def rank(one: Range) -> tuple[Any, ...]:
+        size = sizes.get(one.first, (True, 0)) if one.kind is Kind.FILES else (True, 0)
+        return (_RANK[one.kind], one.layer, size, one.first)
+
+    layers = {one.layer for one in found if one.kind is Kind.LAYER}
+    return Order(
+        ranges=tuple(_joined(sorted(found, key=rank))),
+        num_layers=max(layers, default=-1) + 1,
+        is_tied=bool(layers) and (not has_head or _says_tied(config)),
+    )
+
+
+def _ranges(file: LayoutFile, header: Header | None, main: str) -> list[Range]:
+    """One file's ranges. A tensor ends where the next one begins: what pads it goes along with it."""
+    end = file.start + file.num_bytes
+    if header is None or not header.tensors:
+        is_weights = has_header(file.path) or PurePosixPath(file.path).suffix in _OTHER_WEIGHTS
+        return [Range(file.start, end, Kind.REST if is_weights else Kind.FILES)]
+    tensors = sorted(header.tensors, key=lambda tensor: (tensor.first, tensor.name))
+    found = [Range(file.start, file.start + tensors[0].first, Kind.HEADER)]
+    for number, tensor in enumerate(tensors):
+        first = file.start + tensor.first
+        last = file.start + tensors[number + 1].first if number + 1 < len(tensors) else end
+        if first < last:
+            found.append(Range(first, last, *_kind(tensor.name, main)))
+    return found
+
+
+def _kind(name: str, main: str) -> tuple[Kind, int]:
+    found = _LAYER.match(name)
+    if found:
+        return (Kind.LAYER, int(found[3])) if _family(found) == main else (Kind.OTHER, -1)
+    if _EMBEDDING.search(name):
+        return Kind.EMBEDDING, -1
+    return (Kind.FINAL if _HEAD.search(name) or _FINAL.search(name) else Kind.OTHER), -1
+
+
+def _family(found: re.Match[str]) -> str:
+    return f"{found[1] or ''}.{found[2]}"
+
+
+def _main_family(names: Iterable[str]) -> str:
+    """The layers that a pipeline is cut by: of the largest set of tensors, where a model has several towers."""
+    counts = Counter(_family(found) for name in names if (found := _LAYER.match(name)))
+    return min(counts, key=lambda family: (-counts[family], family), default="")
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """Neighbours of the same kind as one range."""
+    joined: list[Range] = []
+    for one in ranges:
+        before = joined[-1] if joined else None
+        is_same = before is not None and (before.kind, before.layer, before.last) == (one.kind, one.layer, one.first)
+        if before is not None and is_same and one.kind is not Kind.FILES:
+            joined[-1] = Range(before.first, one.last, one.kind, one.layer)
+        else:
+            joined.append(one)
+    return joined
+
+
+def _says_tied(config: bytes) -> bool:
+    try:
+        value = json.loads(config) if config else {}
+    except (ValueError, RecursionError):
+        return False
+    text = value.get("text_config") if isinstance(value, dict) else None
+    return any(isinstance(one, dict) and one.get("tie_word_embeddings") is True for one in (value, text))
+
+
+def read_header(content: bytes, num_bytes: int) -> Header | None:
+    """The header of a file of `num_bytes`, of which `content` is the beginning: of a GGUF, else of safetensors. None
+    for a file that is neither. Raises NeedMore."""
+    if len(content) < min(_LENGTH.size, num_bytes):
+        raise NeedMore(_LENGTH.size)
+    header = _gguf(content) if content.startswith(b"GGUF") else _safetensors(content, num_bytes)
+    if header is None or any(not header.num_bytes <= tensor.first <= num_bytes for tensor in header.tensors):
+        return None
+    return header
+
+
+def _safetensors(content: bytes, num_bytes: int) -> Header | None:
+    if num_bytes < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
+    if end > min(num_bytes, MAX_HEADER_BYTES) or content[_LENGTH.size : _LENGTH.size + 1] not in (b"{", b""):
+        return None
+    if len(content) < end:
+        raise NeedMore(end)
+    try:
+        entries = json.loads(content[_LENGTH.size : end])
+        tensors = (
+            Tensor(name, end + int(facts["data_offsets"][0]))
+            for name, facts in entries.items()
+            if name != "__metadata__"
+        )
+        return Header(end, tuple(tensors))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+class _Cursor:
+    """Reads numbers and texts of a GGUF. Raises NeedMore at the end of what there is, ValueError for nonsense."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self.position = content, 4  # after the magic
+
+    def take(self, num_bytes: int) -> bytes:
+        end = self.position + num_bytes
+        if num_bytes < 0 or end > MAX_HEADER_BYTES:
+            raise ValueError("no GGUF has such a header")
+        if end > len(self._content):
+            raise NeedMore(end)
+        taken, self.position = self._content[self.position : end], end
+        return taken
+
+    def number(self, form: str) -> int:
+        return int(struct.unpack(f"<{form}", self.take(struct.calcsize(form)))[0])
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> int:
+        """Pass over one value; returns it where it is a whole number, else 0."""
+        if kind in _NUMBERS:
+            form = _NUMBERS[kind]
+            if form not in "fd":
+                return self.number(form)
+            self.take(struct.calcsize(form))
+        elif kind == _TEXT:
+            self._pass_texts(1)
+        elif kind == _LIST:
+            inner, count = self.number("I"), self.number("Q")
+            if inner in _NUMBERS:
+                self.take(count * struct.calcsize(_NUMBERS[inner]))
+            elif inner == _TEXT:
+                self._pass_texts(count)
+            else:
+                raise ValueError(f"no GGUF has a list of type {inner}")
+        else:
+            raise ValueError(f"no GGUF has a value of type {kind}")
+        return 0
+
+    def _pass_texts(self, count: int) -> None:
+        """A vocabulary has hundreds of thousands: nothing is copied."""
+        content, position, end = self._content, self.position, len(self._content)
+        for _ in range(count):
+            if position + _LENGTH.size > end:
+                raise NeedMore(position + _LENGTH.size)
+            position += _LENGTH.size + int(_LENGTH.unpack_from(content, position)[0])
+            if position > MAX_HEADER_BYTES:
+                raise ValueError("no GGUF has such a header")
+        self.position = position
+
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_ALIGNMENT = 32  # of tensors, where the file names none
+
+
+def _gguf(content: bytes) -> Header | None:
+    """GGUF version 2 and 3: counts, metadata, tensor infos, padding, data."""
+    cursor = _Cursor(content)
+    try:
+        if cursor.number("I") not in (2, 3):
+            return None
+        num_tensors, num_values = cursor.number("Q"), cursor.number("Q")
+        alignment = _ALIGNMENT
+        for _ in range(num_values):
+            key = cursor.text()
+            value = cursor.value(cursor.number("I"))
+            if key == "general.alignment" and value > 0:
+                alignment = value
+        offsets = []
+        for _ in range(num_tensors):
+            name = cursor.text()
+            for _ in range(cursor.number("I")):
+                cursor.number("Q")
+            cursor.number("I")
+            offsets.append((name[:_MAX_TEXT], cursor.number("Q")))
+    except ValueError:
+        return None
+    start = -(-cursor.position // alignment) * alignment
+    return Header(start, tuple(Tensor(name, start + offset) for name, offset in offsets))

@@ -1,0 +1,252 @@
+"""Which bytes of a region have landed, piece by piece: what a reader may use while the rest still comes.
+
+    layout.json   {"generation": "9f..", "piece_bytes": n, "num_bytes": n, "files": [{"path", "num_bytes", "start"}]}
+    landed        one byte per piece: 1 once all bytes of the piece are in the files, else 0
+    pieces.json   {"algorithm": "blake2b-128", "piece_bytes": n, "digests": ["<hex>", ..]}
+
+Offsets are those of the region: all files end to end, in the layout's order; piece i is the bytes from i * piece_bytes,
+and the last piece may be shorter. A file with the path "" is `blob`, any other lies below `files/`. Everything here
+needs the standard library alone, so that a process without this package can read a region by the same rules:
+
+  - layout.json appears after `landed` and the files, which have their full size from then on.
+  - Map `landed`, and wait until the bytes of the pieces that a range touches are 1; those bytes do not change.
+  - Whether they are right is known once complete.json is there *and* layout.json still names the generation that the
+    reader began with. Another generation, or failed.json: what was read is worth nothing.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PIECE_BYTES = 1 << 20
+LEAST_PIECE_BYTES = 4096
+ALGORITHM = "blake2b-128"
+_DIGEST_SIZE = 16
+_FEW_PIECES = 64  # weights of fewer pieces than this get smaller ones
+
+
+class RegionChanged(Exception):
+    """The region that was being read was begun anew, failed or is gone: what was read of it is worth nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFile:
+    """One file of a region: `num_bytes` from offset `start`. `path` "" is the region's single file."""
+
+    path: str
+    num_bytes: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a region's bytes lie. `generation` changes whenever bytes that had landed are brought again."""
+
+    piece_bytes: int
+    num_bytes: int
+    files: tuple[LayoutFile, ...]
+    generation: str = ""
+
+    @classmethod
+    def of(cls, files: Sequence[tuple[str, int]]) -> "Layout":
+        """A new one, of these (path, bytes) end to end."""
+        starts, position = [], 0
+        for path, num_bytes in files:
+            starts.append(LayoutFile(path, num_bytes, position))
+            position += num_bytes
+        return cls(
+            piece_bytes=piece_bytes_for(position), num_bytes=position, files=tuple(starts), generation=uuid.uuid4().hex
+        )
+
+    @property
+    def num_pieces(self) -> int:
+        return -(-self.num_bytes // self.piece_bytes)
+
+    @property
+    def is_directory(self) -> bool:
+        return any(file.path for file in self.files)
+
+    def piece(self, index: int) -> tuple[int, int]:
+        """[first, last) of a piece."""
+        first = index * self.piece_bytes
+        return first, min(first + self.piece_bytes, self.num_bytes)
+
+    def touched(self, first: int, last: int) -> range:
+        """The pieces that hold bytes of [first, last)."""
+        return range(
+            first // self.piece_bytes, -(-last // self.piece_bytes) if last > first else first // self.piece_bytes
+        )
+
+    def rounded(self, first: int, last: int) -> tuple[int, int]:
+        """[first, last) grown to whole pieces."""
+        pieces = self.touched(first, last)
+        return pieces.start * self.piece_bytes, min(pieces.stop * self.piece_bytes, self.num_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        files = [{"path": f.path, "num_bytes": f.num_bytes, "start": f.start} for f in self.files]
+        sizes = {"piece_bytes": self.piece_bytes, "num_bytes": self.num_bytes}
+        return {"generation": self.generation, **sizes, "files": files}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Layout | None":
+        """None for what is no layout."""
+        try:
+            files = tuple(LayoutFile(str(f["path"]), int(f["num_bytes"]), int(f["start"])) for f in value["files"])
+            piece_bytes, num_bytes, generation = int(value["piece_bytes"]), int(value["num_bytes"]), value["generation"]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        if piece_bytes <= 0 or num_bytes != sum(f.num_bytes for f in files) or not isinstance(generation, str):
+            return None
+        position = 0
+        for file in files:
+            if file.start != position or file.num_bytes < 0:
+                return None
+            position += file.num_bytes
+        return cls(piece_bytes=piece_bytes, num_bytes=num_bytes, files=files, generation=generation)
+
+
+def piece_bytes_for(num_bytes: int) -> int:
+    """1 MiB; less for weights of less than 64 MiB, in powers of two down to 4096."""
+    wanted = 1 << max(0, num_bytes // _FEW_PIECES - 1).bit_length()
+    return min(PIECE_BYTES, max(LEAST_PIECE_BYTES, wanted))
+
+
+def read_layout(directory: Path) -> Layout | None:
+    """The layout of the region in `directory`; None while there is none that can be read."""
+    try:
+        return Layout.from_json(json.loads((directory / "layout.json").read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_landed(directory: Path, layout: Layout) -> bytes:
+    """One byte for each piece, 0 or 1; all 0 where the file cannot be read."""
+    try:
+        landed = (directory / "landed").read_bytes()
+    except OSError:
+        landed = b""
+    return landed if len(landed) == layout.num_pieces else bytes(layout.num_pieces)
+
+
+def piece_digest(content: bytes | bytearray | memoryview) -> str:
+    """The checksum of one piece, as pieces.json has it."""
+    return hashlib.blake2b(content, digest_size=_DIGEST_SIZE).hexdigest()
+
+
+def read_piece_digests(directory: Path, layout: Layout) -> tuple[str, ...]:
+    """The checksum of each piece; () where there are none that fit the layout."""
+    try:
+        return piece_digests_of(json.loads((directory / "pieces.json").read_bytes()), layout)
+    except (OSError, ValueError, RecursionError):
+        return ()
+
+
+def piece_digests_of(value: Any, layout: Layout) -> tuple[str, ...]:
+    """The same of the content of a pieces.json."""
+    if not isinstance(value, dict) or value.get("algorithm") != ALGORITHM:
+        return ()
+    digests = value.get("digests")
+    if value.get("piece_bytes") != layout.piece_bytes or not isinstance(digests, list):
+        return ()
+    if len(digests) != layout.num_pieces or not all(isinstance(one, str) for one in digests):
+        return ()
+    return tuple(digests)
+
+
+def piece_digests_json(layout: Layout, digests: Sequence[str]) -> dict[str, Any]:
+    return {"algorithm": ALGORITHM, "piece_bytes": layout.piece_bytes, "digests": list(digests)}
+
+
+class LandingReader:
+    """The reader's side of a region that fills. Holds the file `landed` mapped until it is closed.
+
+    Raises RegionChanged where there is no layout, or `landed` does not fit it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        layout = read_layout(directory)
+        if layout is None:
+            raise RegionChanged(f"{directory.name[:12]} has no layout")
+        self.layout = layout
+        try:
+            with (directory / "landed").open("rb") as file:
+                self._landed = mmap.mmap(file.fileno(), layout.num_pieces, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise RegionChanged(f"{directory.name[:12]}: what has landed cannot be read: {error}") from error
+
+    def has(self, first: int, last: int) -> bool:
+        """Whether every byte of [first, last) may be read."""
+        pieces = self.layout.touched(first, last)
+        return self._landed.find(b"\0", pieces.start, pieces.stop) < 0
+
+    def is_current(self) -> bool:
+        """Whether the region is still the one that was opened."""
+        layout = read_layout(self.directory)
+        failed = (self.directory / "failed.json").exists()
+        return layout is not None and layout.generation == self.layout.generation and not failed
+
+    def is_complete(self) -> bool:
+        """Whether what was read is right: all is there, and checked. Raises RegionChanged where it was for nothing."""
+        complete = (self.directory / "complete.json").exists()
+        if not self.is_current():
+            raise RegionChanged(f"{self.directory.name[:12]} is not the region any more that was being read")
+        return complete
+
+    def wait(
+        self,
+        first: int,
+        last: int,
+        timeout_s: float,
+        *,
+        poll_s: float = 0.005,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Return once [first, last) may be read. Raises RegionChanged, or TimeoutError after `timeout_s` seconds."""
+        until, look_at = clock() + timeout_s, 0.0
+        while not self.has(first, last):
+            now = clock()
+            if now >= look_at:  # files are opened for this, so not at every poll
+                look_at = now + 20 * poll_s
+                if not self.is_current():
+                    raise RegionChanged(f"{self.directory.name[:12]} is not the region any more that was being read")
+            if now >= until:
+                raise TimeoutError(f"bytes {first} to {last} have not landed within {timeout_s:g} s")
+            sleep(poll_s)
+
+    def close(self) -> None:
+        self._landed.close()
+
+
+class LandingMap:
+    """The writer's side of `landed`."""
+
+    def __init__(self, directory: Path, layout: Layout) -> None:
+        self._path, self._layout = directory / "landed", layout
+        self._fd = -1
+
+    def open(self, pieces: Sequence[int]) -> None:
+        """Write the file anew with these pieces landed, in place of an earlier one. Raises OSError."""
+        marks = bytearray(self._layout.num_pieces)
+        for index in pieces:
+            marks[index] = 1
+        self.close()
+        scratch = self._path.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_bytes(marks)
+        scratch.replace(self._path)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+
+    def mark(self, index: int, *, landed: bool = True) -> None:
+        os.pwrite(self._fd, b"\1" if landed else b"\0", index)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

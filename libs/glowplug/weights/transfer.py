@@ -1,0 +1,401 @@
+"""Bytes of one region from several holders at once: the source that its address names, and peers that have them too.
+
+Each holder reads parts with a few readers side by side, at whatever rate it has (weights/parts.py). A peer that fails,
+is slow beside the others, or sends a piece that differs from its own checksum is left out from then on, and its part
+goes to the others; what it sent wrong has never landed. The source is asked again, as often as its options say.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.link import LinkMeter
+from glowplug.weights.parts import Part, Parts
+from glowplug.weights.pieces import piece_digest
+from glowplug.weights.source import Source, SourceChanged, SourceFile, SourceInterrupted
+from glowplug.weights.writer import Intervals, RegionWriter
+
+log = logging.getLogger(__name__)
+LOCAL = ("file", "disk")  # schemes of sources on this machine
+IDLE_S = 0.1  # between two looks of a reader that found nothing to do
+LOOK_S = 0.5  # between two questions to a peer that brings the weights itself
+GIVE_UP_S = 10.0  # without a byte, once the source is lost
+SLOW_RATIO = 0.1  # of the fastest holder's rate: a peer below it, over `SLOW_AFTER_S` of reading, is left out
+SLOW_AFTER_S = 2.0
+
+
+class WrongPiece(Exception):
+    """A piece differs from the checksum that its holder has for it."""
+
+    def __init__(self, holder: str, index: int, first: int, last: int) -> None:
+        super().__init__(f"piece {index} from {holder} differs from its checksum")
+        self.index, self.first, self.last = index, first, last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a peer says of weights that it holds. `files` with their validators, in the region's order; `landed` one
+    byte per piece; `digests` one per piece, or none; `sha256` "" while they are not complete there."""
+
+    files: tuple[SourceFile, ...]
+    landed: bytes
+    sha256: str = ""
+    digests: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.sha256)
+
+
+class Peer(Protocol):
+    """A prefetcher of another node, for one set of weights."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def look(self, *, again: bool = False) -> Holding | None:
+        """What it holds now, None for nothing; `again` leaves the checksums out. Raises SourceInterrupted."""
+        ...
+
+    def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
+        """Bytes of the region. Raises SourceInterrupted; may end early."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a fetch has done so far, over all its tries."""
+
+    priority: int = 0
+    num_bytes: int = 0  # over the link
+    num_retries: int = 0
+    num_wrong_pieces: int = 0
+    by_holder: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """One that bytes are read from: the source (`source`), or a `peer`. `landed` None: it has all of them."""
+
+    name: str
+    num_readers: int
+    source: Source | None = None
+    peer: Peer | None = None
+    landed: bytes | None = None
+    digests: tuple[str, ...] = ()
+    lost: Exception | None = None  # why nothing is read from it any more
+    num_bytes: int = 0
+    busy_s: float = 0.0
+    num_busy: int = 0
+    busy_since: float = 0.0
+    looked_at: float = 0.0
+
+    @property
+    def is_remote(self) -> bool:
+        return self.source is None or self.source.scheme not in LOCAL
+
+    def rate(self, now_s: float) -> float:
+        """Bytes a second over the time in which it was read, all readers together; 0.0 before anything came."""
+        busy_s = self.seconds(now_s)
+        return self.num_bytes / busy_s if busy_s > 0 else 0.0
+
+    def seconds(self, now_s: float) -> float:
+        return self.busy_s + (now_s - self.busy_since if self.num_busy else 0.0)
+
+    def begin(self, now_s: float) -> None:
+        if not self.num_busy:
+            self.busy_since = now_s
+        self.num_busy += 1
+
+    def end(self, now_s: float) -> None:
+        self.num_busy -= 1
+        if not self.num_busy:
+            self.busy_s += now_s - self.busy_since
+
+
+class Transfer:
+    """Moves bytes into one region. `back_off(failures, error)` waits before the source is asked again, or raises
+    WeightsUnavailable. `joining` are peers that are still being asked: each becomes a holder, or None."""
+
+    def __init__(
+        self,
+        writer: RegionWriter,
+        link: LinkMeter,
+        tally: Tally,
+        origin: Holder,
+        joining: Sequence[Awaitable[Holder | None]],
+        back_off: Callable[[int, Exception], Awaitable[None]],
+        *,
+        part_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._writer, self._link, self._tally, self._back_off = writer, link, tally, back_off
+        self._part_bytes, self._clock = part_bytes, clock
+        self._joining = [asyncio.ensure_future(one) for one in joining]
+        self._origin, self._holders = origin, [origin]
+        self.from_peers = Intervals()  # what peers have brought
+        self.wrong: list[WrongPiece] = []  # of an origin that has checksums: left out
+
+    async def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Return when all of `ranges` has landed but for `wrong`. Raises what the source raises once nobody else has
+        what is missing."""
+        layout = self._writer.layout
+        assert layout is not None
+        done = Intervals([*self._writer.landed.as_list(), *((one.first, one.last) for one in self.wrong)])
+        wanted = [gap for first, last in ranges for gap in done.gaps(*layout.rounded(first, last))]
+        parts = Parts(layout, distinct(wanted), self._part_bytes)
+        if parts.is_done:
+            return
+        run = _Run(parts)
+        try:
+            async with asyncio.TaskGroup() as group:
+                run.group = group
+                for holder in self._holders:
+                    self._begin(run, holder)
+                for one in self._joining:
+                    run.tasks.append(group.create_task(self._join(run, one)))
+                await self._watch(run)
+                for task in run.tasks:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+
+    async def _watch(self, run: "_Run") -> None:
+        """Return once nothing is missing. Raises the source's error when nobody else goes on."""
+        num_bytes, moved_at = self._tally.num_bytes, self._clock()
+        while not run.parts.is_done:
+            await run.idle()
+            self._drop_slow()
+            if num_bytes != self._tally.num_bytes:
+                num_bytes, moved_at = self._tally.num_bytes, self._clock()
+            lost = self._origin.lost
+            if lost and (not self._living() or self._clock() - moved_at > GIVE_UP_S):
+                raise lost
+
+    def _living(self) -> list[Holder]:
+        waiting = any(not one.done() for one in self._joining)
+        return [one for one in self._holders if one.lost is None] or ([self._origin] if waiting else [])
+
+    def _begin(self, run: "_Run", holder: Holder) -> None:
+        assert run.group is not None
+        for _ in range(holder.num_readers if holder.lost is None else 0):
+            run.tasks.append(run.group.create_task(self._work(run, holder)))
+
+    async def _join(self, run: "_Run", joining: "asyncio.Future[Holder | None]") -> None:
+        holder = await asyncio.shield(joining)
+        self._joining = [one for one in self._joining if one is not joining]
+        if holder is not None:
+            self._holders.append(holder)
+            self._begin(run, holder)
+
+    async def _work(self, run: "_Run", holder: Holder) -> None:
+        while not run.parts.is_done and holder.lost is None:
+            now_s = self._clock()
+            rate = holder.rate(now_s) / max(1, holder.num_readers)
+            part = run.parts.take(holder.name, rate, holder.landed, now_s)
+            if part is None and len(self._holders) > 1:
+                part = run.parts.take_over(holder.name, rate, holder.landed, now_s)
+            if part is None:
+                await run.idle()
+                await self._look_again(holder)
+                continue
+            holder.begin(now_s)
+            try:
+                await self._bring_part(run, holder, part)
+                self._writer.save()
+            except WrongPiece as wrong:
+                self._tally.num_wrong_pieces += 1
+                if holder.peer is None:  # nobody else has it here: the caller does without
+                    self.wrong.append(wrong)
+                    run.parts.moved(part, min(wrong.last, part.last), self._clock())
+                else:
+                    self._lose(holder, wrong)
+            except (SourceInterrupted, WeightsUnavailable) as error:
+                self._lose(holder, error)
+            except SourceChanged as error:
+                if holder.peer is None:
+                    raise
+                self._lose(holder, error)
+            finally:
+                holder.end(self._clock())
+                run.end(part)
+
+    def _lose(self, holder: Holder, error: Exception) -> None:
+        """Read nothing from it any more. Raises the error of the source where there is no one else."""
+        holder.lost = error
+        if holder.peer is None and not self._living():
+            raise error
+        log.warning("no more of %s from %s: %s", self._writer.region.digest[:12], holder.name, error)
+
+    def _drop_slow(self) -> None:
+        now_s = self._clock()
+        best = max((one.rate(now_s) for one in self._holders if one.lost is None), default=0.0)
+        for one in self._holders:
+            is_slow = one.seconds(now_s) >= SLOW_AFTER_S and one.rate(now_s) < SLOW_RATIO * best
+            if one.peer is not None and one.lost is None and is_slow:
+                self._lose(one, SourceInterrupted(f"it is slow: {one.rate(now_s):.0f} bytes/s beside {best:.0f}"))
+
+    async def _look_again(self, holder: Holder) -> None:
+        """A peer that is bringing the weights itself has more of them by now."""
+        now_s = self._clock()
+        if holder.peer is None or holder.landed is None or holder.lost is not None or now_s - holder.looked_at < LOOK_S:
+            return
+        holder.looked_at = now_s
+        try:
+            holding = await holder.peer.look(again=True)
+        except SourceInterrupted as error:
+            self._lose(holder, error)
+            return
+        if holding is None or len(holding.landed) != len(holder.landed):
+            self._lose(holder, SourceInterrupted("it has them no more"))
+        else:
+            holder.landed = holding.landed if 0 in holding.landed else None
+
+    # one part
+
+    async def _bring_part(self, run: "_Run", holder: Holder, part: Part) -> None:
+        asked = part.num_bytes_left
+        self._link.begin(asked)
+        num_failures = 0
+        try:
+            while part.position < part.last and holder.lost is None:
+                position = part.position
+                failure: Exception = SourceInterrupted(f"{holder.name} ended early at byte {position}")
+                try:
+                    await self._stream(run.parts, holder, part)
+                except SourceInterrupted as error:
+                    failure = error
+                if part.position < part.last and holder.lost is None:
+                    num_failures = 1 if part.position > position else num_failures + 1
+                    if holder.peer is not None:
+                        raise failure
+                    await self._back_off(num_failures, failure)
+        finally:
+            self._link.end(asked - part.num_bytes)
+
+    async def _stream(self, parts: Parts, holder: Holder, part: Part) -> None:
+        """One read of what is left of the part, by whole pieces where the holder has checksums of them; it is cut off
+        where another holder takes the rest."""
+        position, end = self._bounds(holder, part)
+        chunks = holder.peer.read(position, end) if holder.peer else self._read_source(holder, position, end)
+        landing = _Landing(self._writer, holder, position)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                piece = chunk[: self._bounds(holder, part)[1] - position]
+                if not piece or holder.lost is not None:
+                    break  # it goes on past what was asked for, or is not wanted any more
+                first = landing.position
+                await landing.take(piece)
+                position += len(piece)
+                if holder.peer is not None:
+                    self.from_peers.add(first, landing.position)
+                parts.moved(part, landing.position, self._clock())
+                part.num_bytes += len(piece)
+                holder.num_bytes += len(piece)
+                self._tally.num_bytes += len(piece)
+                self._tally.by_holder[holder.name] = self._tally.by_holder.get(holder.name, 0) + len(piece)
+                fetch = self._writer.region.digest
+                await self._link.take(len(piece), self._tally.priority, fetch, is_remote=holder.is_remote)
+
+    def _bounds(self, holder: Holder, part: Part) -> tuple[int, int]:
+        layout = self._writer.layout
+        assert layout is not None
+        return layout.rounded(part.position, part.last) if holder.digests else (part.position, part.last)
+
+    async def _read_source(self, holder: Holder, first: int, last: int) -> AsyncGenerator[bytes, None]:
+        """Bytes of the region, file after file; ends where one file does before its end."""
+        assert holder.source is not None
+        while first < last:
+            index = self._writer.file_at(first)
+            file, start = self._writer.info.files[index], self._writer.file_start(index)
+            end = min(last, self._writer.file_end(index))
+            async with aclosing(holder.source.read(file, first - start, end - start)) as chunks:
+                async for chunk in chunks:
+                    landing = chunk[: end - first]
+                    if not landing:
+                        break  # the source goes on past what was asked for
+                    yield landing
+                    first += len(landing)
+            if first < end:
+                return
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        for one in self._joining:
+            one.cancel()
+        await asyncio.gather(*self._joining, return_exceptions=True)
+
+
+class _Run:
+    """One `bring`: its parts, and the tasks that read them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.group: asyncio.TaskGroup | None = None
+        self.tasks: list[asyncio.Task[None]] = []
+        self._done = asyncio.Event()
+
+    async def idle(self) -> None:
+        """Until all is done, or for a moment."""
+        try:
+            async with asyncio.timeout(IDLE_S):
+                await self._done.wait()
+        except TimeoutError:
+            return
+
+    def end(self, part: Part) -> None:
+        self.parts.end(part)
+        if self.parts.is_done:
+            self._done.set()
+
+
+class _Landing:
+    """Bytes of one read on their way into the region: at once from a holder without checksums, else by whole pieces. A
+    read from a holder that has them begins and ends with a piece."""
+
+    def __init__(self, writer: RegionWriter, holder: Holder, position: int) -> None:
+        self._writer, self._holder, self.position = writer, holder, position
+        self._waiting = bytearray()  # of the piece that is coming in
+
+    async def take(self, chunk: bytes) -> None:
+        """Raises WrongPiece."""
+        layout, digests = self._writer.layout, self._holder.digests
+        if not digests:
+            self._writer.write(self.position, chunk)
+            self.position += len(chunk)
+            return
+        assert layout is not None
+        self._waiting += chunk
+        while self._waiting:
+            index = self.position // layout.piece_bytes
+            first, last = layout.piece(index)
+            if len(self._waiting) < last - first:
+                return
+            content = bytes(self._waiting[: last - first])
+            del self._waiting[: last - first]
+            if await asyncio.to_thread(piece_digest, content) != digests[index]:
+                raise WrongPiece(self._holder.name, index, first, last)
+            self._writer.write(first, content)
+            self._writer.checked_pieces[index] = digests[index]
+            self.position = last
+
+
+def distinct(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in their order, each without what is in an earlier one."""
+    taken, found = Intervals(), []
+    for first, last in ranges:
+        found += taken.gaps(first, last)
+        taken.add(first, last)
+    return found
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain error inside a group: the others were cancelled because of it."""
+    inner = errors.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -1,0 +1,81 @@
+"""A server that is started while its weights arrive: what it waits for before vLLM looks at its files, and whether vLLM
+may read the weights as they land (arriving_load.py) or has to wait for all of them."""
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+from glowplug_vllm.landing import Landing
+
+_MARK = "_GLOWPLUG_WEIGHTS_ARRIVE"  # in the environment of a server and its processes: the file of `mark`
+_LENGTH = struct.Struct("<Q")
+_FORMATS = ("auto", "hf", "safetensors")  # that vLLM reads tensor by tensor
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class NotAsTheyLand(RuntimeError):
+    """This vLLM loads its weights in a way that is not known here."""
+
+
+def wait_for_headers(landing: Landing) -> None:
+    """Return once configuration, tokenizer and the headers of all safetensors files are there: what vLLM looks at
+    before it loads. Raises WeightsDropped, TimeoutError."""
+    landing.wait_small_files()
+    for path in sorted(landing.root.glob("*.safetensors")):
+        landing.wait(path, 0, min(_LENGTH.size, path.stat().st_size))
+        with path.open("rb") as file:
+            start = file.read(_LENGTH.size)
+        if len(start) == _LENGTH.size:
+            num_bytes = min(_LENGTH.unpack(start)[0], _MAX_HEADER_BYTES)
+            landing.wait(path, 0, min(_LENGTH.size + num_bytes, path.stat().st_size))
+
+
+def begin(landing: Landing, args: Any, run_dir: Path) -> None:
+    """Let vLLM with these parsed arguments read the weights as they land, or wait for all of them. Raises
+    WeightsDropped, TimeoutError."""
+    if why := _not_as_they_land(landing.root, args):
+        print(f"weights are waited for: {why}", flush=True)
+        landing.wait_whole()
+        return
+    os.environ[_MARK] = str(run_dir / "arrived")
+    from glowplug_vllm import arriving_load
+
+    arriving_load.install()  # a forked engine core has it from here, a fresh one from plugin.register
+
+
+def is_on() -> bool:
+    """Whether vLLM's loaders are to read weights as they land."""
+    return bool(os.environ.get(_MARK))
+
+
+def mark() -> None:
+    """A model was loaded as its weights landed, or after they had. Raises OSError."""
+    Path(os.environ[_MARK]).touch()
+
+
+def check() -> None:
+    """Raises NotAsTheyLand where a model was loaded in another way: it holds whatever was there."""
+    if is_on() and not Path(os.environ[_MARK]).exists():
+        raise NotAsTheyLand("vLLM has loaded weights that were still on their way without waiting for them")
+
+
+def _not_as_they_land(root: Path, args: Any) -> str:
+    """'' or why these weights cannot be read while they arrive."""
+    load_format = str(getattr(args, "load_format", "auto"))
+    if load_format not in _FORMATS:
+        return f"--load-format {load_format} reads its files in its own way"
+    if (getattr(args, "model_loader_extra_config", None) or {}) != {}:
+        return "--model-loader-extra-config may read files ahead"
+    if "bitsandbytes" in (str(getattr(args, "quantization", "")), _quantization(root)):
+        return "bitsandbytes reads its files in its own way"
+    return "" if any(root.glob("*.safetensors")) else "they are no safetensors"
+
+
+def _quantization(root: Path) -> str:
+    try:
+        config = json.loads((root / "config.json").read_bytes()).get("quantization_config") or {}
+        return str(config.get("quant_method", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""

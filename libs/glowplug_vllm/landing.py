@@ -1,0 +1,128 @@
+"""Which bytes of a model's files are there, while the node still fetches them. Standard library only.
+
+    <region>/layout.json    {"generation", "piece_bytes", "num_bytes", "files": [{"path", "num_bytes", "start"}]}
+    <region>/landed         one byte per piece of all files end to end: 1 once its bytes may be read
+    <region>/complete.json  all is there, and checked
+    <region>/failed.json    it will not come
+    <region>/files/         the model's directory; each file has its full size from the start
+
+The other side is glowplug/weights/pieces.py. What is read before complete.json is there may turn out to be wrong: the
+agent waits for it, and ends a server that has read bytes which were dropped.
+"""
+
+import json
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STALLED_S = 600.0  # so long no byte may land; the agent's own deadline for a start is shorter
+_POLL_S = 0.002
+_LOOK_S = 0.05  # the small files are opened so often
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".h5", ".msgpack", ".onnx")
+
+
+class WeightsDropped(RuntimeError):
+    """What was being read will not come, or comes anew from the start."""
+
+
+class Landing:
+    """The files of one directory while they are fetched. Where all are there it waits for nothing."""
+
+    def __init__(self, root: Path, layout: dict[str, Any]) -> None:
+        self.root, self._region, self._generation = root, root.parent, str(layout["generation"])
+        self._piece_bytes = int(layout["piece_bytes"])
+        self._num_pieces = -(-int(layout["num_bytes"]) // self._piece_bytes)
+        self._files = {str(f["path"]): (int(f["start"]), int(f["num_bytes"])) for f in layout["files"]}
+        self._is_whole, self._looked_at, self._moved_at, self._num_landed = False, 0.0, time.monotonic(), -1
+        self._landed, self._inode = self._map()
+
+    @classmethod
+    def of(cls, root: Path) -> "Landing | None":
+        """None where the files at `root` are whole, or are in no region. Raises WeightsDropped."""
+        region = root.parent
+        if (region / "complete.json").exists():
+            return None
+        try:
+            return cls(root, json.loads((region / "layout.json").read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WeightsDropped(f"how the weights lie in {region.name[:12]} cannot be read: {error}") from error
+
+    def has(self, path: Path, first: int, last: int) -> bool:
+        """Whether bytes [first, last) of a file may be read. A file that is not fetched is always there."""
+        name = self._name(path)
+        if self._is_whole or name is None or last <= first:
+            return True
+        start = self._files[name][0]
+        pieces = (start + first) // self._piece_bytes, -(-(start + last) // self._piece_bytes)
+        return self._landed.find(b"\0", *pieces) < 0
+
+    def wait(self, path: Path, first: int = 0, last: int | None = None) -> None:
+        """Return once bytes [first, last), or the whole file, may be read. Raises WeightsDropped, TimeoutError."""
+        name = self._name(path)
+        if name is not None:
+            end = self._files[name][1] if last is None else last
+            self.wait_first([(path, first, end)])
+
+    def wait_first(self, spans: Sequence[tuple[Path, int, int]]) -> int:
+        """Return the index of the first of several (file, first, last) that may be read, once one may. Raises
+        WeightsDropped, TimeoutError."""
+        while True:
+            for index, span in enumerate(spans):
+                if self.has(*span):
+                    return index
+            self._look()
+            time.sleep(_POLL_S)
+
+    def wait_small_files(self) -> None:
+        """Return once everything but weights is there: configuration, tokenizer, templates. Raises WeightsDropped,
+        TimeoutError."""
+        for name in self._files:
+            if not name.endswith(_WEIGHTS):
+                self.wait(self.root / name)
+
+    def wait_whole(self) -> None:
+        """Return once every byte is there. Raises WeightsDropped, TimeoutError."""
+        for name in self._files:
+            self.wait(self.root / name)
+
+    def _name(self, path: Path) -> str | None:
+        try:
+            name = path.relative_to(self.root).as_posix()
+        except ValueError:
+            return None
+        return name if name in self._files else None
+
+    def _map(self) -> tuple[mmap.mmap, int]:
+        try:
+            with (self._region / "landed").open("rb") as file:
+                pages = mmap.mmap(file.fileno(), self._num_pieces, prot=mmap.PROT_READ)
+                return pages, os.fstat(file.fileno()).st_ino
+        except (OSError, ValueError) as error:
+            raise WeightsDropped(f"what has landed of {self._region.name[:12]} cannot be read: {error}") from error
+
+    def _look(self) -> None:
+        """Whether it is still the same fetch, and goes on. A fetch that is taken up again has another `landed`."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        try:
+            generation = json.loads((self._region / "layout.json").read_bytes()).get("generation")
+            inode = (self._region / "landed").stat().st_ino
+        except (OSError, ValueError, AttributeError):
+            generation = inode = None
+        if generation != self._generation or (self._region / "failed.json").exists():
+            raise WeightsDropped("the weights that were being loaded were dropped")
+        if (self._region / "complete.json").exists():
+            self._is_whole = True
+        elif inode != self._inode:
+            self._landed, self._inode = self._map()
+        if (num_landed := self._landed[:].count(b"\1")) != self._num_landed:
+            self._num_landed, self._moved_at = num_landed, now
+        elif now - self._moved_at > STALLED_S and not self._is_whole:
+            raise TimeoutError(f"no weights have landed for {STALLED_S:g} s")

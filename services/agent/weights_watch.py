@@ -1,0 +1,86 @@
+"""Looks at the weights that the node's prefetcher brings into host memory, for the engines that wait for them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from glowplug.controllers.agent import messages as msg
+from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
+from glowplug.weights.source import redacted
+from services.agent.settings import AgentSettings
+
+REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
+SLOW_POLLS = 10
+
+
+class WeightsWatch:
+    """`report` takes what is seen."""
+
+    def __init__(
+        self, settings: AgentSettings, clock: Callable[[], float], report: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        self._settings, self._clock, self._report = settings, clock, report
+
+    def _region(self, weights: WeightsRef) -> Region:
+        return Region.at(self._settings.shm_dir.absolute(), self._settings.node, region_digest(weights))
+
+    async def until_there(self, effect: msg.AwaitWeights) -> None:
+        """Look until the region says complete or failed; past the deadline the controller has given up by itself. An
+        engine that streams may begin once the region has a layout, and for nothing where that has another generation
+        afterwards."""
+        if not effect.weights.uri:
+            await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
+            return
+        region = self._region(effect.weights)
+        began = self._clock()
+        is_first, generation = True, ""
+        while self._clock() < effect.deadline_at:
+            status = region.read_state(effect.instance_id, stage=effect.stage, num_stages=effect.num_stages)
+            if generation and status.state is not RegionState.FAILED and status.generation != generation:
+                why = "they were dropped, and come again from the start"
+                await self._report(msg.WeightsReplaced(effect.instance_id, why))
+                generation = ""
+            if effect.streams and not generation and status.state is RegionState.FETCHING and status.path:
+                generation = status.generation
+                await self._report(msg.WeightsArriving(effect.instance_id, status.path))
+            if status.state is RegionState.COMPLETE and status.info is not None:
+                path = _path_of(status.info, effect.weights)
+                region.touch(self._clock())
+                await self._report(msg.WeightsComplete(effect.instance_id, path, cached=is_first))
+                return
+            if status.state is RegionState.FAILED and status.failure is not None:
+                await self._report(msg.WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
+                return
+            is_first = False
+            await self._until_next_look(began)
+
+    async def _until_next_look(self, began: float) -> None:
+        """At the prefetcher's directory, for weights that are waited for since then."""
+        is_slow = self._clock() - began > REGION_GRACE_S
+        await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
+
+    async def until_whole(self, instance_id: str, weights: WeightsRef) -> str:
+        """Where all of them lie, once they do. Raises WeightsUnavailable or ChecksumMismatch; until when it waits is
+        the controller's to say."""
+        if not weights.uri:
+            return ""
+        region = self._region(weights)
+        began = self._clock()
+        while True:
+            status = region.read_state(instance_id)
+            if status.state is RegionState.COMPLETE and status.info is not None:
+                region.touch(self._clock())
+                return _path_of(status.info, weights)
+            if status.state is RegionState.FAILED and status.failure is not None:
+                raise WeightsUnavailable(f"the rest of its weights did not come: {status.failure.message}")
+            await self._until_next_look(began)
+
+
+def _path_of(info: RegionInfo, weights: WeightsRef) -> str:
+    """Raises ChecksumMismatch where complete weights are not as many bytes as declared."""
+    declared, found = weights.num_bytes, info.num_bytes
+    if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
+        raise ChecksumMismatch(f"{redacted(weights.uri)}: {found} bytes, expected {declared}")
+    return info.path

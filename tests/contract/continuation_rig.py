@@ -1,0 +1,152 @@
+"""Engines that tell the same words whenever they are asked, and go on behind what a request says was told."""
+
+import asyncio
+import json
+from typing import Any
+
+from glowplug.domain.model import Model
+from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.contract.data_port_rig import DONE, FakeEngine, Reply, Rig, Served, a_model, post
+
+WORDS = ["The", " sea", " is", " a", " vast", " realm"]
+STOPPED = {"stop_reason": "max_tokens", "stop_sequence": None}
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": len(WORDS)},
+    COMPLETIONS: {"prompt": "Once:", "max_tokens": len(WORDS)},
+    RESPONSES: {"input": "hi", "max_output_tokens": len(WORDS)},
+    MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": len(WORDS)},
+}
+
+
+def asked_of(path: str, **more: Any) -> dict[str, Any]:
+    """The body of a request for a stream."""
+    return {"model": "m", "stream": True, **ASKED[path], **more}
+
+
+def a_real_model(**over: Any) -> Model:
+    return a_model(engine="llamacpp", **over)
+
+
+def asking(path: str, **more: Any) -> bytes:
+    return post(path, json.dumps(asked_of(path, **more)).encode())
+
+
+def sse(event: dict[str, Any]) -> bytes:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n".encode()
+
+
+class Story:
+    """An engine that answers WORDS, and goes on behind what a request says was answered. `cut`: after so many events
+    it is gone; `torn`: in the middle of the next."""
+
+    def __init__(self, name: str, cut: int = 1000, *, torn: bool = False, failing: bytes = b"") -> None:
+        self.name, self.cut, self.torn, self.failing = name, cut, torn, failing
+        self.asked: list[dict[str, Any]] = []
+
+    async def __call__(self, served: Served) -> None:
+        path = served.head.split(b" ", 2)[1].decode()
+        body = json.loads(served.body)
+        self.asked.append(body)
+        events = self.events(path, body)
+        await served.sse_head()
+        for event in events[: self.cut]:
+            await served.chunk(event)
+        if self.cut >= len(events):
+            await served.end()
+            return
+        if self.torn:
+            await served.send(b"%x\r\n%b" % (len(events[self.cut]), events[self.cut][:-9]))
+        if self.failing:
+            await served.chunk(self.failing)
+            await served.end()
+            return
+        await asyncio.sleep(0.01)
+        served.die()
+
+    def events(self, path: str, body: dict[str, Any]) -> list[bytes]:
+        begun, prompt = self.before(path, body)
+        most = next(body[n] for n in ("max_tokens", "max_output_tokens", "max_completion_tokens") if n in body)
+        words = WORDS[begun : begun + most]
+        if begun == len(WORDS):
+            words = [" more"]  # no engine answers nothing
+        usage = {"prompt_tokens": prompt + begun, "completion_tokens": len(words)}
+        usage["total_tokens"] = sum(usage.values())
+        if path in (CHAT, COMPLETIONS):
+            return self.chunks(path, words, usage, bool((body.get("stream_options") or {}).get("include_usage")))
+        used = {"input_tokens": prompt + begun, "output_tokens": len(words)}
+        return self.message(words, used) if path == MESSAGES else self.response(WORDS[: begun + most], words, used)
+
+    @staticmethod
+    def before(path: str, body: dict[str, Any]) -> tuple[int, int]:
+        """Words that were answered, as the request says, and tokens of the prompt."""
+        if path == COMPLETIONS:
+            text, prompt = body["prompt"].removeprefix("Once:"), 2
+        else:
+            last = list(body.get("messages") or body["input"])[-1]
+            is_ours = isinstance(last, dict) and last["role"] == "assistant"
+            content = last["content"] if is_ours else ""
+            text, prompt = content if isinstance(content, str) else content[0]["text"], 5
+        begun = next(n for n in range(len(WORDS) + 1) if "".join(WORDS[:n]) == text)
+        return begun, prompt
+
+    def chunks(self, path: str, words: list[str], usage: dict[str, int], wants: bool) -> list[bytes]:
+        head = {"id": f"id-{self.name}", "created": 7, "model": self.name, "object": "chunk"}
+
+        def chunk(**choice: Any) -> bytes:
+            return sse({**head, "choices": [{"index": 0, "finish_reason": None, **choice}]})
+
+        if path == CHAT:
+            said = [chunk(delta={"role": "assistant", "content": None})]
+            said += [chunk(delta={"content": word}) for word in words] + [chunk(delta={}, finish_reason="length")]
+        else:
+            said = [chunk(text=word) for word in words] + [chunk(text="", finish_reason="length")]
+        return said + [sse({**head, "choices": [], "usage": usage})] * wants + [DONE]
+
+    def message(self, words: list[str], usage: dict[str, int]) -> list[bytes]:
+        message = {"id": f"id-{self.name}", "role": "assistant", "content": [], "usage": {**usage, "output_tokens": 0}}
+        return [
+            sse({"type": "message_start", "message": message}),
+            sse({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+            *(
+                sse({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}})
+                for word in words
+            ),
+            sse({"type": "content_block_stop", "index": 0}),
+            sse({"type": "message_delta", "delta": STOPPED, "usage": {"output_tokens": len(words)}}),
+            sse({"type": "message_stop"}),
+        ]
+
+    def response(self, all_words: list[str], words: list[str], usage: dict[str, int]) -> list[bytes]:
+        item, text = f"msg-{self.name}", "".join(all_words)
+        part = {"type": "output_text", "text": text}
+        whole = {"type": "message", "id": item, "role": "assistant", "content": [part]}
+        response = {"id": f"id-{self.name}", "output": [whole], "usage": {**usage, "total_tokens": sum(usage.values())}}
+        return [
+            sse({"type": "response.created", "response": {"id": f"id-{self.name}"}}),
+            sse({"type": "response.in_progress", "response": {"id": f"id-{self.name}"}}),
+            sse({"type": "response.output_item.added", "item": {"type": "message", "id": item, "content": []}}),
+            sse({"type": "response.content_part.added", "item_id": item, "part": {"type": "output_text", "text": ""}}),
+            *(sse({"type": "response.output_text.delta", "item_id": item, "delta": word}) for word in words),
+            sse({"type": "response.output_text.done", "item_id": item, "text": text}),
+            sse({"type": "response.content_part.done", "item_id": item, "part": part}),
+            sse({"type": "response.output_item.done", "item": whole}),
+            sse({"type": "response.completed", "response": response}),
+        ]
+
+
+async def rig_of(rig: Rig, *stories: Reply) -> list[FakeEngine]:
+    """An instance for each, asked in this order."""
+    return [await rig.engine(story, instance_id=f"i-{n}") for n, story in enumerate(stories, 1)]
+
+
+def as_first(path: str, **more: Any) -> bytes:
+    """The stream of an engine that nothing happens to."""
+    return b"".join(Story("1").events(path, asked_of(path, **more)))
+
+
+def decoded(body: bytes) -> list[Any]:
+    """The events of a stream, names and comments left out."""
+    blocks = body.decode().split("\n\n")
+    data = [line[6:] for block in blocks for line in block.split("\n") if line.startswith("data: ")]
+    return [one if one == "[DONE]" else json.loads(one) for one in data]

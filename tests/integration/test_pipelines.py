@@ -1,0 +1,210 @@
+"""Pipelines of emulated engines over several agents and a placer: they start, serve, become one engine or several, and
+whatever breaks in any phase, the bytes come back, no process is left over and the next start answers."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from glowplug.controllers.agent.record import State
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Model
+from tests.pipeline_rig import PipelineRig, pipelines, quick, staged_model
+from tests.waiting import until
+
+S = InstanceState
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[PipelineRig]:
+    async with pipelines(tmp_path, num_nodes=2) as rig:
+        yield rig
+
+
+async def test_a_pipeline_serves_and_becomes_one_engine_under_a_request(rig: PipelineRig) -> None:
+    model = staged_model("a", load_bytes_per_s=1e9)
+    rig.withheld = {"i/rest"}
+    await rig.place(model, "i")
+    first = await rig.reaches("i", State.READY)
+    assert (first.num_stages, first.max_concurrency, rig.granted("node-1")) == (2, 4, {"i": 80})
+    assert rig.granted("node-2") == {"i.1": 80} and rig.holding("i.1").state is State.READY
+    assert (await httpx.AsyncClient().get(f"{first.url}/v1/models")).status_code == 401, "its key is asked for"
+    answering = asyncio.create_task(rig.ask(first, 600))
+    await rig.consolidate("i")
+    await until(lambda: rig.holding("i").instance.consolidating, "it has memory for all of the model")
+    assert rig.granted("node-1") == {"i": 160} and rig.controller.fleet.network.links["node-1"].fetches
+    await rig.let("i/rest")
+    whole = await until(lambda: (i := rig.holding("i").instance).is_whole and i, "it is whole")
+    assert not answering.done() and whole.url == first.url and whole.max_concurrency == 2
+    await rig.reaches("i.1", State.STOPPED)
+    answer = await answering
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 600
+    assert "serves alone" in rig.holding("i.1").instance.reason
+    await until(lambda: not rig.granted("node-2"), "the other stage's bytes are free")
+    await until(lambda: not rig.controller.fleet.network.links, "no fetch is under way")
+    spans = rig.agents["node-1"].finished_spans()
+    assert {"agent.consolidate", "agent.await_rest", "engine.consolidate"} <= spans.keys()
+
+
+async def test_each_stage_becomes_an_instance(rig: PipelineRig) -> None:
+    """HydraServe section 6.2: the later stages first, then the first one."""
+    await rig.place(staged_model("a"), "i")
+    await rig.reaches("i", State.READY)
+    await rig.consolidate("i.1", "node-2")
+    later = await until(lambda: (i := rig.holding("i.1").instance).is_whole and i, "the later stage is whole")
+    assert later.serves and (await rig.ask(later)).status_code == 200
+    assert (await rig.ask(rig.holding("i").instance)).status_code == 200, "the pipeline serves on"
+    await rig.consolidate("i")
+    first = await until(lambda: (i := rig.holding("i").instance).is_whole and i, "the first stage is whole")
+    assert (await rig.ask(first)).status_code == 200
+    assert rig.granted("node-1") == {"i": 160} and rig.granted("node-2") == {"i.1": 160}
+
+
+async def test_a_stage_with_too_little_memory_stays_one_and_is_asked_again(tmp_path: Path) -> None:
+    async with pipelines(tmp_path, num_nodes=2, gpu_budgets="200MiB") as rig:
+        await rig.place(staged_model("a"), "i")
+        await rig.place(staged_model("b"), "j")
+        first = await rig.reaches("i", State.READY)
+        await rig.reaches("j", State.READY)
+        await rig.consolidate("i")
+        await until(lambda: "stays stage 0 of 2" in rig.holding("i").instance.reason, "it says why")
+        assert (await rig.ask(first)).status_code == 200
+
+
+# faults
+
+PHASES = {  # a pipeline that is held in each phase -> what its first stage is in then
+    "launches": State.LOADING,  # its weights are there before it is
+    "fetches": State.STARTING,
+    "loads": State.LOADING,
+    "waits": State.STAGE_LOADED,
+    "serves": State.READY,
+    "grows": State.READY,
+}
+
+
+WITHHELD = ("fetches", "fetches.1", "waits.1", "grows/rest")
+
+
+def held(phase: str) -> Model:
+    """A model whose pipeline stays in a phase for as long as the test needs."""
+    holds = {"launches": {"launch_s": 1000.0}, "loads": {"load_bytes_per_s": 40_000.0}}
+    return staged_model(phase, **holds.get(phase, {}))
+
+
+async def in_every_phase(rig: PipelineRig, num_tokens: int = 1900) -> list["asyncio.Task[httpx.Response]"]:
+    """One pipeline in each; requests run on those that serve."""
+    rig.withheld = {*WITHHELD}
+    for phase in PHASES:
+        await rig.place(held(phase), phase)
+    for phase in ("serves", "grows"):
+        await rig.reaches(phase, State.READY)
+    asking = [asyncio.create_task(rig.ask(rig.holding(phase).instance, num_tokens)) for phase in ("serves", "grows")]
+    await rig.consolidate("grows")
+    await until(lambda: rig.holding("grows").instance.consolidating, "it grows")
+    for phase, state in PHASES.items():
+        await rig.reaches(phase, state)
+    await rig.reaches("loads.1", State.LOADING)
+    return asking
+
+
+async def expect_ends(rig: PipelineRig, phases: dict[str, str], *, gone: str = "") -> None:
+    """Both stages of each come to an end that its reason explains; nothing of them is left on the nodes that are
+    there, no request hangs, and a start under another name answers."""
+    nodes = [node_id for node_id in rig.agents if node_id != gone]
+    for phase, why in phases.items():
+        for name in (phase, f"{phase}.1"):
+            await until(partial(rig.outcome, name), f"{name} has ended, not {rig.holding(name)}")
+        reasons = " | ".join(rig.outcome(name)[1] for name in (phase, f"{phase}.1"))  # type: ignore[index]
+        assert why in reasons, f"{phase}: {reasons}"
+    await until(lambda: not any(rig.granted(node_id) for node_id in nodes), "all bytes are free")
+    await until(lambda: not rig.living, f"no process is left, not {rig.living}")
+    await until(lambda: not rig.controller.fleet.network.links, "no fetch is counted any more")
+    for node_id in nodes:
+        rig.agents[node_id].service.controller.validate()
+    await rig.let(*WITHHELD)
+    for phase in phases:
+        await rig.place(quick(held(phase)), f"{phase}-2")
+    for phase in phases:
+        assert (await rig.ask(await rig.reaches(f"{phase}-2", State.READY))).status_code == 200
+
+
+async def expect_broken(asking: list["asyncio.Task[httpx.Response]"]) -> None:
+    for answer in await asyncio.gather(*asking, return_exceptions=True):
+        assert isinstance(answer, httpx.TransportError), "it ends as it does when an engine dies"
+
+
+@pytest.mark.parametrize("which", ["", ".1"], ids=["the first stage", "the later stage"])
+async def test_engines_that_are_killed(rig: PipelineRig, which: str) -> None:
+    asking = await in_every_phase(rig)
+    for phase in PHASES:
+        os.kill(rig.engines[phase + which][0], signal.SIGKILL)
+    starting = dict.fromkeys(("launches", "loads"), "the process ended before it was ready")
+    ends = dict.fromkeys(PHASES, "the engine process ended by itself") | starting
+    await expect_broken(asking)
+    await expect_ends(rig, ends)
+
+
+async def test_a_stage_that_is_lost_once_the_rest_is_loaded_ends_no_request(rig: PipelineRig) -> None:
+    """What it held of the KV cache is computed again, and the instance goes on alone."""
+    await rig.place(staged_model("a", load_bytes_per_s=1_500_000.0), "i")  # 0.4 s for the rest
+    first = await rig.reaches("i", State.READY)
+    answering = asyncio.create_task(rig.ask(first, 600))
+    await rig.consolidate("i")
+    await until(lambda: rig.holding("i").instance.consolidating, "the rest is loaded")
+    os.kill(rig.engines["i.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
+    await asyncio.sleep(0.6)
+    os.kill(rig.engines["i.1"][0], signal.SIGKILL)
+    answer = await answering
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 600
+    await until(lambda: rig.holding("i").instance.is_whole, "it runs all of the model")
+    assert (await rig.ask(rig.holding("i").instance)).status_code == 200
+    assert rig.granted("node-1") == {"i": 160} and not rig.granted("node-2")
+
+
+async def test_later_stages_that_hang(tmp_path: Path) -> None:
+    """The first stage waits for a step no longer than its timeout; a start, no longer than its deadline."""
+    async with pipelines(tmp_path, num_nodes=2, start_deadline_s=4.0, health_timeout_s=60.0) as rig:
+        asking = await in_every_phase(rig)
+        for phase in PHASES:
+            os.kill(rig.engines[f"{phase}.1"][0], signal.SIGSTOP)
+        await expect_broken(asking)
+        lost = dict.fromkeys(("serves", "grows"), "a later stage of the pipeline is lost")
+        await expect_ends(rig, dict.fromkeys(PHASES, "after 4 s") | lost)
+
+
+async def test_a_node_that_is_gone_with_its_stages(tmp_path: Path) -> None:
+    async with pipelines(tmp_path, num_nodes=3) as rig:
+        asking = await in_every_phase(rig)
+        await rig.lose("node-2")
+        for phase in PHASES:
+            os.kill(rig.engines[f"{phase}.1"][0], signal.SIGKILL)
+        await expect_broken(asking)
+        await expect_ends(rig, dict.fromkeys(PHASES, ""), gone="node-2")
+
+
+async def test_a_placer_that_is_replaced_in_every_phase(rig: PipelineRig) -> None:
+    """Its successor reads the rows: it joins what waits, asks for the rest of what grows, and counts the fetches."""
+    asking = await in_every_phase(rig, num_tokens=600)
+    await rig.placer.stop()
+    rig.placer = await rig.start_placer(2)
+    await until(lambda: {"fetches", "fetches.1"} <= counted(rig), f"it counts what is fetched, not {counted(rig)}")
+    await rig.let(*WITHHELD)
+    assert (await rig.ask(await rig.reaches("fetches", State.READY))).status_code == 200
+    await until(lambda: rig.holding("grows").instance.is_whole, "it has become whole")
+    await rig.reaches("grows.1", State.STOPPED)
+    for answer in asyncio.as_completed(asking):
+        assert (await answer).status_code == 200
+    await until(lambda: not counted(rig), f"nothing is fetched, not {counted(rig)}")
+
+
+def counted(rig: PipelineRig) -> set[str]:
+    """Fetches in the placer's ledger, of models that wait for them."""
+    links = rig.controller.fleet.network.links.values()
+    found = {fetch.fetch_id for link in links for fetch in link.fetches}
+    return {name for name in found if name.startswith(("fetches", "grows"))}

@@ -1,0 +1,262 @@
+"""Several agents and a placer in this process, on one memory bus and store, with real emulated engine processes: each
+instance is a pipeline of two stages on two nodes. Weights come as from a prefetcher, at once or when they are let."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.controllers.agent.record import State
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.reads import READS
+from glowplug.domain.engine_key import engine_key
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines.process import is_alive, kill_group
+from glowplug.events.commands import ConsolidateInstance, FetchWeights, PlaceInstance
+from glowplug.events.envelope import Event, to_json
+from glowplug.events.facts import ModelDeployed, WeightsFetched, WeightsPartFetched
+from glowplug.events.subjects import commands_to
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu, stage_bytes
+from glowplug.policies.registry import choose
+from glowplug.runtime.shell import Shell
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.region import Region, RegionInfo, region_digest
+from tests.agent_rig import SPEED, TRACEPARENT, AgentRig, emulated_model
+from tests.fleet_builder import MIB, an_event
+from tests.waiting import until
+
+SECRET = "shared by agents and routers"
+PARAMS = PlacerParams(
+    node_lease_s=1.2,
+    repeat_s=0.2,
+    give_up_s=30.0,
+    settle_s=0.1,
+    impossible_s=60.0,
+    retry_s=0.1,
+    follows_parts=True,
+    hole_grace_s=3.0,
+)
+
+
+def in_two_stages(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+    """On the first two nodes that are there."""
+    model, nodes = request.model, sorted(node.node_id for node in view.nodes if not node.draining)[:2]
+    if len(nodes) < 2:
+        return PlaceDecision(reason="one node is no pipeline")
+    stages = []
+    for number, node_id in enumerate(nodes):
+        first, last = stage_bytes(model, number, 2)
+        fetch_bytes = (last or model.fetch_bytes) - first
+        need = bytes_per_gpu(model, 2)
+        stages.append(
+            StageDecision(
+                node_id=node_id,
+                gpu_ids=(f"{node_id}/0",),
+                bytes_per_gpu=need,
+                first_byte=first,
+                fetch_bytes=fetch_bytes,
+            )
+        )
+    return PlaceDecision(stages=tuple(stages), reason="two stages, as the test wants")
+
+
+class PipelineRig:
+    """`agents` by node id. `withheld`: instances and stages whose weights do not come, or (`name/rest`) whose rest does
+    not."""
+
+    def __init__(self, folder: Path, num_nodes: int = 3, **settings: Any) -> None:
+        self.broker, self.store, self.folder = MemoryBroker(), MemoryStore(), folder
+        given: dict[str, Any] = {
+            "gpu_budgets": "4GiB",
+            "beat_s": 0.2,
+            "engine_secret": SECRET,
+            "health_every_s": 0.2,
+            "shm_dir": folder / "shm",
+        }
+        self.agents: dict[str, AgentRig] = {}
+        for number in range(1, num_nodes + 1):
+            node_id = f"node-{number}"
+            own = {"node_id": node_id, "service_id": f"agent-{number}", "state_dir": folder / node_id}
+            self.agents[node_id] = rig = AgentRig(folder, **(given | settings | own))
+            rig.broker, rig.store = self.broker, self.store
+        self.bus = MemoryBus(self.broker)
+        self.withheld: set[str] = set()
+        self.lost: set[str] = set()  # nodes
+        self._waiting: list[Event] = []
+        self.engines: dict[str, tuple[int, float]] = {}  # every process that a stage ever had
+        self.placer: Shell
+
+    async def start(self) -> None:
+        for rig in self.agents.values():
+            await rig.start()
+        self.placer = await self.start_placer(1)
+        for node_id in self.agents:
+            await self.bus.subscribe([commands_to("prefetcher", node_id)], self._fetch, durable=f"prefetcher-{node_id}")
+        await until(lambda: len(self.controller.nodes.by_id) == len(self.agents), "the placer knows the nodes")
+
+    async def start_placer(self, epoch: int) -> Shell:
+        name, registry = f"placer-{epoch}", CollectorRegistry()
+        policies = {"placement": "two stages", "eviction": "lru", "prewarming": "none"}
+        evict = choose("eviction", "lru")
+        controller = PlacerController(in_two_stages, evict, policies, epoch, PARAMS)
+        tracing, metrics = Tracing("placer", name), ShellMetrics("placer", registry)
+        bus = MemoryBus(self.broker)
+        shell = Shell(
+            "placer",
+            name,
+            controller,
+            bus,
+            self.store,
+            tracing,
+            metrics,
+            epoch=epoch,
+            reads=READS,
+            tick_s=0.05,
+            resync_s=0.2,
+        )
+        await shell.start()
+        await bus.subscribe(READS.telemetry_filters(), shell.on_event)
+        await bus.subscribe(READS.fact_filters(), shell.on_event, durable=f"{name}-facts")
+        await bus.subscribe(READS.command_filters(), shell.on_event, durable=f"{name}-commands")
+        return shell
+
+    @property
+    def controller(self) -> PlacerController:
+        assert isinstance(self.placer.controller, PlacerController)
+        return self.placer.controller
+
+    async def stop(self) -> None:
+        self._note_engines()
+        await self.placer.stop()
+        for process in self.engines.values():
+            kill_group(*process)
+        for node_id in self.agents.keys() - self.lost:
+            await self.agents[node_id].crash()
+
+    async def lose(self, node_id: str) -> None:
+        """Its agent is gone, and says nothing."""
+        self.lost.add(node_id)
+        await self.agents[node_id].crash()
+
+    # commands
+
+    async def place(self, model: Model, instance_id: str) -> None:
+        """Ask for it, as an autoscaler does, which has deployed its model."""
+        await self.store.put("models", model.key, to_json(model))
+        await self.bus.publish(an_event(ModelDeployed(model=model)))
+        command = PlaceInstance(instance_id=instance_id, model=model, reason="a test", wanted_at=0.0)
+        await self.bus.publish(an_event(command, issuer="autoscaler-1", epoch=1, traceparent=TRACEPARENT))
+
+    async def consolidate(self, instance_id: str, node_id: str = "node-1") -> None:
+        command = ConsolidateInstance(target=node_id, instance_id=instance_id, reason="a test")
+        await self.bus.publish(an_event(command, issuer="autoscaler-1", epoch=1, traceparent=TRACEPARENT))
+
+    # weights
+
+    async def _fetch(self, event: Event) -> None:
+        data: FetchWeights = event.data
+        if data.instance_id + ("/rest" if data.background else "") in self.withheld:
+            self._waiting.append(event)
+            return
+        region = Region.at(self.folder / "shm", data.target, region_digest(data.weights))
+        region.begin()
+        region.blob.write_bytes(b"seed")
+        came: dict[str, Any] = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
+        came |= {"num_bytes": data.weights.num_bytes, "seconds": 0.0, "source": "file"}
+        path = str(region.blob.absolute())
+        if data.num_stages > 1:
+            part = RegionInfo(path=path, num_bytes=1, sha256="", source="file", seconds=0.0)
+            region.complete_stage(part, data.stage, data.num_stages)
+            fact: Any = WeightsPartFetched(instance_id=data.instance_id, **came)
+        else:
+            size = data.weights.num_bytes
+            region.complete(RegionInfo(path=path, num_bytes=size, sha256="", source="file", seconds=0.0))
+            fact = WeightsFetched(**came)
+        await self.bus.publish(an_event(fact, issuer="prefetcher"))
+
+    async def let(self, *names: str) -> None:
+        """What was withheld comes."""
+        self.withheld -= set(names)
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            await self._fetch(event)
+
+    # what is there
+
+    def holding(self, instance_id: str) -> Any:
+        found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
+        return next((holding for holding in found if holding is not None), None)
+
+    def state(self, instance_id: str) -> State | None:
+        holding = self.holding(instance_id)
+        return holding.state if holding is not None else None
+
+    async def reaches(self, instance_id: str, *states: State) -> Instance:
+        def seen() -> Instance | None:
+            holding = self.holding(instance_id)
+            return holding.instance if holding is not None and holding.state in states else None
+
+        found: Instance = await until(seen, f"{instance_id} is {states}, not {self.holding(instance_id)}")
+        self._note_engines()
+        return found
+
+    def _note_engines(self) -> None:
+        for rig in self.agents.values():
+            for instance_id, handle in rig.service.engines._state.handles.items():
+                self.engines[instance_id] = handle.pid, handle.pid_started_at
+
+    @property
+    def living(self) -> set[str]:
+        return {name for name, process in self.engines.items() if is_alive(*process)}
+
+    def granted(self, node_id: str) -> dict[str, int]:
+        """MiB of a node's GPU by holder."""
+        found: dict[str, int] = {}
+        for grant in self.agents[node_id].service.controller.ledger.gpus[0].all_grants:
+            found[grant.holder] = found.get(grant.holder, 0) + grant.num_bytes // MIB
+        return found
+
+    async def ask(self, instance: Instance, num_tokens: int = 4) -> httpx.Response:
+        """One completion of a pipeline, with the key that its engine asks for."""
+        headers = {"authorization": f"Bearer {engine_key(SECRET, instance.key_id)}"}
+        body = {"model": instance.model_key, "prompt": "tell", "max_tokens": num_tokens, "ignore_eos": True}
+        async with httpx.AsyncClient(timeout=30) as client:
+            return await client.post(f"{instance.url}/v1/completions", json=body, headers=headers)
+
+    def outcome(self, instance_id: str) -> tuple[InstanceState, str] | None:
+        """What the store says of it at its end."""
+        row = next(iter(self.agents.values())).row(instance_id)
+        return (row.state, row.reason) if row is not None and row.state.is_gone else None
+
+
+def staged_model(name: str, **engine_args: Any) -> Model:
+    """A small model of the emulated engine, whose weights are 4000 bytes on their way."""
+    weights = WeightsRef(uri=f"file:///weights/{name}", num_bytes=4000)
+    args = {"time_scale": SPEED, "stage_timeout_s": 1.0, "profile": "qwen2.5-7b/a10"} | engine_args
+    return emulated_model(name, mib=60, kv_bytes=100 * MIB, weights=weights, engine_args=args, max_concurrency=2)
+
+
+def quick(model: Model) -> Model:
+    """The same model, with nothing that holds its start up."""
+    return replace(model, engine_args=dict(staged_model(model.name).engine_args))
+
+
+@asynccontextmanager
+async def pipelines(folder: Path, num_nodes: int = 3, **settings: Any) -> AsyncIterator[PipelineRig]:
+    rig = PipelineRig(folder, num_nodes, **settings)
+    await rig.start()
+    try:
+        yield rig
+    finally:
+        await asyncio.shield(rig.stop())

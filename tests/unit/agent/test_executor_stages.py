@@ -1,0 +1,152 @@
+"""The executor with engines that run in stages: every effect ends in an outcome, whatever the engine does."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from glowplug.controllers.agent import messages as msg
+from glowplug.domain.engine_key import engine_key
+from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import StageAddress
+from glowplug.engines import process
+from glowplug.weights.region import Region, RegionInfo, region_digest
+from tests.agent_rig import write_weights
+from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, FakeStager, Rig, rig_of
+from tests.waiting import until
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig_of(tmp_path, FakeSleeper()) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def launched(tmp_path: Path) -> AsyncIterator[Rig]:
+    """With i-1 launched, an engine that runs in stages."""
+    async with rig_of(tmp_path, FakeStager()) as launched:
+        await launched.launch()
+        yield launched
+
+
+async def test_stages_serve_and_become_whole(launched: Rig) -> None:
+    """The first stage reaches the others at their addresses, each with the key that its engine asks for; it becomes
+    whole once the node has all of the weights."""
+    launched.settings.engine_secret = "secret"
+    later = StageAddress(instance_id="i-1.1", url="http://node-2:9000", key_id="k")
+    await launched.do(msg.ServeStages("i-1", (later,)))
+    ready = await launched.outcome(msg.EngineReady)
+    assert (ready.url, ready.num_slots, ready.kv_tokens) == ("http://127.0.0.1:1", 16, 900)
+    assert f"stage http://node-2:9000 {engine_key('secret', 'k')}" in launched.driver.calls
+    launched.driver.may_become_whole.set()
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    await asyncio.sleep(0.05)
+    assert not launched.saw(msg.EngineConsolidated), "the rest of its weights is on its way"
+    write_weights(launched.settings.shm_dir.absolute(), MODEL)
+    whole = await launched.outcome(msg.EngineConsolidated)
+    assert whole.kv_tokens == 1200 and [phase.name for phase in whole.phases] == ["fetch", "load"]
+    assert "whole blob" in launched.driver.calls
+    assert json.loads(launched.state.handles["i-1"].data["holds"])["kv_tokens"] == 1200, "a wake reports it"
+
+
+@pytest.mark.parametrize("left", [None, 77])
+async def test_a_consolidation_that_is_given_up_says_what_it_has_left(launched: Rig, left: int | None) -> None:
+    launched.driver.left = left
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    await launched.do(msg.AbandonConsolidation("i-1"))
+    if left is None:
+        assert (await launched.outcome(msg.ConsolidationFailed)).reason == "given up"
+    else:
+        assert (await launched.outcome(msg.EngineConsolidated)).kv_tokens == 77
+    assert len([o for o in launched.outcomes if isinstance(o, msg.EngineConsolidated | msg.ConsolidationFailed)]) == 1
+
+
+@pytest.mark.parametrize("error", [EngineFailed("a stage is gone"), RuntimeError("a stage is gone")])
+async def test_stages_that_fail_are_reported(launched: Rig, error: Exception) -> None:
+    launched.driver.errors["stages"] = error
+    write_weights(launched.settings.shm_dir.absolute(), MODEL)
+    await launched.do(msg.ServeStages("i-1"))
+    assert "a stage is gone" in (await launched.outcome(msg.EngineStartFailed)).reason
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    assert "a stage is gone" in (await launched.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_an_engine_that_does_not_answer_says_nothing_of_its_consolidation(launched: Rig) -> None:
+    launched.driver.errors["stages"] = EngineFailed("no answer")
+    launched.outcomes.clear()
+    await launched.do(msg.AbandonConsolidation("i-1"))
+    await asyncio.sleep(0.05)
+    assert not launched.outcomes, "its bytes stay granted, and the controller asks again"
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> None:
+    """The ability keeps such a command away; without that, it has an outcome all the same."""
+    if is_launched:
+        await rig.launch("r-1", replica=True)
+    why = "does not" if is_launched else "no engine is known"
+    await rig.do(msg.ServeStages("r-1"))
+    failed = await rig.outcome(msg.EngineStartFailed)
+    assert failed.code == ("engine_unable" if is_launched else "engine_failed") and why in failed.reason
+    await rig.do(msg.ConsolidateEngine("r-1", MODEL))
+    assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
+    if is_launched:
+        rig.outcomes.clear()
+        await rig.do(msg.AbandonConsolidation("r-1"))
+        assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_weights_that_do_not_come_end_a_consolidation(launched: Rig) -> None:
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    region = write_weights(launched.settings.shm_dir.absolute(), MODEL)
+    region.fail("weights_unavailable", "the registry is away", failed_at=1.0, instance_ids=("i-1",))
+    assert "the registry is away" in (await launched.outcome(msg.ConsolidationFailed)).reason
+
+
+async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
+    """The part of another stage, or of a pipeline of another depth, is not its own."""
+    region = Region.at(rig.settings.shm_dir.absolute(), "node-1", region_digest(MODEL.weights))
+    region.begin()
+    region.blob.write_bytes(bytes(40))
+    came = RegionInfo(path=str(region.blob), num_bytes=10, sha256="", source="file", seconds=0.0)
+    region.complete_stage(came, 2, 4)
+    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, time.time() + 60, 1, 4))
+    await asyncio.sleep(0.05)
+    assert not rig.saw(msg.WeightsComplete)
+    region.complete_stage(came, 1, 4)
+    complete = await rig.outcome(msg.WeightsComplete)
+    assert complete.path == str(region.blob) and not complete.cached
+
+
+@pytest.mark.parametrize("fault", [None, EngineFailed("no answer")])
+async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_from_then_on(
+    tmp_path: Path, fault: Exception | None
+) -> None:
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        stage = await rig.launch()
+        write_weights(rig.settings.shm_dir.absolute(), MODEL)
+        if fault is not None:
+            rig.driver.errors["move"] = fault
+        rig.driver.may_become_whole.set()
+        await rig.do(msg.ConsolidateEngine("i-1", MODEL))
+        whole = await rig.outcome(msg.EngineConsolidated)
+        assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
+        assert [phase.name for phase in whole.phases] == ["fetch", "load"]
+        (moved,) = await until(lambda: rig.driver.moved, "requests move once that is reported")
+        assert moved.pid == rig.state.handles["i-1"].pid == rig.driver.beside.pid != stage.pid
+        process.kill_group(stage.pid, stage.pid_started_at)
+        await asyncio.sleep(0.05)
+        assert not rig.saw(msg.EngineExited), "the end of the stage's own process is none of the engine's"
+        process.kill_group(moved.pid, moved.pid_started_at)
+        await rig.outcome(msg.EngineExited)
+
+
+async def test_stop_ends_a_consolidation(launched: Rig) -> None:
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    await launched.do(msg.StopEngine("i-1", 0.0))
+    assert (await launched.outcome(msg.EngineGone)).clean
+    assert not launched.saw(msg.EngineConsolidated, msg.ConsolidationFailed)

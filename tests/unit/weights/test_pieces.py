@@ -1,0 +1,190 @@
+"""A region that is read while it fills: pieces, generations, and what a reader may believe."""
+
+import json
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.pieces import (
+    PIECE_BYTES,
+    LandingReader,
+    Layout,
+    RegionChanged,
+    piece_bytes_for,
+    piece_digest,
+    read_landed,
+    read_layout,
+    read_piece_digests,
+)
+from glowplug.weights.region import Region, RegionInfo, RegionState
+from glowplug.weights.source import SourceFile, SourceInfo
+from glowplug.weights.writer import Digester, RegionWriter
+
+DATA = random.Random(5).randbytes(300_001)
+FILES = {"config.json": DATA[:10_001], "model.safetensors": DATA[10_001:]}
+REF = WeightsRef(uri="https://weights/x", sha256="ab" * 32)
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Region:
+    return Region.at(tmp_path, "node-1", "ab" * 32)
+
+
+def writer_of(region: Region, files: dict[str, bytes] = FILES, validator: str = "v1") -> RegionWriter:
+    entries = tuple(SourceFile(path=path, num_bytes=len(body), validator=validator) for path, body in files.items())
+    writer = RegionWriter(region, REF, SourceInfo(files=entries, ranges=True), 1 << 30)
+    writer.open()
+    return writer
+
+
+def land(writer: RegionWriter, first: int, last: int, data: bytes = DATA) -> None:
+    for index in range(len(writer.info.files)):
+        start, end = max(first, writer.file_start(index)), min(last, writer.file_end(index))
+        if start < end:
+            writer.write(start, data[start:end])
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "piece_bytes"),
+    [(0, 4096), (1, 4096), (4096 * 64, 4096), (4096 * 65, 8192), (64 << 20, PIECE_BYTES), (1 << 40, PIECE_BYTES)],
+)
+def test_pieces_are_a_mebibyte_and_less_for_small_weights(num_bytes: int, piece_bytes: int) -> None:
+    assert piece_bytes_for(num_bytes) == piece_bytes
+
+
+def test_the_layout_is_there_before_any_byte(region: Region) -> None:
+    writer = writer_of(region)
+    said = json.loads((region.directory / "layout.json").read_bytes())
+    assert said["files"] == [
+        {"path": "config.json", "num_bytes": 10_001, "start": 0},
+        {"path": "model.safetensors", "num_bytes": 290_000, "start": 10_001},
+    ]
+    assert (said["num_bytes"], said["piece_bytes"]) == (300_001, 8192)
+    assert read_landed(region.directory, Layout.from_json(said) or Layout.of([])) == bytes(37)
+    assert (region.files / "model.safetensors").stat().st_size == 290_000
+    status = region.read_state()
+    assert (status.state, status.path) == (RegionState.FETCHING, str(region.files.absolute()))
+    assert status.generation == said["generation"]
+    writer.close()
+
+
+def test_a_piece_counts_once_its_last_byte_has_landed(region: Region) -> None:
+    writer = writer_of(region)
+    reader = LandingReader(region.directory)
+    land(writer, 8192, 16_383)  # across the end of the first file, and a byte short
+    assert not reader.has(8192, 8193)
+    land(writer, 16_383, 16_384)
+    assert reader.has(8192, 16_384)
+    assert not reader.has(8191, 8193)
+    assert reader.has(5, 5)  # no byte is asked for
+    land(writer, 294_912, 300_001)  # the last piece is shorter
+    assert reader.has(300_000, 300_001)
+    writer.close()
+    reader.close()
+
+
+def test_a_reader_waits_for_what_it_needs_and_no_more(region: Region) -> None:
+    writer = writer_of(region)
+    reader = LandingReader(region.directory)
+    with pytest.raises(TimeoutError, match="bytes 0 to 10"):
+        reader.wait(0, 10, 0.01, poll_s=0.001)
+    later = threading.Timer(0.02, land, (writer, 0, 8192))
+    later.start()
+    reader.wait(0, 8192, 5.0, poll_s=0.001)
+    assert (region.files / "config.json").read_bytes()[:8192] == DATA[:8192]
+    assert not reader.is_complete()
+    later.join()
+    writer.close()
+    reader.close()
+
+
+def test_a_killed_fetch_goes_on_in_the_same_generation(region: Region) -> None:
+    writer = writer_of(region)
+    land(writer, 0, 100_000)
+    before = read_layout(region.directory)
+    reader = LandingReader(region.directory)
+    writer.close()  # meta.json says less than what has landed: 8 MiB are between two of its writes
+    again = writer_of(region)
+    assert again.landed.as_list() == [(0, 98_304)]  # what is whole; a part of a piece is brought again
+    assert read_layout(region.directory) == before
+    assert reader.is_current()
+    later = LandingReader(region.directory)
+    assert later.has(0, 98_304)
+    assert not later.has(98_304, 98_305)
+    again.close()
+
+
+def test_bytes_that_come_anew_are_another_generation(region: Region) -> None:
+    writer = writer_of(region)
+    land(writer, 0, 100_000)
+    reader = LandingReader(region.directory)
+    writer.close()
+    writer_of(region, validator="v2").close()
+    with pytest.raises(RegionChanged):
+        reader.wait(200_000, 200_001, 5.0, poll_s=0.001)
+    with pytest.raises(RegionChanged):
+        reader.is_complete()
+    assert not LandingReader(region.directory).has(0, 1)
+
+
+def test_a_reader_ends_with_the_fetch(region: Region) -> None:
+    writer = writer_of(region)
+    reader = LandingReader(region.directory)
+    region.fail("weights_corrupt", "sha256 differs", failed_at=1.0)
+    with pytest.raises(RegionChanged):
+        reader.wait(0, 1, 5.0, poll_s=0.001)
+    writer.close()
+    region.clear_bytes()
+    with pytest.raises(RegionChanged, match="no layout"):
+        LandingReader(region.directory)
+
+
+async def test_each_piece_has_a_checksum_of_its_own(region: Region) -> None:
+    writer = writer_of(region)
+    land(writer, 0, len(DATA))
+    digester = Digester(writer, step_bytes=50_000)
+    await digester.run()
+    layout = writer.layout
+    assert layout is not None
+    wanted = tuple(piece_digest(DATA[slice(*layout.piece(index))]) for index in range(layout.num_pieces))
+    assert digester.piece_digests == wanted
+    region.write_piece_digests(layout, digester.piece_digests)
+    assert read_piece_digests(region.directory, layout) == wanted
+    assert read_piece_digests(region.directory, Layout.of([("x", 5)])) == ()
+    writer.close()
+
+
+def test_a_stage_is_complete_before_the_whole(region: Region) -> None:
+    writer = writer_of(region)
+    info = RegionInfo(path=str(region.files), num_bytes=7, sha256="", source="http", seconds=0.1)
+    region.complete_stage(info, 1, 2)
+    assert region.read_state(stage=1, num_stages=2).info == info
+    assert region.read_state(stage=0, num_stages=2).state is RegionState.FETCHING
+    assert region.read_state().state is RegionState.FETCHING
+    region.clear_bytes()
+    assert region.read_state(stage=1, num_stages=2).state is RegionState.ABSENT
+    writer.close()
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"7", b'{"files": [{}]}', b'{"files": 5}', b"[" * 100_000])
+def test_what_is_no_layout_is_none(region: Region, junk: bytes) -> None:
+    region.begin()
+    for name in ("layout.json", "order.json", "pieces.json", "landed"):
+        (region.directory / name).write_bytes(junk)
+    layout = Layout.of([("", 10_000)])
+    assert read_layout(region.directory) is None
+    assert region.read_order() is None
+    assert read_piece_digests(region.directory, layout) == ()
+    assert read_landed(region.directory, layout) == bytes(layout.num_pieces)
+
+
+def test_the_reader_needs_the_standard_library_alone() -> None:
+    path = Path(__file__).parents[3] / "libs/glowplug/weights/pieces.py"
+    script = "import runpy, sys; runpy.run_path(sys.argv[1])"
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", script, str(path)], check=False)
+    assert run.returncode == 0
