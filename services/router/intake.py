@@ -16,6 +16,7 @@ from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 from services.router import api_errors, tracing
 from services.router.api_errors import STOPPING, refused
+from services.router.conversation import Lengths, text_tokens
 from services.router.ends import ClientSink
 from services.router.exchange import Exchange, PortContext
 from services.router.http_request import HttpRequest
@@ -29,7 +30,8 @@ WRONG_KEY = Unauthorized("The API key is missing or wrong (`Authorization: Beare
 
 
 class Intake:
-    """Takes the complete requests of one data port. `passed_fields` of a body go to engines unchecked."""
+    """Takes the complete requests of one data port. `passed_fields` of a body go to engines unchecked. `lengths` say
+    how long an answer will be, where a policy asks."""
 
     def __init__(
         self,
@@ -38,7 +40,9 @@ class Intake:
         tracing: Tracing | None = None,
         sampler: Sampler | None = None,
         passed_fields: Iterable[str] = (),
+        lengths: Lengths | None = None,
     ) -> None:
+        self._lengths = lengths if context.table.controller.tracks_tokens else None
         self._context, self._table, self._access = context, context.table, context.access
         self._tracing, self._sampler = tracing, sampler or Sampler()
         self._readers = readers(passed_fields)
@@ -79,7 +83,11 @@ class Intake:
         )
         traced = traceparent if trace is not None else ""
         counted = (prompt_tokens, max_tokens) if self._tracks_tokens else (0, 0)
-        self._table.arrive(exchange, RequestArrived(exchange.ticket, model.name, request.request_id, traced, *counted))
+        said = text_tokens(asked, self._lengths) if self._lengths is not None else 0
+        self._table.arrive(
+            exchange,
+            RequestArrived(exchange.ticket, model.name, request.request_id, traced, *counted, text_tokens=said),
+        )
         return True
 
     def forget_models(self) -> None:

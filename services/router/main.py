@@ -11,6 +11,7 @@ from glowplug.runtime.identity import Identity
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
 from glowplug.runtime.tasks import essential
 from services.router.app import make
+from services.router.conversation import open_lengths
 from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
 from services.router.port import DataPort
@@ -45,6 +46,7 @@ async def serve(stopping: asyncio.Event) -> None:
         sampler=settings.sampler(),
         passed_fields=settings.passed,
         engine_secret=settings.engine_secret,
+        lengths=open_lengths(settings.length_model) if controller.tracks_tokens else None,
     )
     shell = RouterShell(world, settings, table)
     shell.take_copy()

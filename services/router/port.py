@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from glowplug.runtime.web import WebRules
 from glowplug.telemetry.tracing import Tracing
 from services.router.client import ClientConnection
+from services.router.conversation import Lengths
 from services.router.engine import Engines
 from services.router.exchange import Exchange, PortContext
 from services.router.http_request import Access
@@ -45,6 +46,7 @@ class DataPort:
         tracing: Tracing | None = None,
         sampler: Sampler | None = None,
         passed_fields: Iterable[str] = (),
+        lengths: Lengths | None = None,
         engine_secret: str = "",
     ) -> None:
         self.limits = limits or Limits()
@@ -53,7 +55,9 @@ class DataPort:
         self._table = table
         self.context = PortContext(self.limits, table, metrics, Access(rules, api_key), self.engines.connect, report)
         self.context.max_continuations = table.controller.params.max_continuations
-        self._intake = Intake(self.context, tracing=tracing, sampler=sampler, passed_fields=passed_fields)
+        self._intake = Intake(
+            self.context, tracing=tracing, sampler=sampler, passed_fields=passed_fields, lengths=lengths
+        )
         self._loop = self.context.loop
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None

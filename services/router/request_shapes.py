@@ -163,6 +163,7 @@ class Item(Struct):
     """One item of a response's input: a message, a call or its output. Further fields are the engine's to check."""
 
     type: str | None = None
+    role: str | None = None
     content: str | list[Part] | None = None
     output: str | list[Part] | None = None
 

@@ -48,6 +48,7 @@ class RouterSettings(ServiceSettings):
     drain_delay_s: float = Field(0.0, ge=0)  # after SIGTERM not ready and served as before: balancers notice
     tick_s: float = Field(0.25, gt=0)
     policy_routing: str = "union"  # see docs/policies.md
+    length_model: str = ""  # a file that says how long answers will be; empty: the one that comes with it; none: none
     routing_hold_overloaded: bool = False  # preserve_load_aware: wait while every KV cache is about to be full
     max_header_bytes: int = Field(DEFAULT.header_bytes, ge=1024)
     max_body_bytes: int = Field(DEFAULT.body_bytes, ge=1024)

@@ -103,7 +103,7 @@ def test_variables_in_code_and_docs_are_the_ones_on_the_page() -> None:
     used = {
         (f, name)
         for f in [*files_in(*folders), *PAGES, "Makefile", ".ci/run"]
-        if not f.startswith("tests/house/") and f.rpartition(".")[2] not in ("png", "svg", "ico", "woff2")
+        if not f.startswith("tests/house/") and f.rpartition(".")[2] not in ("png", "svg", "ico", "woff2", "npz")
         for name in VARIABLE.findall(text(f))
     }
     assert {(f, name) for f, name in used if name not in page | urls | NO_VARIABLES} == set()

@@ -131,7 +131,7 @@ def test_nothing_in_the_tree_is_of_one_machine() -> None:
     named = [
         (f, match.group())
         for f in files()
-        if not f.startswith("tests/house/") and not f.endswith((".png", ".svg", ".ico", ".woff2"))
+        if not f.startswith("tests/house/") and not f.endswith((".png", ".svg", ".ico", ".woff2", ".npz"))
         if (match := homes.search(text(f)))
     ]
     assert not named

@@ -180,14 +180,14 @@ class Balances:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def expect(self, model_key: str, prompt_tokens: int, max_tokens: int) -> int:
-        """Response tokens to expect; 0 where no policy asks."""
+    def expect(self, model_key: str, prompt_tokens: int, max_tokens: int, text_tokens: int = 0) -> int:
+        """Response tokens to expect; 0 where no policy asks. `text_tokens`: as ResponseLengths.expect has it."""
         if not self.tracks_tokens:
             return 0
         lengths = self._lengths.get(model_key)
         if lengths is None:
             lengths = self._lengths[model_key] = ResponseLengths(self._length_params)
-        return lengths.expect(prompt_tokens, max_tokens)
+        return lengths.expect(prompt_tokens, max_tokens, text_tokens)
 
     def choose(self, request: Request, now_s: float) -> Instance | None:
         """Where it should go now."""
@@ -227,7 +227,8 @@ class Balances:
             if instance is not None:
                 balancer.filled(instance_id, self.taken(instance))
         if response_tokens and request.model_key in self._lengths:
-            self._lengths[request.model_key].learn(request.prompt_tokens, response_tokens)
+            lengths = self._lengths[request.model_key]
+            lengths.learn(request.prompt_tokens, response_tokens, request.text_tokens)
 
     def outlooks(self, model_key: str) -> dict[str, Outlook]:
         """What is ahead of each instance that may be chosen, as of when time passed last; empty from a policy that

@@ -143,8 +143,10 @@ class RouterController:
         queue.last_active_at = now_s
         queue.num_arrived += 1
         request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
-        request.prompt_tokens = s.prompt_tokens
-        request.expected_tokens = s.expected_tokens or self.balances.expect(model.key, s.prompt_tokens, s.max_tokens)
+        request.prompt_tokens, request.text_tokens = s.prompt_tokens, s.text_tokens
+        request.expected_tokens = s.expected_tokens or self.balances.expect(
+            model.key, s.prompt_tokens, s.max_tokens, s.text_tokens
+        )
         if not queue.waiting:
             instance = self.balances.choose(request, now_s)
             if instance is not None:

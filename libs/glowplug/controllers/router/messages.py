@@ -10,7 +10,8 @@ class RequestArrived:
     """A well-formed request for `name` (a model's name or alias). `ticket` is unique in this router and grows.
 
     Token counts are 0 when they are not known. `expected_tokens` is how long the answer will be, where somebody knows:
-    it takes the place of what the router would expect from earlier answers."""
+    it takes the place of what the router would expect; `text_tokens`, what its text says of that, is weighed against
+    earlier answers."""
 
     ticket: int
     name: str
@@ -19,6 +20,7 @@ class RequestArrived:
     prompt_tokens: int = 0
     max_tokens: int = 0
     expected_tokens: int = 0
+    text_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

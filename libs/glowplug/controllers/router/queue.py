@@ -27,6 +27,7 @@ class Request:
     cold: bool = False
     prompt_tokens: int = 0  # 0: not known
     expected_tokens: int = 0  # of its answer
+    text_tokens: int = 0  # ... as its text says; 0: it was not read
     head_sent: bool = False  # its client has a 200 already: it can be refused no more
     num_continued: int = 0  # instances that were lost in the middle of its stream
     broken_at: float = 0.0  # when the last one was

@@ -58,3 +58,22 @@ def test_it_stays_among_what_was_seen(seen: list[tuple[int, int]], prompt: int, 
     expected = lengths.expect(prompt)
     assert min(real) - 1 <= expected <= max(real) + 1
     assert 1 <= lengths.expect(prompt, most) <= (most or expected)
+
+
+def test_a_text_is_believed_until_earlier_answers_are_nearer() -> None:
+    lengths = ResponseLengths()
+    assert lengths.expect(100, text_tokens=60) == 60, "before any answer the text is all there is"
+    for _ in range(30):
+        lengths.learn(100, 500, text_tokens=60)
+        lengths.learn(100, 500, text_tokens=900)
+    assert abs(lengths.expect(100, text_tokens=60) - 500) < 25, "its texts say nothing of this model's answers"
+
+
+def test_a_model_that_says_twice_as_much_is_learned() -> None:
+    lengths, truth = ResponseLengths(), [20, 400, 90, 700, 150]
+    for _ in range(40):
+        for said in truth:
+            lengths.learn(100, 2 * said, text_tokens=said)
+    for said in truth:
+        assert abs(lengths.expect(100, text_tokens=said) - 2 * said) < 0.15 * said
+    assert lengths.expect(100, 300, text_tokens=700) == 300

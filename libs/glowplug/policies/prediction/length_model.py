@@ -1,0 +1,88 @@
+"""The length of an answer from the text of its conversation: hashed words weighed by ridge regression, then trees.
+
+Paper: PreServe section 4.2, a response's length from its prompt, by a small encoder. Departure: no encoder. On the same
+conversations one costs seventy times as much and says no more than the words do (docs/policies.md, response lengths).
+
+    heads    for the logarithm of the length, and for its being beyond each of some lengths: a weight for each hashed
+             word, in eight bits; a text's words are averaged by the root of their number
+    trees    boosted for the median, over the numbers of length_text.py and the heads; their sum is log(1 + tokens)
+    ratios   of the actual length over that median: its 10th and 90th percentile, by how long it is expected and
+             whether the conversation has answers already
+
+Needs numpy, nothing else. The file is made by bench/fit/lengths.py; a file of another version is refused.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from glowplug.domain.errors import BadRequest
+from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Described
+
+VERSION: Final = 1
+SHIPPED: Final = Path(__file__).with_name("length_model.npz")
+MAX_LOG: Final = 12.0  # nothing is expected to be longer than 160,000 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Response tokens: the median, and between which four of five answers lie."""
+
+    tokens: int
+    low: int
+    high: int
+
+
+class LengthModel:
+    """`parts`: the arrays of a file, by name. Raises BadRequest for those of another version, or of other shapes."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        missing = {"version", "weights", "scale", "bias", "feature", "limit", "left", "right", "value", "roots"}
+        missing |= {"base", "depth", "edges", "low", "high"}
+        missing -= parts.keys()
+        if missing or int(parts["version"]) != VERSION:
+            found = f"lacks {', '.join(sorted(missing))}" if missing else f"is of version {int(parts['version'])}"
+            raise BadRequest(f"the file {found}; this version reads {VERSION}", param="length_model")
+        self._weights, self._scale, self._bias = parts["weights"], parts["scale"], parts["bias"]
+        if self._weights.shape != (NUM_BUCKETS, len(self._bias)):
+            raise BadRequest(f"the weights have the shape {self._weights.shape}", param="length_model")
+        # A leaf is its own successor, so that all trees take the same number of steps.
+        self._feature, self._limit = parts["feature"].astype(np.intp), parts["limit"]
+        self._next = np.stack([parts["left"], parts["right"]], axis=1).astype(np.intp).ravel()
+        self._value, self._roots = parts["value"], parts["roots"].astype(np.intp)
+        if int(self._feature.max(initial=0)) >= NUM_NUMBERS + len(self._bias):
+            raise BadRequest("a tree asks for a number that there is not", param="length_model")
+        self._base, self._depth = float(parts["base"]), int(parts["depth"])
+        self._edges, self._low, self._high = parts["edges"], parts["low"], parts["high"]
+
+    @classmethod
+    def read(cls, path: Path = SHIPPED) -> "LengthModel":
+        """Raises BadRequest for what is no such file."""
+        try:
+            with np.load(path, allow_pickle=False) as parts:
+                return cls(dict(parts))
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            raise BadRequest(f"{path.name}: {error}", param="length_model") from error
+
+    def expect(self, described: Described) -> Length:
+        """What the text says; nothing is learned here."""
+        log = min(MAX_LOG, max(0.0, self._log(described)))
+        at = int(np.searchsorted(self._edges, log))
+        kind = int(described.has_answers)
+        tokens = math.expm1(log)
+        low, high = tokens * float(self._low[kind, at]), tokens * float(self._high[kind, at])
+        return Length(max(1, round(tokens)), max(1, round(low)), max(1, round(high)))
+
+    def _log(self, described: Described) -> float:
+        words = np.fromiter(described.words, dtype=np.intp, count=len(described.words))
+        heads = self._weights[words].sum(0, dtype=np.int32) * self._scale
+        inputs = np.empty(NUM_NUMBERS + len(heads), dtype=np.float32)
+        inputs[:NUM_NUMBERS] = described.numbers
+        inputs[NUM_NUMBERS:] = heads / math.sqrt(max(1, len(words))) + self._bias
+        at = self._roots
+        for _ in range(self._depth):
+            at = self._next[2 * at + (inputs[self._feature[at]] > self._limit[at])]
+        return self._base + float(self._value[at].sum())

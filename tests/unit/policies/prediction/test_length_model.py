@@ -1,0 +1,66 @@
+"""The file that comes with Glowplug, files that are none, and what the trees and heads of a file add up to."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glowplug.domain.errors import BadRequest
+from glowplug.policies.prediction.length_model import SHIPPED, VERSION, LengthModel
+from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Turn, describe
+
+
+def parts(**changed: Any) -> dict[str, Any]:
+    """One head, which the word "long" raises, and one tree: ten tokens, or a hundred where the head is above 0.5."""
+    weights = np.zeros((NUM_BUCKETS, 1), np.int8)
+    weights[sorted(describe([Turn("long")]).words)] = 100
+    leaf = np.float32
+    return {
+        "version": np.int32(VERSION),
+        "weights": weights,
+        "scale": np.array([0.01], leaf),
+        "bias": np.array([0.0], leaf),
+        "feature": np.array([NUM_NUMBERS, 0, 0], np.uint8),
+        "limit": np.array([0.5, 0, 0], leaf),
+        "left": np.array([1, 1, 2], np.int32),
+        "right": np.array([2, 1, 2], np.int32),
+        "value": np.array([0, np.log1p(10), np.log1p(100)], leaf),
+        "roots": np.array([0], np.int32),
+        "base": leaf(0),
+        "depth": np.int32(1),
+        "edges": np.array([np.log1p(50)], leaf),
+        "low": np.array([[0.5, 0.1], [1, 1]], leaf),
+        "high": np.array([[2, 3], [1, 1]], leaf),
+    } | changed
+
+
+def test_heads_trees_and_bands() -> None:
+    model = LengthModel(parts())
+    short, long = model.expect(describe([Turn("brief")])), model.expect(describe([Turn("long")]))
+    assert (short.low, short.tokens, short.high) == (5, 10, 20)
+    assert (long.low, long.tokens, long.high) == (10, 100, 300)
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    for broken, why in (
+        (parts(version=np.int32(99)), "is of version 99"),
+        ({k: v for k, v in parts().items() if k != "roots"}, "lacks roots"),
+        (parts(feature=np.array([200, 0, 0], np.uint8)), "asks for a number that there is not"),
+        (parts(weights=np.zeros((5, 1), np.int8)), "have the shape"),
+    ):
+        with pytest.raises(BadRequest, match=why):
+            LengthModel(broken)
+    other = tmp_path / "model.npz"
+    for raw in (b"", b"no archive"):
+        other.write_bytes(raw)
+        with pytest.raises(BadRequest, match="model.npz"):
+            LengthModel.read(other)
+
+
+def test_the_shipped_file_knows_a_long_wish_from_a_short_one() -> None:
+    assert SHIPPED.stat().st_size < 3_000_000
+    model = LengthModel.read()
+    long = model.expect(describe([Turn("Write a detailed essay of 1500 words about the history of the printing press.")]))
+    short = model.expect(describe([Turn("Answer with one word only: is the sea salty?")]))
+    assert long.tokens > 3 * short.tokens and long.low < long.tokens < long.high
