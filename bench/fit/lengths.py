@@ -185,9 +185,8 @@ def judge(model: LengthModel, answers: Answers) -> None:
         inside = ((actual >= low) & (actual <= high))[some].mean()
         print(f"| {name} | {base:.1f} | {error.mean():.1f} | {1 - error.mean() / base:.1%} | {within} | {inside:.1%} |")
     p50, p99 = np.percentile(total, [50, 99])
-    print(
-        f"CPU per answer: p50 {p50:.3f} ms, p99 {p99:.3f} ms, of which the text {np.median(answers.seconds[rows]) * 1e3:.3f}"
-    )
+    text = np.median(answers.seconds[rows]) * 1e3
+    print(f"CPU per answer: p50 {p50:.3f} ms, p99 {p99:.3f} ms, of which the text {text:.3f} at the median")
 
 
 def main() -> None:

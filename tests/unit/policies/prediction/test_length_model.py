@@ -54,13 +54,13 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "model.npz"
     for raw in (b"", b"no archive"):
         other.write_bytes(raw)
-        with pytest.raises(BadRequest, match="model.npz"):
+        with pytest.raises(BadRequest, match=r"model\.npz"):
             LengthModel.read(other)
 
 
 def test_the_shipped_file_knows_a_long_wish_from_a_short_one() -> None:
     assert SHIPPED.stat().st_size < 3_000_000
     model = LengthModel.read()
-    long = model.expect(describe([Turn("Write a detailed essay of 1500 words about the history of the printing press.")]))
+    long = model.expect(describe([Turn("Write a detailed essay of 1500 words about the history of printing.")]))
     short = model.expect(describe([Turn("Answer with one word only: is the sea salty?")]))
     assert long.tokens > 3 * short.tokens and long.low < long.tokens < long.high
