@@ -15,9 +15,10 @@ from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.pieces import LandingReader, Layout, RegionChanged
 from glowplug.weights.region import Region, RegionState, region_digest
-from glowplug.weights.source import SourceOptions
+from glowplug.weights.source import SourceFile, SourceInfo, SourceOptions
 from glowplug.weights.sources import open_source
-from glowplug.weights.sources.peer import PeerRegion, peer_token
+from glowplug.weights.sources.peer import PeerRegion, holding_of, peer_token
+from glowplug.weights.writer import RegionWriter
 from tests.waiting import until
 from tests.weight_servers import PeerServer, WeightServer
 
@@ -75,6 +76,25 @@ async def test_a_registry_that_is_dead_needs_not_answer(tmp_path: Path) -> None:
         await fetch.run()
         assert_whole(fetch)
         assert origin.bytes_sent == 0
+
+
+def answer_of(*names: str) -> dict[str, Any]:
+    return {"files": [[name, 4096, "v"] for name in names], "landed": "1" * len(names), "sha256": "", "pieces": {}}
+
+
+def test_files_of_a_peer_stay_in_the_region() -> None:
+    assert holding_of(answer_of("")) and holding_of(answer_of("a", "b/c"))
+    for names in (("/etc/x",), ("../x",), ("a", "b/../../x"), ("a", "a"), ("a", "./a"), ("a", ""), (".",), ("a\0",)):
+        assert holding_of(answer_of(*names)) is None, names
+
+
+def test_no_file_is_written_outside_of_its_region(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "x"), "../../../x"):
+        files = (SourceFile(path=name, num_bytes=5, validator=""),)
+        region = Region.at(tmp_path / "shm", "n", "ab" * 32)
+        with pytest.raises(WeightsUnavailable, match="leaves its directory"):
+            RegionWriter(region, WeightsRef(uri="http://x"), SourceInfo(files=files, ranges=True), 1 << 20).open()
+        assert not (tmp_path / "x").exists()
 
 
 async def test_a_registry_that_refuses_is_believed(tmp_path: Path) -> None:
