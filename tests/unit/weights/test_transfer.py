@@ -63,18 +63,19 @@ class FastPeer:
     name = "peer"
 
     def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+        self._scene, self.has_read = scene, False
 
     async def look(self, *, again: bool = False) -> Holding | None:
         return Holding(files=FILES, landed=b"\1" * 63 + b"\0")
 
     async def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
         scene = self._scene
-        if scene.stalled.is_set():
+        if self.has_read:
             scene.taken_over.set()
             for _ in range(20):
                 await asyncio.sleep(0)  # the source goes on meanwhile
         await scene.stalled.wait()
+        self.has_read = True
         scene.now_s += 0.1
         yield DATA[first:last]
 
