@@ -232,3 +232,15 @@ def test_what_an_engine_shares_counts_whichever_end_its_start_reaches_first(load
     for name in ("i-1", "i-2"):
         shares(agent, name, loaded_first=loaded_first, replica=replica)
     assert agent.shared() == {60: ("i-1", "i-2")}
+
+
+def test_one_that_counted_on_sharing_and_does_not_fails_once_its_weights_are_checked() -> None:
+    agent = make(abilities=(*STREAMS, "share"), mib=210)
+    shares(agent, "i-1", loaded_first=True)
+    agent.handle(start_of("i-2", model=SMALL), 20.0)
+    agent.handle(msg.EngineLaunched("i-2"), 20.5)
+    agent.handle(msg.WeightsArriving("i-2", "/w"), 21.0)
+    agent.handle(msg.EngineReady("i-2", "http://e"), 22.0)
+    effects = agent.handle(msg.WeightsComplete("i-2", "/w"), 23.0)
+    assert published(effects).state is InstanceState.FAILED and asked(effects, msg.ReportStart)
+    assert "reads 0" in published(effects).reason
