@@ -153,9 +153,10 @@ class Capacity:
     def _note_shared(self, node_id: str, was: Gpu | None, gpu: Gpu | None) -> None:
         if was is not None:
             for weights in was.shared:
-                del self._sharing[weights.key][was.gpu_id]
-                if not self._sharing[weights.key]:
-                    del self._sharing[weights.key]
+                there = self._sharing.get(weights.key, {})
+                there.pop(was.gpu_id, None)  # a row may say a key twice
+                if not there:
+                    self._sharing.pop(weights.key, None)
         if gpu is not None:
             for weights in gpu.shared:
                 self._sharing.setdefault(weights.key, {})[gpu.gpu_id] = node_id

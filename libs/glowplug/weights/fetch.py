@@ -50,7 +50,8 @@ class PiecesWrong(Exception):
 
 
 class PeerMismatch(Exception):
-    """The whole is not what it should be, and some of it came from peers: that part has been dropped."""
+    """The whole is not what it should be, and some of it came from peers, or only a peer says so: what came from them
+    has been dropped."""
 
 
 class Fetch:
@@ -103,7 +104,7 @@ class Fetch:
     async def run(self) -> RegionInfo | None:
         """Bring the bytes. None when only a part was asked for and the rest is still missing. Raises
         WeightsUnavailable, ChecksumMismatch, NoSpace, PiecesWrong; cancelling keeps what landed."""
-        started = self._clock()
+        started, peers = self._clock(), self._peers
         try:
             async with asyncio.timeout(self._options.timeout_s):
                 return await self._until_whole(started)
@@ -111,7 +112,7 @@ class Fetch:
             raise WeightsUnavailable(f"{redacted(self._ref.uri)}: not whole in {self._options.timeout_s} s") from error
         finally:
             self.seconds = self._clock() - started
-            await asyncio.gather(*(peer.close() for peer in self._peers), return_exceptions=True)
+            await asyncio.gather(*(peer.close() for peer in peers), return_exceptions=True)
 
     async def _until_whole(self, started: float) -> RegionInfo | None:
         num_mismatches = num_failures = 0
@@ -184,10 +185,11 @@ class Fetch:
                 return None
             return self._complete(writer, digester, sha256, started)
         except ChecksumMismatch as error:
-            if not transfer.from_peers.total:
+            is_peers_word = bool(self._sha256_of_peers) and not self._ref.sha256
+            if not transfer.from_peers.total and not is_peers_word:
                 raise
-            self._peers = ()
-            await asyncio.to_thread(writer.retract, transfer.from_peers.as_list())
+            self._peers, self._sha256_of_peers = (), ""
+            await asyncio.to_thread(self._retract, writer, transfer, is_peers_word=is_peers_word)
             raise PeerMismatch(str(error)) from error
         finally:
             await transfer.close()
@@ -197,6 +199,15 @@ class Fetch:
             except OSError as error:  # full memory: less will be resumed
                 log.warning("cannot write down what landed of %s: %s", self.region.digest[:12], error)
             writer.close()
+
+    def _retract(self, writer: RegionWriter, transfer: Transfer, *, is_peers_word: bool) -> None:
+        """Drop what peers have brought; where only a peer's word is against the whole, also what an earlier try left,
+        of which it is not known who has brought it. What the source alone has brought stays."""
+        lost = transfer.from_peers.as_list()
+        if is_peers_word and self.num_bytes_resumed:
+            lost = [(0, writer.num_bytes)]
+        if lost:
+            writer.retract(lost)
 
     def _complete(self, writer: RegionWriter, digester: Digester, sha256: str, started: float) -> RegionInfo:
         """Raises ChecksumMismatch."""

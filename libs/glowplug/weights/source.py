@@ -154,7 +154,7 @@ def _is_inside(host: str) -> bool:
 def checked_relative(path: str) -> str:
     """`path` when it stays below the directory it is joined to. Raises WeightsUnavailable otherwise."""
     pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
+    if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
         raise WeightsUnavailable(f"file name {path[:200]!r} leaves its directory")
     return pure.as_posix()
 

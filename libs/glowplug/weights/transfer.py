@@ -287,7 +287,8 @@ class Transfer:
         landing = _Landing(self._writer, holder, position)
         async with aclosing(chunks):
             async for chunk in chunks:
-                piece = chunk[: self._bounds(holder, part)[1] - position]
+                limit = max(0, self._bounds(holder, part)[1] - position)  # 0: cut off before what has come already
+                piece = chunk[:limit]
                 if not piece or holder.lost is not None:
                     break  # it goes on past what was asked for, or is not wanted any more
                 first = landing.position
@@ -302,6 +303,8 @@ class Transfer:
                 self._tally.by_holder[holder.name] = self._tally.by_holder.get(holder.name, 0) + len(piece)
                 fetch = self._writer.region.digest
                 await self._link.take(len(piece), self._tally.priority, fetch, is_remote=holder.is_remote)
+                if len(piece) < len(chunk):
+                    break
 
     def _bounds(self, holder: Holder, part: Part) -> tuple[int, int]:
         layout = self._writer.layout

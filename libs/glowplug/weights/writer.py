@@ -16,7 +16,7 @@ from glowplug.domain.errors import NoSpace
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.pieces import LandingMap, Layout, piece_digest, read_landed, read_layout
 from glowplug.weights.region import Region
-from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, redacted
+from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, checked_relative, redacted
 
 SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
@@ -103,7 +103,8 @@ class RegionWriter:
     def open(self) -> int:
         """Take up what an earlier try left, when it is of the same source, and allocate the rest.
 
-        Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace.
+        Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace, and
+        WeightsUnavailable for a file name that leaves the region.
         """
         if self.num_bytes > self._max_bytes:
             raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
@@ -244,7 +245,7 @@ class RegionWriter:
         self.region.write_meta({**self._identity, "num_bytes": self.num_bytes, "landed": self.landed.as_list()})
 
     def _path(self, file: SourceFile) -> Path:
-        return self.region.files / file.path if file.path else self.region.blob
+        return self.region.files / checked_relative(file.path) if file.path else self.region.blob
 
     def path(self) -> Path:
         return self.region.files if self.info.is_directory else self.region.blob

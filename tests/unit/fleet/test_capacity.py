@@ -82,6 +82,18 @@ def test_within_a_view_what_would_be_shared_is_free():
     assert kept.shared(GPU, "k") is None and kept.counted_twice(GPU, {"i-1"}) == 0
 
 
+def test_a_row_that_says_the_same_twice_is_taken_in_and_goes():
+    node = shared_by("i-1", "i-2")
+    twice = replace(node, gpus=tuple(replace(gpu, shared=gpu.shared * 2) for gpu in node.gpus))
+    kept = capacity()
+    kept.put_node(twice)
+    kept.put_node(replace(twice, node_id="node-2"))  # lists the GPU of another
+    kept.put_node(shared_by("i-1", revision=2))
+    kept.drop_node("node-2")
+    kept.drop_node("node-1")
+    assert kept.free_bytes(GPU) == 0
+
+
 def test_a_row_that_starts_is_promised_its_bytes_and_one_that_drains_is_not():
     kept = capacity()
     kept.put_row(an_instance("i-1", state=InstanceState.STARTING))

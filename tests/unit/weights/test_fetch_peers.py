@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.pieces import LandingReader, Layout, RegionChanged
 from glowplug.weights.region import Region, RegionState, region_digest
-from glowplug.weights.source import SourceOptions
+from glowplug.weights.source import SourceFile, SourceInfo, SourceOptions
 from glowplug.weights.sources import open_source
-from glowplug.weights.sources.peer import PeerRegion, peer_token
+from glowplug.weights.sources.peer import PeerRegion, holding_of, peer_token
+from glowplug.weights.writer import RegionWriter
 from tests.waiting import until
 from tests.weight_servers import PeerServer, WeightServer
 
@@ -31,7 +33,14 @@ async def whatever(_: int) -> int:
     return 10_000_000
 
 
-def fetch_of(ref: WeightsRef, root: Path, *peers: PeerServer, token: str = "", stall_s: float = 3.0) -> Fetch:
+def fetch_of(
+    ref: WeightsRef,
+    root: Path,
+    *peers: PeerServer,
+    token: str = "",
+    stall_s: float = 3.0,
+    regions: Sequence[PeerRegion] = (),
+) -> Fetch:
     source = open_source(ref.uri, SourceOptions(chunk_bytes=32_768, stall_timeout_s=3.0, connect_timeout_s=3.0))
     digest = region_digest(ref)
     return Fetch(
@@ -41,7 +50,7 @@ def fetch_of(ref: WeightsRef, root: Path, *peers: PeerServer, token: str = "", s
         LinkMeter("n/nic"),
         whatever,
         options=FetchOptions(part_bytes=131_072, max_parts=2, max_attempts=2, backoff_first_s=0.001),
-        peers=[PeerRegion(peer.url, digest, token, 32_768, stall_s=stall_s) for peer in peers],
+        peers=[*(PeerRegion(peer.url, digest, token, 32_768, stall_s=stall_s) for peer in peers), *regions],
     )
 
 
@@ -75,6 +84,25 @@ async def test_a_registry_that_is_dead_needs_not_answer(tmp_path: Path) -> None:
         await fetch.run()
         assert_whole(fetch)
         assert origin.bytes_sent == 0
+
+
+def answer_of(*names: str) -> dict[str, Any]:
+    return {"files": [[name, 4096, "v"] for name in names], "landed": "1" * len(names), "sha256": "", "pieces": {}}
+
+
+def test_files_of_a_peer_stay_in_the_region() -> None:
+    assert holding_of(answer_of("")) and holding_of(answer_of("a", "b/c"))
+    for names in (("/etc/x",), ("../x",), ("a", "b/../../x"), ("a", "a"), ("a", "./a"), ("a", ""), (".",), ("a\0",)):
+        assert holding_of(answer_of(*names)) is None, names
+
+
+def test_no_file_is_written_outside_of_its_region(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "x"), "../../../x"):
+        files = (SourceFile(path=name, num_bytes=5, validator=""),)
+        region = Region.at(tmp_path / "shm", "n", "ab" * 32)
+        with pytest.raises(WeightsUnavailable, match="leaves its directory"):
+            RegionWriter(region, WeightsRef(uri="http://x"), SourceInfo(files=files, ranges=True), 1 << 20).open()
+        assert not (tmp_path / "x").exists()
 
 
 async def test_a_registry_that_refuses_is_believed(tmp_path: Path) -> None:
@@ -157,6 +185,39 @@ async def test_weights_without_a_checksum_are_held_against_the_peers(tmp_path: P
             fetch = fetch_of(WeightsRef(uri=origin.url), tmp_path, peer)
             await fetch.run()
         assert_whole(fetch)
+
+
+@pytest.mark.parametrize("holds_some", [True, False])
+async def test_a_peer_with_another_checksum_does_not_forbid_weights_without_one(
+    tmp_path: Path, holds_some: bool
+) -> None:
+    step_s = SLOW if holds_some else 0.0
+    with WeightServer(DATA, step_s=step_s) as origin:
+        with PeerServer(DATA, sha256="ab" * 32, landed=lambda _: holds_some) as peer:
+            fetch = fetch_of(WeightsRef(uri=origin.url), tmp_path, peer)
+            await fetch.run()
+        assert_whole(fetch)
+        assert bool(fetch.tally.by_holder.get(peer.url)) is holds_some
+        if not holds_some:
+            assert fetch.tally.num_bytes < 1.5 * len(DATA), "what the source has brought is not brought twice"
+
+
+class ClosedPeer(PeerRegion):
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+        await super().close()
+
+
+async def test_peers_that_are_asked_no_more_are_closed_too(tmp_path: Path) -> None:
+    with WeightServer(DATA) as origin, PeerServer(DATA, sha256="ab" * 32) as server:
+        ref = WeightsRef(uri=origin.url)
+        peer = ClosedPeer(server.url, region_digest(ref), "")
+        fetch = fetch_of(ref, tmp_path, regions=[peer])
+        await fetch.run()
+        assert_whole(fetch)
+        assert peer.is_closed
 
 
 async def test_the_registry_itself_may_be_what_is_wrong(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Start:
     arriving_path: str | None = None  # where they arrive, of an engine that streams
     weights_path: str | None = None  # once they are in host memory
     fetch: Phase | None = None
+    shared_bytes: int = 0  # that its engine reported as in EngineReady, before its weights were checked
     grew_from: InstanceState | None = None  # what the instance was that it took over
     has_restarted: bool = False  # it was broken off and begun again: its seconds are no measure
 

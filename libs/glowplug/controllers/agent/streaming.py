@@ -27,6 +27,7 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
     instance = holding.instance
     if instance.replica:
         return
+    holding = _loaded(holding, report.shared_bytes)
     num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together say how many they run
     transaction.publish(
         holding.enter(State.UNCHECKED),
@@ -40,16 +41,24 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
     )
 
 
-def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewarmed) -> None:
+def on_prewarmed(transaction: Transaction, holding: Holding, report: msg.EnginePrewarmed) -> None:
     """The engine of a replica is loaded, which this is or whose start it has taken over."""
     if holding.instance.replica or holding.engine_id:
         why = "its weights are on the GPU, and not checked yet"
-        transaction.publish(holding.enter(State.UNCHECKED), reason=why)
+        loaded = _loaded(holding, report.shared_bytes)
+        transaction.publish(loaded.enter(State.UNCHECKED), reason=why)
+
+
+def _loaded(holding: Holding, shared_bytes: int) -> Holding:
+    """What its engine reports of shared pages counts once its weights are checked (sharing.py)."""
+    assert holding.start is not None
+    return replace(holding, start=replace(holding.start, shared_bytes=shared_bytes))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
     """Its weights are whole and right: what its engine has loaded of them counts."""
-    name, instance = holding.instance.instance_id, holding.instance
+    assert holding.start is not None
+    name, instance, shared_bytes = holding.instance.instance_id, holding.instance, holding.start.shared_bytes
     holding = lifecycle.with_weights(transaction, holding, report)
     if holding.engine_id:
         holding = lifecycle.activate(transaction, holding, holding.engine_id)
@@ -58,10 +67,15 @@ def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsCo
         why = "its weights are in host memory, and its engine has taken those that came before the last"
         transaction.publish(holding.enter(State.LOADING), reason=why)
     elif instance.replica:
-        drains.on_prewarmed(transaction, holding, msg.EnginePrewarmed(name))
+        drains.on_prewarmed(transaction, holding, msg.EnginePrewarmed(name, shared_bytes))
     else:
         said = msg.EngineReady(
-            name, instance.url, kv_tokens=instance.kv_tokens, key_id=instance.key_id, lacks=instance.lacks
+            name,
+            instance.url,
+            kv_tokens=instance.kv_tokens,
+            key_id=instance.key_id,
+            lacks=instance.lacks,
+            shared_bytes=shared_bytes,
         )
         stages.on_ready(transaction, holding, said)
 

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
-from glowplug.weights.source import SourceFile, SourceInterrupted
+from glowplug.weights.source import SourceFile, SourceInterrupted, checked_relative
 from glowplug.weights.transfer import Holding
 
 MAX_ANSWER_BYTES = 64 << 20  # of what a peer says that it holds
@@ -42,11 +43,14 @@ def holding_json(holding: Holding, layout: Layout) -> dict[str, Any]:
 
 
 def holding_of(answer: Any) -> Holding | None:
-    """The same, read. None for nonsense."""
+    """The same, read. None for nonsense, as are files outside of the region and two of one name."""
     try:
         files = tuple(SourceFile(path=str(p), num_bytes=int(n), validator=str(v)) for p, n, v in answer["files"])
         marks, sha256, pieces = str(answer["landed"]), str(answer["sha256"]), answer["pieces"]
-    except (KeyError, TypeError, ValueError):
+        names = {checked_relative(file.path) if len(files) > 1 or file.path else "" for file in files}
+    except (KeyError, TypeError, ValueError, OverflowError, WeightsUnavailable):
+        return None
+    if len(names) != len(files):
         return None
     layout = Layout.of([(file.path, file.num_bytes) for file in files])
     if len(marks) != layout.num_pieces or any(file.num_bytes < 0 for file in files):

@@ -1,5 +1,7 @@
 """A start whose engine loads its weights while they arrive (HydraServe section 5.1): READY after both ends of it."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -10,7 +12,7 @@ from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.events.commands import JoinStages
 from tests.agent_steps import ALL, MODEL, CheckedAgent, make, of, start_of, stop, workers
-from tests.fleet_builder import an_event
+from tests.fleet_builder import MIB, an_event
 
 T = TypeVar("T")
 STREAMS = (*ALL, "stages", "stream")
@@ -206,3 +208,39 @@ def test_the_first_stage_waits_for_its_weights_and_then_for_the_others(is_joined
     assert state(agent) is (State.JOINING if is_joined else State.STAGE_LOADED)
     assert agent.instance().url == "http://e:1"
     assert bool(asked(effects if is_joined else agent.handle(join, 16.0), msg.ServeStages))
+
+
+SMALL = replace(MODEL, kv_bytes=70 * MIB)  # 60 MiB of weights
+
+
+def shares(agent: CheckedAgent, name: str, *, loaded_first: bool, **fields: Any) -> list[Effect]:
+    """A start whose engine reads 60 MiB of its weights in pages that others read too."""
+    agent.handle(start_of(name, model=SMALL, **fields), 10.0)
+    agent.handle(msg.EngineLaunched(name), 10.5)
+    agent.handle(msg.WeightsArriving(name, "/w"), 11.0)
+    replica = fields.get("replica")
+    seen = msg.EnginePrewarmed if replica else partial(msg.EngineReady, url="http://e")
+    loaded = seen(name, shared_bytes=60 * MIB)
+    ends = (loaded, msg.WeightsComplete(name, "/w"))
+    return [effect for end in (ends if loaded_first else ends[::-1]) for effect in agent.handle(end, 14.0)]
+
+
+@pytest.mark.parametrize("replica", [False, True])
+@pytest.mark.parametrize("loaded_first", [True, False])
+def test_what_an_engine_shares_counts_whichever_end_its_start_reaches_first(loaded_first: bool, replica: bool) -> None:
+    agent = make(abilities=(*STREAMS, "share"), mib=300)
+    for name in ("i-1", "i-2"):
+        shares(agent, name, loaded_first=loaded_first, replica=replica)
+    assert agent.shared() == {60: ("i-1", "i-2")}
+
+
+def test_one_that_counted_on_sharing_and_does_not_fails_once_its_weights_are_checked() -> None:
+    agent = make(abilities=(*STREAMS, "share"), mib=210)
+    shares(agent, "i-1", loaded_first=True)
+    agent.handle(start_of("i-2", model=SMALL), 20.0)
+    agent.handle(msg.EngineLaunched("i-2"), 20.5)
+    agent.handle(msg.WeightsArriving("i-2", "/w"), 21.0)
+    agent.handle(msg.EngineReady("i-2", "http://e"), 22.0)
+    effects = agent.handle(msg.WeightsComplete("i-2", "/w"), 23.0)
+    assert published(effects).state is InstanceState.FAILED and asked(effects, msg.ReportStart)
+    assert "reads 0" in published(effects).reason
