@@ -63,8 +63,8 @@ class AgentService:
         self._lock = NodeLock(settings.node_dir, settings.node)
         self._drivers, refused = find_engines(settings) if drivers is None else (drivers, {})
         kind = gpu_kind(settings.gpu_kind, self._drivers)
-        streams = settings.stream_weights
-        started = {name: engine_kind(driver, kind, streams=streams) for name, driver in self._drivers.items()}
+        may = {"streams": settings.stream_weights, "stages": bool(settings.stages_at)}
+        started = {name: engine_kind(driver, kind, **may) for name, driver in self._drivers.items()}
         kinds = refused | started
         found = discover(settings.node, kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
@@ -229,10 +229,11 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
     return found, refused
 
 
-def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True) -> EngineKind:
+def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True, stages: bool = True) -> EngineKind:
     """What the controller knows of an engine that can start, on GPUs of that kind. `streams`: it may load its weights
-    while these arrive, where it can."""
-    abilities = frozenset(driver.abilities(gpu_kind)) - (frozenset() if streams else {Ability.STREAM})
+    while these arrive, where it can. `stages`: likewise for a stage of a pipeline, which needs a port to meet at."""
+    barred = {ability for ability, may in ((Ability.STREAM, streams), (Ability.STAGES, stages)) if not may}
+    abilities = frozenset(driver.abilities(gpu_kind)) - barred
     known = driver.capabilities
     return EngineKind(
         name=driver.name,

@@ -128,6 +128,12 @@ def test_the_engines_are_where_routers_may_reach_them(overlay: str, manifests: l
     assert given == {str(ports) for ports in drawn}
 
 
+def test_nodes_offer_no_ports_to_stages_that_may_not_reach_one_another(overlay: str, manifests: list[Manifest]) -> None:
+    assert {str(p) for p in expand(table(overlay))[("node", "node")]} == {"8081"}, "prefetchers alone"
+    agents = [environment(manifests, c) for _, c in all_containers(manifests) if c["name"] == "agent"]
+    assert agents and {given.get("GLOWPLUG_STAGE_PORTS") for given in agents} == {""}
+
+
 def test_every_address_a_service_is_given_is_an_arrow(overlay: str, manifests: list[Manifest]) -> None:
     """What a container is told to connect to, its pod may connect to."""
     drawn = expand(table(overlay))

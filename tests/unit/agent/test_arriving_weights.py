@@ -11,6 +11,7 @@ from glowplug.domain.model import WeightsRef
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import Ability
 from services.agent.service import engine_kind
+from tests.agent_rig import AgentRig
 from tests.arriving_region import ArrivingRegion
 from tests.unit.agent.test_executor import FakeEngineDriver, Rig, rig_of
 
@@ -67,3 +68,13 @@ def test_an_operator_may_have_engines_wait(name: str) -> None:
     assert Ability.STREAM in engine_kind(made, "host").abilities
     without = engine_kind(made, "host", streams=False)
     assert without.abilities == engine_kind(made, "host").abilities - {Ability.STREAM}
+
+
+@pytest.mark.parametrize(("ports", "offered"), [("29400-29999", {"emulated:stages", "vllm:stages"}), ("", set())])
+def test_a_node_without_stage_ports_offers_no_engine_for_stages(tmp_path: Path, ports: str, offered: set[str]) -> None:
+    rig = AgentRig(tmp_path, gpu_kind="emulated", stage_ports=ports)
+    service = rig.open({name: driver(name) for name in ("emulated", "vllm")})
+    abilities = set(service.controller.node(0.0).abilities)
+    assert {ability for ability in abilities if ability.endswith(f":{Ability.STAGES}")} == offered
+    assert "vllm:stream" in abilities
+    service._lock.release()

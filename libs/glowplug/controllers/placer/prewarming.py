@@ -109,8 +109,9 @@ class Prewarming:
         self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}
         of_now = {key: now_open(ahead, now_s) for key, ahead in self.forecasts.items()}
         self.forecasts = {key: ahead for key, ahead in self.forecasts.items() if of_now[key] is not None}
+        self._horizons_s = {key: self._horizons_s[key] for key in self.forecasts}
         forecasts = {
-            key: until(found, self.forecasts[key], now_s + self._horizons_s.get(key, 0.0))
+            key: until(found, self.forecasts[key], now_s + self._horizons_s[key])
             for key, found in of_now.items()
             if found is not None and key in models and key not in self._failed_at
         }

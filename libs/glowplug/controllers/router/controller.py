@@ -358,9 +358,9 @@ class RouterController:
         was_dormant = before is not None and before.state.is_dormant
         if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
             reason = instance.reason or "the instance failed"
-            recalls = self._recall(instance.instance_id, reason) if code == "node_left" else []
+            recalls = self._recall(instance.instance_id, reason) if code == "node_left" else effects
             return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]
-        return []
+        return effects
 
     def _learn_start(self, instance: Instance) -> None:
         model = self.fleet.models.get(instance.model_key)

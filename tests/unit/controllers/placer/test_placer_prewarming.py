@@ -60,6 +60,14 @@ def test_a_forecast_becomes_a_decision_a_fetch_of_low_priority_and_a_replica():
     assert decided.inputs["concurrency_peak"] == 4.0 and decided.inputs["score"] > 0
 
 
+def test_a_forecast_that_is_over_leaves_nothing_behind():
+    controller = placer(a_node(abilities=CAN))
+    forecast(controller, 1.0)
+    assert controller._prewarming._horizons_s.keys() == controller._prewarming.forecasts.keys() == {"a"}
+    controller.handle(Tick(), 900.0)
+    assert controller._prewarming._horizons_s == controller._prewarming.forecasts == {}
+
+
 def test_what_is_ordered_is_ordered_once_and_again_only_when_unheard():
     controller = placer(a_node(abilities=CAN, gpus_mib=(300, 300)))
     (start,) = sent(forecast(controller, 1.0), StartInstance)

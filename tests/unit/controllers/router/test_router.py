@@ -395,6 +395,14 @@ def test_streams_of_an_instance_are_recalled_when_they_are_to_move_or_its_addres
     assert [e.moved for e in effects] == [True, True] and run.handle(msg.MoveStreams("i-2", "none there")) == []
 
 
+@pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.FAILED])
+def test_streams_are_recalled_from_an_address_that_changes_in_any_state(state: InstanceState) -> None:
+    run = warm()
+    run.arrive()
+    effects = run.instance("i-1", state, url="http://elsewhere:2", revision=9)
+    assert msg.Recall(1, "the instance has another address", moved=True) in effects
+
+
 def test_a_next_instance_that_dies_counts_as_one_more() -> None:
     run = Run(max_continuations=2)
     run.instance("i-1")
