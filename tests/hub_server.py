@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ _API = re.compile(r"/api/models/([^/]+/[^/]+?)/revision/([^/]+)")
 _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
+@lru_cache(maxsize=64)  # each request asks for it, and weights are large
 def etag_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -55,7 +55,8 @@ class Registry(HubServer):
 
 class Machines:
     """`num_nodes` nodes with `bytes_per_s` each; `env` goes to every service, `node_env` to agents and prefetchers.
-    A context: namespaces and processes end with it."""
+    The engines of the last `num_plain` nodes load after the fetch, those of the others beside it. A context: namespaces
+    and processes end with it."""
 
     def __init__(
         self,
@@ -64,11 +65,13 @@ class Machines:
         repos: Mapping[str, Mapping[str, bytes]],
         env: Mapping[str, str],
         node_env: Mapping[str, str],
+        num_plain: int = 0,
     ) -> None:
         if reason := why_not():
             raise NoNetwork(reason)
         self.folder = Path(tempfile.mkdtemp(prefix="glowplug-bench-coldstart-"))
         self.nodes = [f"node-{number}" for number in range(1, num_nodes + 1)]
+        self.plain = self.nodes[num_nodes - num_plain :]
         self._rate, self._env, self._node_env = bytes_per_s, env, node_env
         self.registry = Registry({name: dict(files) for name, files in repos.items()})
         self.network = Network()
@@ -105,7 +108,8 @@ class Machines:
                 self._limit(f"p{number}")
         self.registry.name = self.network.addresses[REGISTRY]
         self.network.inside(REGISTRY, self.registry.__enter__)
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
+        names = "".join(f"{address} {pod}\n" for pod, address in self.network.addresses.items())  # no name server is there
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{names}")
         self._servers()
         self._services()
 
@@ -145,6 +149,7 @@ class Machines:
                 "GLOWPLUG_PREFETCHER_URL": f"http://{here}:{PREFETCHER}",
                 "HF_HOME": str(self.folder / node / "hf"),
                 "_GLOWPLUG_FLEET": f"{self.folder.name}-{node}",  # a parked process of its own, in its namespace
+                "GLOWPLUG_STREAM_WEIGHTS": "0" if node in self.plain else "1",
                 **self._node_env,
             }
             self._service(node, "prefetcher", common | own | {"GLOWPLUG_PORT": str(PREFETCHER)})
@@ -196,6 +201,12 @@ class Machines:
         answer.raise_for_status()
         data: list[dict[str, Any]] = answer.json()["data"]
         return data
+
+    def open(self, nodes: Collection[str]) -> None:
+        """What starts from now on starts on these nodes."""
+        for node in self.nodes:
+            verb = "undrain" if node in nodes else "drain"
+            self.ask("POST", f"{self.url('placer')}/v1/nodes/{node}/{verb}").raise_for_status()
 
     def deploy(self, model: Mapping[str, Any]) -> None:
         answer = self.ask("POST", f"{self.url('autoscaler')}/v1/models", json=dict(model))

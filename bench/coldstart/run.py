@@ -7,6 +7,11 @@ the network alone needs: bytes / (stages x bytes per second).
 
     python -m bench.coldstart.run --rounds 5                 (needs root, iproute2, nftables and `make vllm-env`)
     python -m bench.coldstart.run --kinds parked streamed    (those alone)
+    python -m bench.coldstart.run --kinds streamed stages-2 --tokens 600    (stages become one engine within the answer)
+
+A kind is played on the nodes that it is for, while the others take nothing in: `whole` on one whose engines load after
+the fetch, `streamed` on one whose engines load beside it, stages on as many as there are stages, with an objective for
+the first token that one node cannot meet (Algorithm 1 chooses; the table says how many stages there were).
 
 TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are
 those that the instance's row says, of the slowest of its stages; they overlap where a start streams.
@@ -17,8 +22,10 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +38,7 @@ from glowplug.engines import vllm_env, vllm_sample
 MIB: Final = 1 << 20
 PROMPT: Final = "Why is the sky blue?"
 NUM_TOKENS, WAIT_S = 24, 240.0
+SPARE_S: Final = 2.5  # of an objective, beside the fetch of each stage: what else a start takes
 PARK_S: Final = 150.0  # every node parks vLLM at first, on the same cores
 MODEL: Final = {
     "engine": "vllm",
@@ -38,6 +46,7 @@ MODEL: Final = {
     "context_tokens": 1024,
     "max_concurrency": 4,
     "keep_alive_s": 600,
+    "max_wait_s": 120,
 }
 
 
@@ -47,13 +56,24 @@ class Kind:
 
     name: str
     num_stages: int = 1
+    streams: bool = True
     model: Mapping[str, Any] = field(default_factory=dict)
+
+    def objective(self, num_bytes: int, rate: float) -> dict[str, float]:
+        """One that so many stages meet and no fewer."""
+        if self.num_stages == 1:
+            return {}
+        return {"ttft_s": num_bytes / self.num_stages / SKEW / rate + SPARE_S}
 
 
 KINDS: Final = (
-    Kind("fresh", model={"engine_args": {"parked": False}}),
-    Kind("parked"),
+    Kind("fresh", streams=False, model={"engine_args": {"parked": False}}),
+    Kind("parked", streams=False),
+    Kind("streamed"),
+    Kind("stages-2", num_stages=2),
+    Kind("stages-4", num_stages=4),
 )
+SKEW: Final = 0.9  # of the largest stage, as Algorithm 1 has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +82,61 @@ class Seen:
 
     ttft_s: float
     tpot_s: float
+    gap_s: float  # the longest between two texts
     text: str
     phases: Mapping[str, float]  # name -> seconds of the slowest stage
     num_stages: int
     load: float  # of the machine, before
 
 
-def start_once(machines: Machines, kind: Kind, name: str) -> Seen:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every start is asked."""
+
+    num_bytes: int  # of the model
+    rate: float  # bytes per second of each node
+    num_tokens: int
+
+
+def start_once(machines: Machines, kind: Kind, name: str, asked: Asked) -> Seen:
     """A model of that name is asked for the first time, and removed."""
+    nodes = [node for node in machines.nodes if (node in machines.plain) is not kind.streams]
+    machines.open(nodes[: kind.num_stages])
     engine_args = {"num_threads": 1, **kind.model.get("engine_args", {})}
     weights = {"uri": f"hf:bench/{name}"}
-    machines.deploy({**MODEL, **kind.model, "name": name, "weights": weights, "engine_args": engine_args})
+    slo = kind.objective(asked.num_bytes, asked.rate)
+    machines.deploy({**MODEL, **kind.model, "name": name, "weights": weights, "engine_args": engine_args, "slo": slo})
     load = load_now()
     try:
-        ttft_s, tpot_s, text = machines.inside(lambda: stream(machines.url("data"), name))
-        rows = machines.rows("placer", "/v1/instances", model=name)
+        with ThreadPoolExecutor(1) as aside:
+            looks: list[Future[list[dict[str, Any]]]] = []
+
+            def look() -> None:  # before its stages become one
+                looks.append(aside.submit(machines.rows, "placer", "/v1/instances", model=name))
+
+            seen = machines.inside(lambda: stream(machines.url("data"), name, asked.num_tokens, look))
+        rows = looks[0].result()
         phases: dict[str, float] = {}
         for phase in (phase for row in rows for phase in row["phases"]):
             seconds = phase["ended_at"] - phase["started_at"]
             phases[phase["name"]] = max(phases.get(phase["name"], 0.0), seconds)
-        return Seen(ttft_s, tpot_s, text, phases, max((row["num_stages"] for row in rows), default=0), load)
+        return Seen(*seen, phases, max((row["num_stages"] for row in rows), default=0), load)
     finally:
         machines.remove(name)
 
 
-def stream(url: str, model: str) -> tuple[float, float, str]:
-    """Seconds to the first text, seconds per further token, and the text. Greedy."""
+def stream(url: str, model: str, num_tokens: int, on_first: Callable[[], None]) -> tuple[float, float, float, str]:
+    """Seconds to the first text, per further token and of the longest gap between two, and the text. Greedy."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
         "temperature": 0,
         "stream": True,
     }
     headers = {"Authorization": f"Bearer {TOKENS['GLOWPLUG_API_KEY']}"}
-    began = time.monotonic()
-    parts: list[str] = []
-    first = last = 0.0
+    parts, at = list[str](), [time.monotonic()]
     with httpx.stream(
         "POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT_S, trust_env=False
     ) as answer:
@@ -109,12 +147,14 @@ def stream(url: str, model: str) -> tuple[float, float, str]:
             if "error" in event:
                 raise RuntimeError(f"{model}: {event['error']['message']}")
             if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
-                last = time.monotonic()
-                first = first or last
+                at.append(time.monotonic())
                 parts.append(text)
+                if len(parts) == 1:
+                    on_first()
     if not parts:
         raise RuntimeError(f"{model}: status {answer.status_code} and no text")
-    return first - began, (last - first) / max(1, len(parts) - 1), "".join(parts)
+    gaps = [later - earlier for earlier, later in pairwise(at[1:])]
+    return at[1] - at[0], statistics.mean(gaps) if gaps else 0.0, max(gaps, default=0.0), "".join(parts)
 
 
 def until_parked(machines: Machines) -> None:
@@ -147,6 +187,7 @@ def shown(kind: Kind, seen: Sequence[Seen], num_bytes: int, rate: float) -> str:
         f"{statistics.median(ttft) / floor_s:.2f}",
         phases,
         f"{statistics.median(one.tpot_s for one in seen) * 1000:.0f}",
+        f"{max(one.gap_s for one in seen):.2f}",
         f"{min(one.load for one in seen):.1f}-{max(one.load for one in seen):.1f}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -158,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", nargs="+", choices=by_name, default=list(by_name))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="of each answer")
     parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="that a node's network card lets in")
     args = parser.parse_args()
     kinds, rate = [by_name[name] for name in args.kinds], args.mbytes_per_s * 1e6
@@ -168,20 +210,34 @@ def main() -> None:
     env = {"GLOWPLUG_POLICIES": "hydraserve"}
     node_env = {
         "GLOWPLUG_ENGINES": "vllm",
+        "GLOWPLUG_LINK_BYTES_PER_S": str(rate),
         "GLOWPLUG_VLLM_PYTHON": str(vllm_env.interpreter()),
         "GLOWPLUG_GPU_BUDGETS": "1536MiB",
         "GLOWPLUG_HOST_CACHE_BYTES": str(2 * num_bytes),  # what was fetched before makes way
     }
     seen: dict[str, list[Seen]] = {kind.name: [] for kind in kinds}
     repos = {f"bench/{name}": files for _, _, name in names}
-    with Machines(max(kind.num_stages for kind in kinds), rate, repos, env, node_env) as machines:
+    asked = Asked(num_bytes, rate, args.tokens)
+    num_plain = int(any(not kind.streams for kind in kinds))
+    num_nodes = num_plain + max((kind.num_stages for kind in kinds if kind.streams), default=0)
+    with Machines(num_nodes, rate, repos, env, node_env, num_plain) as machines:
         until_parked(machines)
         for number, kind, name in names:
-            one = start_once(machines, kind, name)
+            one = start_once(machines, kind, name, asked)
             seen[kind.name].append(one)
-            print(f"round {number + 1}, {kind.name}: {one.ttft_s:.2f} s", flush=True)
+            print(f"round {number + 1}, {kind.name}, {one.num_stages} stages: {one.ttft_s:.2f} s", flush=True)
     print(f"\n{num_bytes / 1e6:.0f} MB at {args.mbytes_per_s:g} MB/s; seconds, medians of {args.rounds}")
-    head = ["start", "stages", "TTFT (range)", "floor", "TTFT / floor", "phases, which may overlap", "TPOT ms", "load"]
+    head = [
+        "start",
+        "stages",
+        "TTFT (range)",
+        "floor",
+        "TTFT / floor",
+        "phases, which may overlap",
+        "TPOT ms",
+        "longest gap",
+        "load",
+    ]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for kind in kinds:
         print(shown(kind, seen[kind.name], num_bytes, rate))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import rundir
+from glowplug_vllm import arriving, rundir
 
 START = "_GLOWPLUG_START"  # in the environment of a stage: where and when it was started, as JSON
 WATCH_S = 1.0  # between two signs of a stage
@@ -41,7 +41,11 @@ def report_loaded(local_rank: int) -> Path:
 
 @contextlib.contextmanager
 def own_tensors(directory: Path) -> Iterator[None]:
-    """vLLM's loader within it reads the tensors of the model's own layers, and no byte of another one."""
+    """vLLM's loader within it reads the tensors of the model's own layers, and no byte of another one. Where weights
+    arrive its loader does so by itself, and waits for each (arriving_load.py)."""
+    if arriving.is_on():
+        yield
+        return
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.model_executor.models.utils import is_pp_missing_parameter
 
