@@ -36,7 +36,7 @@ class PrefetcherSettings(SourceSettings):
     fetch_timeout_s: float = Field(3600.0, gt=0)
     fetch_connect_timeout_s: float = Field(10.0, gt=0)
     fetch_stall_timeout_s: float = Field(30.0, gt=0)
-    max_peers: int = Field(3, ge=0, le=32)  # other nodes that one fetch reads from, beside the source; 0 is none
+    max_peers: int = Field(3, ge=0, le=8)  # other nodes that one fetch reads from, beside the source; 0 is none
     max_peer_reads: int = Field(8, ge=0)  # by other nodes here, at once
     fetch_seed: int = 0  # of the jitter between tries
     room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for other weights to leave

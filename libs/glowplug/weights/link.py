@@ -15,7 +15,7 @@ from enum import IntEnum
 COLD_START = 1_000_000  # the priority from which on an instance waits for the bytes
 SERVING = -1  # of bytes that go to other nodes
 ACTIVE_S = 0.5  # a class is under way while a byte of it came within so long
-TRICKLE_S = 5.0  # a transfer that others go before moves a chunk in so long, so that its connection lives
+TRICKLE_S = 2.0  # a transfer that others go before moves a chunk in so long, so that its reader takes it for alive
 
 
 class Rank(IntEnum):

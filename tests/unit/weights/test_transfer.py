@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from glowplug.domain.model import WeightsRef
-from glowplug.weights.link import LinkMeter
+from glowplug.weights.link import ACTIVE_S, TRICKLE_S, LinkMeter
 from glowplug.weights.region import Region
 from glowplug.weights.source import SourceFile, SourceInfo
+from glowplug.weights.sources.peer import STALL_S
 from glowplug.weights.transfer import Holder, Holding, Tally, Transfer
 from glowplug.weights.writer import RegionWriter
 
@@ -110,3 +111,7 @@ async def test_what_was_taken_over_before_what_has_come_is_cut_off(tmp_path: Pat
     assert scene.taken_over.is_set()
     writer.close()
     assert region.blob.read_bytes() == DATA
+
+
+def test_bytes_for_others_come_before_their_reader_gives_up() -> None:
+    assert TRICKLE_S < STALL_S - ACTIVE_S

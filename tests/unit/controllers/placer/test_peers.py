@@ -10,6 +10,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import FetchWeights
 from glowplug.policies.placement.links import network_rate
 from glowplug.policies.start_times import StartTimes
+from services.prefetcher.settings import PrefetcherSettings
 from tests.fleet_builder import a_model, a_node, an_instance
 
 M = a_model()
@@ -52,3 +53,8 @@ def test_a_command_names_a_few_nodes() -> None:
 def test_a_rate_that_was_measured_counts_like_a_declared_one(is_measured: bool) -> None:
     link = Link(link_id="node-1/nic", bytes_per_s=2e7, is_measured=is_measured)
     assert network_rate(a_node(links=(link,)), M, StartTimes()) == 2e7
+
+
+def test_a_prefetcher_may_ask_as_many_as_a_command_names() -> None:
+    bound = PrefetcherSettings.model_fields["max_peers"].metadata
+    assert [one.le for one in bound if hasattr(one, "le")] == [MAX_PEERS]
