@@ -64,6 +64,7 @@ async def test_an_engine_that_says_that_it_failed_is_lost(failure: bytes) -> Non
         await rig_of(rig, streaming(*TOLD[:3], failure), Story("2"))
         answer = await rig.ask(asking(CHAT))
         assert outcomes(rig) == {("engine_error", "continued"): 1.0}
+        assert not rig.table.controller.balances.quarantined, "it may be about that stream alone"
     assert answer.complete and decoded(answer.body) == decoded(as_first(CHAT))
 
 

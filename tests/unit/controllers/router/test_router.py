@@ -395,6 +395,19 @@ def test_streams_of_an_instance_are_recalled_when_they_are_to_move_or_its_addres
     assert [e.moved for e in effects] == [True, True] and run.handle(msg.MoveStreams("i-2", "none there")) == []
 
 
+def test_an_engine_that_fails_at_one_stream_is_sent_others_and_that_one_goes_elsewhere() -> None:
+    run = Run(max_continuations=2)
+    run.instance("i-1")
+    run.arrive()
+    run.instance("i-2")
+    assert dispatched(run.handle(msg.StreamBroken(1, "an error", is_reached=True))) == [(1, "i-2")]
+    assert not run.controller.balances.quarantined
+    run.instance("i-2", InstanceState.FAILED, revision=9)
+    assert dispatched(run.arrive()) == [(2, "i-1")], "others are sent there"
+    assert dispatched(run.handle(msg.StreamBroken(1, "an error", is_reached=True))) == [(1, "i-1")], "there is no other"
+    assert rejected(run.handle(msg.StreamBroken(1, "again", is_reached=True))) == [(1, 502, "engine_failed")]
+
+
 @pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.FAILED])
 def test_streams_are_recalled_from_an_address_that_changes_in_any_state(state: InstanceState) -> None:
     run = warm()
