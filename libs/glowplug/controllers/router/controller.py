@@ -1,7 +1,7 @@
 """The router: every request that arrives is dispatched, held or rejected, and ends exactly once.
 
 Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
-ClientLeft, DispatchFailed, StreamBroken), MoveStreams, DrainStarted, BusRefuses and Tick; facts about instances and
+ClientLeft, DispatchFailed, StreamBroken), DrainStarted, BusRefuses and Tick; facts about instances and
 models, weights.fetch_failed and the load reports of all routers. `restore` takes the tables of models, instances and
 start times.
 
@@ -91,7 +91,6 @@ class RouterController:
             msg.ClientLeft: self._left,
             msg.DispatchFailed: self._dispatch_failed,
             msg.StreamBroken: self._stream_broken,
-            msg.MoveStreams: lambda s, _: self._recall(s.instance_id, s.reason, moved=True),
             msg.DrainStarted: self._drain_started,
             msg.BusRefuses: self._bus.changed,
             Tick: self._tick,

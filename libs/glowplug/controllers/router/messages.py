@@ -75,14 +75,6 @@ class StreamBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveStreams:
-    """The streams that the instance runs are to go on at another, or behind its new address."""
-
-    instance_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """This router is asked to stop: nothing new is held, what is here finishes."""
 
