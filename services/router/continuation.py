@@ -59,6 +59,7 @@ class Continuation:
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         self._asked, self._api, self._context_tokens = asked, api, context_tokens
         self._parts: list[str] = []
+        self.num_chars = 0  # of the text that is kept
         self.num_tokens = 0  # of the answer, sent to the client
         self.is_finished = False  # the client knows why the answer ended; what follows is its tail
         self.usage: tuple[int, int] | None = None  # tokens of prompt and answer, once the last engine has said
@@ -72,6 +73,10 @@ class Continuation:
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
+
+    def forget_text(self) -> None:
+        """No further engine will go on with it: what the last one gives is rewritten, not kept."""
+        self._parts, self.num_chars = [], 0
 
     def take(self, data: bytes) -> None:
         """Whole events that the client was sent as they are. Raises NotContinuable."""
@@ -146,6 +151,7 @@ class Continuation:
     def _sent(self, text: str, num_tokens: int = 1) -> None:
         if text:
             self._parts.append(text)
+            self.num_chars += len(text)
             self.num_tokens += num_tokens
 
     def _summed(self, usage: dict[str, Any], prompt: str, answer: str) -> dict[str, Any]:

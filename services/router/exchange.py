@@ -442,8 +442,8 @@ class Exchange:
             kept.lost(kind)
             if self.trace is not None:
                 self.trace.broken(self.context.table.clock(), kind, reason, kept.num_tokens, self.instance)
-            is_lost = kind != resumption.MOVED
-            self.context.table.change(StreamBroken(self.ticket, reason, kept.num_tokens, is_lost))
+            is_lost, is_reached = kind != resumption.MOVED, kind == resumption.ERROR
+            self.context.table.change(StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
 
     def _splice(self, engine: EngineSource, kept: Resumption, body: bytes, complete: bool) -> None:
         """Part of what a later engine gives: the client gets what it does not have yet, as if of the first."""

@@ -1,7 +1,7 @@
 """What an exchange keeps of its stream, so that another engine can go on with it, and how far that has come.
 
 The events are kept as they came, and read only when their engine is lost, or when they are more than LOG_BYTES. What is
-kept then is their text (continuation.py), at most TEXT_CHARS of it.
+kept then is their text (continuation.py), at most TEXT_CHARS of it over all engines: a longer answer is its last one's.
 """
 
 import time
@@ -22,6 +22,7 @@ MOVED: Final = "moved"  # it could have gone on
 LOG_BYTES: Final = 64 * 1024  # of one stream's events, kept as they came
 TEXT_CHARS: Final = 4 * 1024 * 1024
 _MALFORMED: Final = (TypeError, AttributeError, KeyError, ValueError)  # a field is of another kind than its API says
+_TOO_LONG: Final = "it is too long"
 _NOT_ITS_API: Final = "its events are not as those of its API"
 
 
@@ -43,6 +44,8 @@ class Resumption:
 
     def read(self, sent: bytes) -> None:
         """The client was sent this, of the first engine: its text stays. After the first fault nothing does."""
+        if self.why_not:
+            return
         data = self._unread + sent
         end = wire.whole_events(data, len(data))
         self._unread = data[end:]
@@ -51,8 +54,8 @@ class Resumption:
                 path, body = self._request.path, self._request.body
                 self._continuation = continuation_apis.begin(path, body, self._api, self._model.context_tokens)
             self._continuation.take(data[:end])
-            if len(self._continuation.text) > TEXT_CHARS:
-                raise NotContinuable("it is too long")
+            if self._continuation.num_chars > TEXT_CHARS:
+                raise NotContinuable(_TOO_LONG)
         except NotContinuable as why:
             self.why_not, self._continuation = str(why), None
         except _MALFORMED:
@@ -61,7 +64,7 @@ class Resumption:
     def prepare(self) -> bytes:
         """Make the request that goes on (`body`), or return the events that end the stream where it lacks no more than
         them. Raises NotContinuable."""
-        if self._continuation is None:
+        if self._continuation is None or self.why_not:
             raise NotContinuable(self.why_not)
         if self._unread:
             raise NotContinuable("the client has a part of an event")
@@ -104,6 +107,10 @@ class Resumption:
         events, failure = wire.before_failure(body[:end])
         assert self._continuation is not None
         try:
-            return self._continuation.rewrite(events) if events else b"", failure
+            rewritten = self._continuation.rewrite(events) if events else b""
         except _MALFORMED as error:
             raise NotContinuable(_NOT_ITS_API) from error
+        if self.why_not or self._continuation.num_chars > TEXT_CHARS:  # the answer goes on, and is its last engine's
+            self.why_not = _TOO_LONG
+            self._continuation.forget_text()
+        return rewritten, failure

@@ -23,7 +23,7 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
-from glowplug.controllers.placer.sleepers import becomes_of, saved_s
+from glowplug.controllers.placer.sleepers import Saving, becomes_of, saving
 from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.address import rendezvous
 from glowplug.domain.decision import DecisionRecord, Rival
@@ -199,7 +199,7 @@ class Placing:
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
             return []
-        if decision.stages and params.sleeper_patience and self._saved_s(placement, now, decision) <= 0:
+        if decision.stages and params.sleeper_patience and self._saving(placement, now, decision).saved_s <= 0:
             return self._start(placement, decision, now)
         wanting = 0 if decision.stages else self._wanting(placement, now)
         chosen = self._make_space(placement, now, decision, wanting)
@@ -232,14 +232,17 @@ class Placing:
             if home.issuperset(stage.gpu_ids):
                 return False
             decision, leaving = PlaceDecision(stages=(stage,)), eviction.victims
-        saved_s = self._saved_s(placement, now, decision, leaving) if decision.stages else 0.0
-        return now.now_s - placement.lacked_at < patience * saved_s
+        if not decision.stages:
+            return False
+        found = self._saving(placement, now, decision, leaving)
+        left_s = placement.command.wanted_at + placement.command.model.max_wait_s - now.now_s
+        return now.now_s - placement.lacked_at < patience * found.saved_s and found.elsewhere_s < left_s
 
-    def _saved_s(
+    def _saving(
         self, placement: Placement, now: Pass, elsewhere: PlaceDecision, leaving: tuple[str, ...] = ()
-    ) -> float:
+    ) -> Saving:
         rows = [self.fleet.instances.by_id[name] for name in leaving]
-        return saved_s(self.fleet, now.view, now.victims, _request(placement, now.now_s), elsewhere, rows)
+        return saving(self.fleet, now.view, now.victims, _request(placement, now.now_s), elsewhere, rows)
 
     def _is_making_space(self, placement: Placement, now: Pass) -> bool:
         """Whether somebody was asked to leave for it lately and has not gone yet."""

@@ -3,11 +3,12 @@
 Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on the GPU that it will serve on. Here who serves
 there may be at work while another GPU is to be had. A start waits for the one that sleeps as long as the wake is
 expected to save, `sleeper_patience` times that, and goes elsewhere then: it never takes much longer than twice the
-better of both (rent or buy). Where the start elsewhere is expected to be quicker it is made at once.
+better of both (rent or buy). It does not wait past the moment at which a start elsewhere would still be in time for
+what its model's requests may wait (`max_wait_s`). Where that start is expected to be quicker it is made at once.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.victims import Victims
@@ -22,19 +23,26 @@ from glowplug.policies.placement.shape import bytes_per_gpu
 LEAVE_S: Final = 0.1  # of an engine that runs nothing, none seen yet
 
 
-def saved_s(
+class Saving(NamedTuple):
+    """Seconds to the first token: what the quickest wake saves against the start elsewhere, and what that one takes."""
+
+    saved_s: float
+    elsewhere_s: float
+
+
+def saving(
     fleet: Fleet,
     view: PlacementView,
     victims: Victims,
     request: PlaceRequest,
     elsewhere: PlaceDecision,
     leaving: Iterable[Instance],
-) -> float:
-    """Seconds to the first token that the quickest wake saves against `elsewhere`, for which `leaving` leave first.
-    0 or less where none does, or where who serves there will not leave."""
+) -> Saving:
+    """What a wake saves against `elsewhere`, for which `leaving` leave first: 0 or less where none does, or where who
+    serves there will not leave."""
     model, started = request.model, expect(elsewhere, request, view)
     if started is None:
-        return 0.0
+        return Saving(0.0, 0.0)
     wakes = []
     for row in copies_of(request, view):
         gpu_ids = tuple(worker.gpu_id for worker in row.workers)
@@ -44,7 +52,8 @@ def saved_s(
         woken = expect(PlaceDecision(stages=(stage,), source=row.instance_id), request, view)
         if woken is not None:
             wakes.append(woken.ttft_s + leave_s(fleet, victims.serving(gpu_ids)))
-    return started.ttft_s + leave_s(fleet, leaving) - min(wakes) if wakes else 0.0
+    elsewhere_s = started.ttft_s + leave_s(fleet, leaving)
+    return Saving(elsewhere_s - min(wakes) if wakes else 0.0, elsewhere_s)
 
 
 def leave_s(fleet: Fleet, leaving: Iterable[Instance]) -> float:

@@ -8,7 +8,8 @@ cannot keep the others waiting for ever. Between two reports an engine may be se
 most what the others' shares and their arrivals come to; it queues them itself.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from glowplug.controllers.router.queue import Request
@@ -112,6 +113,17 @@ class Balances:
         """Leave it alone for a while."""
         self.quarantined[instance_id] = now_s + self._quarantine_s
         self.instance_gone(instance_id, model_key)
+
+    @contextmanager
+    def without(self, instance_id: str, now_s: float) -> Iterator[None]:
+        """Nothing is sent there meanwhile; "": it changes nothing."""
+        instance = self._fleet.instances.get(instance_id)
+        if instance is None or instance_id in self.quarantined:
+            yield
+            return
+        self.instance_gone(instance_id, instance.model_key)
+        yield
+        self._put(instance, now_s)
 
     def pass_time(self, now_s: float) -> None:
         """Let those go that have been left alone long enough."""

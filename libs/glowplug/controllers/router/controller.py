@@ -1,7 +1,7 @@
 """The router: every request that arrives is dispatched, held or rejected, and ends exactly once.
 
 Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
-ClientLeft, DispatchFailed, StreamBroken), MoveStreams, DrainStarted, BusRefuses and Tick; facts about instances and
+ClientLeft, DispatchFailed, StreamBroken), DrainStarted, BusRefuses and Tick; facts about instances and
 models, weights.fetch_failed and the load reports of all routers. `restore` takes the tables of models, instances and
 start times.
 
@@ -91,7 +91,6 @@ class RouterController:
             msg.ClientLeft: self._left,
             msg.DispatchFailed: self._dispatch_failed,
             msg.StreamBroken: self._stream_broken,
-            msg.MoveStreams: lambda s, _: self._recall(s.instance_id, s.reason, moved=True),
             msg.DrainStarted: self._drain_started,
             msg.BusRefuses: self._bus.changed,
             Tick: self._tick,
@@ -279,18 +278,20 @@ class RouterController:
         request = self.requests.get(s.ticket)
         if request is None or not request.instance_id:
             return []
-        if s.is_lost:
-            self.balances.unreachable(request.instance_id, request.model_key, now_s)
+        instance_id = request.instance_id
+        if s.is_lost and not s.is_reached:
+            self.balances.unreachable(instance_id, request.model_key, now_s)
         self._release(request, now_s)
         request.num_continued += s.is_lost
         request.head_sent, request.broken_at = True, now_s
         if request.prompt_tokens:  # the next instance reads what the client has, too
             request.prompt_tokens += s.num_tokens
             request.expected_tokens = max(request.expected_tokens - s.num_tokens, 1)
-        return self._go_on(request, s.reason, now_s)
+        return self._go_on(request, s.reason, now_s, failed_at=instance_id if s.is_reached else "")
 
-    def _go_on(self, request: Request, reason: str, now_s: float) -> list[Effect]:
-        """Another instance takes a stream that has begun, now or once there is one; else it ends."""
+    def _go_on(self, request: Request, reason: str, now_s: float, *, failed_at: str = "") -> list[Effect]:
+        """Another instance takes a stream that has begun, now or once there is one; else it ends. `failed_at`: the
+        instance that is asked only where no other has a free slot."""
         key, most = request.model_key, self.params.max_continuations
         model, queue = self.fleet.models.get(key), self._queue(key)
         why = f"the stream was continued {most} times already" if request.num_continued > most else ""
@@ -298,7 +299,11 @@ class RouterController:
             why = why or "its model was undeployed"
         else:
             queue.hold(request)
-            effects = self._pump(key, now_s) if not why else []
+            effects: list[Effect] = []
+            if not why:
+                with self.balances.without(failed_at, now_s):
+                    effects += self._pump(key, now_s)
+                effects += self._pump(key, now_s) if failed_at else []
             if request.instance_id:
                 return effects
             if not why and not self.fleet.ready(key):

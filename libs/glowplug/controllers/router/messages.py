@@ -66,20 +66,14 @@ class DispatchFailed:
 @dataclass(frozen=True, slots=True)
 class StreamBroken:
     """A stream has begun and gets no more of its engine: another instance is to go on behind the `num_tokens` that its
-    client has. `is_lost` False: the instance is well, and the stream was taken from it."""
+    client has. `is_lost` False: the instance is well, and the stream was taken from it. `is_reached`: the engine said in
+    the stream that it failed, which may be about this one alone: others are still sent there."""
 
     ticket: int
     reason: str
     num_tokens: int = 0
     is_lost: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class MoveStreams:
-    """The streams that the instance runs are to go on at another, or behind its new address."""
-
-    instance_id: str
-    reason: str
+    is_reached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

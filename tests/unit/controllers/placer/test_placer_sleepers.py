@@ -59,6 +59,18 @@ def test_it_waits_no_longer_than_the_wake_would_save(spare):
     assert [s.instance_id for s in payloads(effects, StopInstance)] == ["z"] * (not spare)
 
 
+@pytest.mark.parametrize(("max_wait_s", "waits_until"), [(3.5, 9.9), (2.0, 9.0)])
+def test_it_waits_no_longer_than_its_requests_may(max_wait_s, waits_until):
+    """A start elsewhere, which takes 2.56 s, is still in time for them, or made at once where nothing is."""
+    controller = placer()
+    controller.handle(BUSY, 9.0)
+    early = controller.handle(asked(replace(B, max_wait_s=max_wait_s), "b-2", wanted_at=9.0), 9.0)
+    early += controller.handle(Tick(), max(9.0, waits_until - 0.1))
+    late = controller.handle(Tick(), waits_until + 0.1)
+    starts = [[s.target for s in payloads(effects, StartInstance)] for effects in (early, late)]
+    assert starts == ([[], ["node-2"]] if waits_until > 9.0 else [["node-2"], []])
+
+
 @pytest.mark.parametrize(
     "given", [{"patience": 0.0}, {"holder": replace(A, pinned=True)}, {"holder": replace(A, priority=9)}]
 )

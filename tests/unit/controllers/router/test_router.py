@@ -385,14 +385,25 @@ def test_a_stream_that_was_moved_is_not_nearer_to_its_bound() -> None:
     assert rejected(run.handle(msg.StreamBroken(1, "killed again"))) == [(1, 502, "engine_failed")]
 
 
-def test_streams_of_an_instance_are_recalled_when_they_are_to_move_or_its_address_changes() -> None:
+def test_streams_of_an_instance_are_recalled_when_its_address_changes() -> None:
     run = warm()
     run.arrive()
     run.arrive()
-    moves = run.handle(msg.MoveStreams("i-1", "drained"))
-    assert moves == [msg.Recall(ticket, "drained", moved=True) for ticket in (1, 2)]
     effects = run.instance("i-1", url="http://elsewhere:2", revision=9)
-    assert [e.moved for e in effects] == [True, True] and run.handle(msg.MoveStreams("i-2", "none there")) == []
+    assert effects == [msg.Recall(ticket, "the instance has another address", moved=True) for ticket in (1, 2)]
+
+
+def test_an_engine_that_fails_at_one_stream_is_sent_others_and_that_one_goes_elsewhere() -> None:
+    run = Run(max_continuations=2)
+    run.instance("i-1")
+    run.arrive()
+    run.instance("i-2")
+    assert dispatched(run.handle(msg.StreamBroken(1, "an error", is_reached=True))) == [(1, "i-2")]
+    assert not run.controller.balances.quarantined
+    run.instance("i-2", InstanceState.FAILED, revision=9)
+    assert dispatched(run.arrive()) == [(2, "i-1")], "others are sent there"
+    assert dispatched(run.handle(msg.StreamBroken(1, "an error", is_reached=True))) == [(1, "i-1")], "there is no other"
+    assert rejected(run.handle(msg.StreamBroken(1, "again", is_reached=True))) == [(1, 502, "engine_failed")]
 
 
 @pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.FAILED])
