@@ -108,7 +108,9 @@ class Machines:
                 self._limit(f"p{number}")
         self.registry.name = self.network.addresses[REGISTRY]
         self.network.inside(REGISTRY, self.registry.__enter__)
-        names = "".join(f"{address} {pod}\n" for pod, address in self.network.addresses.items())  # no name server is there
+        names = "".join(
+            f"{address} {pod}\n" for pod, address in self.network.addresses.items()
+        )  # no name server is there
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{names}")
         self._servers()
         self._services()

@@ -51,6 +51,7 @@ GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
+MOVED_S = 1.0  # how long a stage that has become whole elsewhere is there for routers that do not know it yet
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -374,19 +375,21 @@ class EngineExecutor:
             await self._whole(handle.instance_id, kv_tokens, phases)
 
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
-        """The engine has become whole in another process: routers are to know that one before the first one ends."""
+        """The engine has become whole in another process. What runs is brought there first, since the other stages end
+        once it is known that they are not needed; the process of the stage ends when routers know the other one."""
         for kind in ("watch", "health", "count"):
             await self._cancel(instance_id, kind)
         handle = _with_holds(whole).handle
         self._state.put_handle(handle)
         self._begin(instance_id, "watch", self._watch(handle))
         url = advertised(handle.url, self._settings.advertise_host)
-        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle), phases))
-        await asyncio.sleep(self._settings.drain_quiet_s)
         try:
             log.info("%s is whole in a process of its own: %s", instance_id, await driver.move_requests(handle))
         except EngineFailed as error:  # what ran is computed anew
             log.warning("%s is whole, and %s", instance_id, error.message)
+        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle), phases))
+        await asyncio.sleep(max(MOVED_S, self._settings.drain_quiet_s))
+        await driver.end_stage(handle)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that

@@ -338,6 +338,7 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
     await until(lambda: all(said), "both streams have begun")
     moved = await lane.driver.move_requests(whole)
+    await lane.driver.end_stage(whole)
     assert not lane.driver.adopt(serving), "the stage's own process has ended"
     await asyncio.gather(*streams)
     (one, other) = [[*prompt, *tokens] for prompt, tokens in zip(prompts, said, strict=True)]

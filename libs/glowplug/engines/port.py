@@ -296,8 +296,13 @@ class Mover(Protocol):
         ...
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, and end the stage's own
-        process. Its streams break off then; whoever owns one continues it at the whole engine's url, with the prompt
-        and the tokens so far as its prompt, and no token is computed twice that has come over. Said twice, it does
-        nothing. Raises EngineFailed where the stages answer nothing: their process has ended all the same."""
+        """Of the handle of a whole engine: pause the stages, and bring it the KV cache of what runs there. All stages
+        have to be there for it. Their streams stay open and say nothing more; whoever owns one continues it at the
+        whole engine's url, with the prompt and the tokens so far as its prompt, and no token is computed twice that has
+        come over. Once the stage has ended it does nothing. Raises EngineFailed where the stages answer nothing."""
+        ...
+
+    async def end_stage(self, handle: EngineHandle) -> None:
+        """Of the handle of a whole engine: end the process of the stage that it was. What still streams there breaks
+        off. Where it has ended it does nothing."""
         ...

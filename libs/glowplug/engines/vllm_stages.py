@@ -5,8 +5,8 @@ loads before all have been given their weights. A later stage has no server: it 
 has no url. The first one is asked by `serve_stages` for the server that answers for all.
 
 A stage becomes whole in a process beside its own: vLLM fixes at its start which layers a process has. The whole engine
-is started from the node's weights while the pipeline serves on; then `move_requests` brings it the KV cache of what
-runs (glowplug_vllm/moving.py), and the stage's process ends.
+is started from the node's weights while the pipeline serves on; then `move_requests` pauses the pipeline and brings it
+the KV cache of what runs (glowplug_vllm/moving.py), and `end_stage` ends the stage's process.
 """
 
 import hashlib
@@ -167,18 +167,15 @@ class StagedVllm(HostedDriver, Stager):
         return self._report(replace(beside, data=data), ready)
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """As the port says. A later stage has no requests of its own, and ends with the first one."""
+        """As the port says. A later stage has no requests of its own."""
         stage = stage_of(handle)
         if stage is None or is_later(stage) or not self.adopt(stage):
             return Moved()
         below = int(self._settings.extra.get("vllm_recompute_below", RECOMPUTE_BELOW))
         message = json.dumps({"directory": str(kv_directory(stage.run_dir)), "recompute_below": below}).encode()
-        try:
-            status, text = await self._ask(
-                stage, "/glowplug/export", self._settings.load_timeout_s, method="POST", body=message
-            )
-        finally:
-            await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
+        status, text = await self._ask(
+            stage, "/glowplug/export", self._settings.load_timeout_s, method="POST", body=message
+        )
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: its KV cache is lost: {text[:300]!r}")
         answer = json.loads(text)
@@ -191,6 +188,11 @@ class StagedVllm(HostedDriver, Stager):
             pause_s=answer["pause_s"],
             export_s=answer["export_s"],
         )
+
+    async def end_stage(self, handle: EngineHandle) -> None:
+        """As the port says. The later stages end with the first one."""
+        if (stage := stage_of(handle)) is not None:
+            await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
         """As the port says."""
@@ -214,5 +216,5 @@ class StagedVllm(HostedDriver, Stager):
         if is_stage(handle):
             await self._end_beside(handle)
         elif (stage := stage_of(handle)) is not None:
-            await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
+            await self.end_stage(handle)
             shutil.rmtree(kv_directory(stage.run_dir), ignore_errors=True)

@@ -150,6 +150,7 @@ class FakeMover(FakeStager):
         super().__init__()
         self.beside: EngineHandle | None = None
         self.moved: list[EngineHandle] = []
+        self.ended: list[EngineHandle] = []
         self.ports: list[int] = []
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
@@ -167,6 +168,9 @@ class FakeMover(FakeStager):
         self.moved.append(handle)
         self.fails("move")
         return Moved()
+
+    async def end_stage(self, handle: EngineHandle) -> None:
+        self.ended.append(handle)
 
 
 class Rig:

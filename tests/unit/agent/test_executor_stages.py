@@ -136,8 +136,10 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         whole = await rig.outcome(msg.EngineConsolidated)
         assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
         assert [phase.name for phase in whole.phases] == ["fetch", "load"]
-        (moved,) = await until(lambda: rig.driver.moved, "requests move once that is reported")
+        (moved,) = rig.driver.moved  # before that is reported: the other stages end then
+        assert not rig.driver.ended, "routers do not know the other process yet"
         assert moved.pid == rig.state.handles["i-1"].pid == rig.driver.beside.pid != stage.pid
+        assert (await until(lambda: rig.driver.ended, "the stage's own process ends")) == [moved]
         process.kill_group(stage.pid, stage.pid_started_at)
         await asyncio.sleep(0.05)
         assert not rig.saw(msg.EngineExited), "the end of the stage's own process is none of the engine's"
