@@ -123,6 +123,7 @@ async def move_once(case: EngineCase, num_stages: int, kind: str, expected: dict
         moved = await driver.move_requests(whole)
         await driver.end_stage(whole)
         gone = time.monotonic()
+        await driver.end_stage(whole)
         await asyncio.gather(*reads)
         out["becomes whole, the pipeline serves on"].append(ready - began)
         out[f"move, {kind}: {moved.num_requests} requests"].append(gone - ready)

@@ -5,8 +5,8 @@ loads before all have been given their weights. A later stage has no server: it 
 has no url. The first one is asked by `serve_stages` for the server that answers for all.
 
 A stage becomes whole in a process beside its own: vLLM fixes at its start which layers a process has. The whole engine
-is started from the node's weights while the pipeline serves on; then `move_requests` brings it the KV cache of what
-runs (glowplug_vllm/moving.py), and the stage's process ends.
+is started from the node's weights while the pipeline serves on; then `move_requests` pauses the pipeline and brings it
+the KV cache of what runs (glowplug_vllm/moving.py), and `end_stage` ends the stage's process.
 """
 
 import hashlib
@@ -167,7 +167,7 @@ class StagedVllm(HostedDriver, Stager):
         return self._report(replace(beside, data=data), ready)
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """As the port says. A later stage has no requests of its own, and ends with the first one."""
+        """As the port says. A later stage has no requests of its own."""
         stage = stage_of(handle)
         if stage is None or is_later(stage) or not self.adopt(stage):
             return Moved()
