@@ -26,6 +26,11 @@ LOOK_S = 0.5  # between two questions to a peer that brings the weights itself
 GIVE_UP_S = 10.0  # without a byte, once the source is lost
 SLOW_RATIO = 0.1  # of the fastest holder's rate: a peer below it, over `SLOW_AFTER_S` of reading, is left out
 SLOW_AFTER_S = 2.0
+PAUSE_S = 1.0  # of a peer that is busy
+
+
+class PeerBusy(SourceInterrupted):
+    """A peer gives nothing of it for the moment: it is asked again after `PAUSE_S`."""
 
 
 class WrongPiece(Exception):
@@ -95,6 +100,7 @@ class Holder:
     num_busy: int = 0
     busy_since: float = 0.0
     looked_at: float = 0.0
+    paused_until: float = 0.0
 
     @property
     def is_remote(self) -> bool:
@@ -197,6 +203,9 @@ class Transfer:
     async def _work(self, run: "_Run", holder: Holder) -> None:
         while not run.parts.is_done and holder.lost is None:
             now_s = self._clock()
+            if now_s < holder.paused_until:
+                await run.idle()
+                continue
             rate = holder.rate(now_s) / max(1, holder.num_readers)
             part = run.parts.take(holder.name, rate, holder.landed, now_s)
             if part is None and len(self._holders) > 1:
@@ -216,6 +225,8 @@ class Transfer:
                     run.parts.moved(part, min(wrong.last, part.last), self._clock())
                 else:
                     self._lose(holder, wrong)
+            except PeerBusy:
+                holder.paused_until = self._clock() + PAUSE_S
             except (SourceInterrupted, WeightsUnavailable) as error:
                 self._lose(holder, error)
             except SourceChanged as error:

@@ -1,6 +1,7 @@
 """One transfer between its holders: what is cut off, taken over and put off."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -10,7 +11,7 @@ from glowplug.weights.link import ACTIVE_S, TRICKLE_S, LinkMeter
 from glowplug.weights.region import Region
 from glowplug.weights.source import SourceFile, SourceInfo
 from glowplug.weights.sources.peer import STALL_S
-from glowplug.weights.transfer import Holder, Holding, Tally, Transfer
+from glowplug.weights.transfer import Holder, Holding, PeerBusy, Tally, Transfer
 from glowplug.weights.writer import RegionWriter
 
 KIB = 1024
@@ -115,3 +116,40 @@ async def test_what_was_taken_over_before_what_has_come_is_cut_off(tmp_path: Pat
 
 def test_bytes_for_others_come_before_their_reader_gives_up() -> None:
     assert TRICKLE_S < STALL_S - ACTIVE_S
+
+
+class BusyPeer(FastPeer):
+    async def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
+        if not self.has_read:
+            self.has_read = True
+            raise PeerBusy("too many read already")
+        self._scene.taken_over.set()
+        yield DATA[first:last]
+
+
+class WaitingSource(StallingSource):
+    async def read(self, file: SourceFile, first: int, last: int) -> AsyncGenerator[bytes, None]:
+        await self._scene.taken_over.wait()
+        yield DATA[first:last]
+
+
+async def test_a_peer_that_is_busy_is_asked_again(tmp_path: Path) -> None:
+    scene, region, ticks = Scene(), Region.at(tmp_path, "n", "ab" * 32), itertools.count()
+    writer = CheckedWriter(region, WeightsRef(uri="s3://x"), SourceInfo(files=FILES, ranges=True), 1 << 30)
+    writer.open()
+    source, peer = Holder("s3", 1, source=WaitingSource(scene)), Holder("peer", 1, peer=BusyPeer(scene))
+    transfer = Transfer(
+        writer,
+        LinkMeter("n/nic"),
+        Tally(),
+        source,
+        [joined(peer)],
+        never,
+        part_bytes=512 * KIB,
+        clock=lambda: next(ticks) * 0.4,
+    )
+    async with asyncio.timeout(5.0):
+        await transfer.bring([(0, len(DATA))])
+    assert scene.taken_over.is_set() and peer.lost is None
+    writer.close()
+    assert region.blob.read_bytes() == DATA

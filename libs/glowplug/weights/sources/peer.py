@@ -18,7 +18,7 @@ import msgspec
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
 from glowplug.weights.source import SourceFile, SourceInterrupted, checked_relative
-from glowplug.weights.transfer import Holding
+from glowplug.weights.transfer import Holding, PeerBusy
 
 MAX_ANSWER_BYTES = 64 << 20  # of what a peer says that it holds
 STALL_S = 3.0  # without a byte: another holder is asked
@@ -105,4 +105,5 @@ class PeerRegion:
 
 def _check(response: httpx.Response, status: int) -> None:
     if response.status_code != status:
-        raise SourceInterrupted(f"{response.url.host}: HTTP {response.status_code} {response.reason_phrase}")
+        kind = PeerBusy if response.status_code in (409, 503) else SourceInterrupted
+        raise kind(f"{response.url.host}: HTTP {response.status_code} {response.reason_phrase}")
