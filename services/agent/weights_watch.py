@@ -46,7 +46,8 @@ class WeightsWatch:
                 generation = status.generation
                 await self._report(msg.WeightsArriving(effect.instance_id, status.path))
             if status.state is RegionState.COMPLETE and status.info is not None:
-                path = _path_of(status.info, effect.weights)
+                is_part = effect.num_stages > 1  # of which nothing is declared
+                path = status.info.path if is_part else _path_of(status.info, effect.weights)
                 region.touch(self._clock())
                 await self._report(msg.WeightsComplete(effect.instance_id, path, cached=is_first))
                 return

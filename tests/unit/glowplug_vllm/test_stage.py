@@ -56,3 +56,14 @@ def test_a_loaded_worker_says_since_when(tmp_path: Path, monkeypatch: pytest.Mon
     assert stage.report_loaded(1) == tmp_path / rundir.loaded(1)
     phases = json.loads((tmp_path / "loaded-1.json").read_text())["phases"]
     assert phases[0] == ["launch", 1.0, 2.0] and phases[1][:2] == ["load", 3.0] and phases[1][2] > 3.0
+
+
+def test_a_stage_whose_weights_arrive_leaves_the_reader_that_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own reader takes bytes that have not landed for weights; where it is wanted, it needs vLLM."""
+    with pytest.raises(ModuleNotFoundError), stage.own_tensors(tmp_path):
+        pass
+    monkeypatch.setenv("_GLOWPLUG_WEIGHTS_ARRIVE", str(tmp_path / "arrived"))
+    with stage.own_tensors(tmp_path):
+        pass

@@ -66,8 +66,8 @@ class DispatchFailed:
 @dataclass(frozen=True, slots=True)
 class StreamBroken:
     """A stream has begun and gets no more of its engine: another instance is to go on behind the `num_tokens` that its
-    client has. `is_lost` False: the instance is well, and the stream was taken from it. `is_reached`: the engine said in
-    the stream that it failed, which may be about this one alone: others are still sent there."""
+    client has. `is_lost` False: the instance is well, and the stream was taken from it. `is_reached`: the engine said
+    in the stream that it failed, which may be about this one alone: others are still sent there."""
 
     ticket: int
     reason: str
