@@ -115,7 +115,7 @@ async def move_once(case: EngineCase, num_stages: int, kind: str, expected: dict
         while not all(stream.token_ids for stream in streams.values()):
             await asyncio.sleep(0.01)
         began = time.monotonic()
-        await driver.consolidate(handle, case.model(**MODEL))
+        await driver.consolidate(handle, case.model(**MODEL), case.weights)
         report = driver.whole(handle)
         assert report is not None
         whole, ready = report.handle, time.monotonic()

@@ -330,9 +330,9 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     serving = (await lane.driver.serve_stages(first.handle)).handle
     model = lane.request(tiny.weights, **TINY_ARGS).model
     assert lane.driver.whole(serving) is None
-    await lane.driver.consolidate(serving, model)
+    await lane.driver.consolidate(serving, model, tiny.weights)
     report = lane.driver.whole(serving)
-    assert report is not None and await lane.driver.consolidate(report.handle, model) == report.kv_tokens
+    assert report is not None and await lane.driver.consolidate(report.handle, model, tiny.weights) == report.kv_tokens
     whole = report.handle
     directory = vllm_stages.kv_directory(serving.run_dir)
     streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
@@ -364,7 +364,7 @@ async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(l
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
     serving = (await lane.driver.serve_stages(first.handle)).handle
     model = lane.request(tiny.weights, **TINY_ARGS).model
-    coming = asyncio.create_task(lane.driver.consolidate(serving, model))
+    coming = asyncio.create_task(lane.driver.consolidate(serving, model, tiny.weights))
     beside = Path(serving.run_dir) / vllm_stages.WHOLE / vllm_stages.HANDLE
     await until(beside.exists, "the whole engine is launched")
     process = EngineHandle.from_json(beside.read_bytes())
