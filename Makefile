@@ -20,7 +20,7 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations
 LANE = $(if $(ARGS),$(ARGS),--lane $(1) $(SIDE_BY_SIDE) --junitxml=$(RESULTS)/$(1).xml)
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test test-system test-times check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
+.PHONY: help install up down status demo test test-system test-long test-times check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test: $(DEV_STAMP) ## the fast lane, minutes: everything but whole fleets (ARGS=
 
 test-system: $(DEV_STAMP) ## the system lane: fleets, containers, namespaces, every page's commands, a real vLLM (make vllm-env)
 	@$(PYTEST) $(call LANE,system)
+
+test-long: $(DEV_STAMP) ## further cases of the system lane, before a release
+	@$(PYTEST) $(call LANE,long)
 
 test-times: $(DEV_STAMP) ## write docs/test_times.md from the last runs of both lanes
 	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml >docs/test_times.md

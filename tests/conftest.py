@@ -55,7 +55,8 @@ def own_valkey() -> Iterator[ValkeyProcess]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lane", choices=(lanes.FAST, lanes.SYSTEM), help="run the tests of one lane (tests/lanes.py)")
+    every = (lanes.FAST, lanes.SYSTEM, lanes.LONG)
+    parser.addoption("--lane", choices=every, help="run the tests of one lane (tests/lanes.py)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -63,7 +64,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     path = _relative(collection_path, config)
     if collection_path.suffix != ".py" or path in lanes.BOTH:
         return None
-    return True if config.option.lane not in (None, lanes.lane(path)) else None
+    wanted = lanes.SYSTEM if config.option.lane == lanes.LONG else config.option.lane
+    return True if wanted not in (None, lanes.lane(path)) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
@@ -73,7 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         path = _relative(item.path, config)
         is_vllm = item.get_closest_marker("vllm") is not None
-        if config.option.lane not in (None, lanes.lane(path, is_vllm=is_vllm)):
+        own = lanes.lane(path, is_vllm=is_vllm) if item.get_closest_marker("long") is None else lanes.LONG
+        if config.option.lane not in (None, own):
             others.append(item)
         item.add_marker(pytest.mark.xdist_group(lanes.group(path, item.nodeid, is_vllm=is_vllm)))
         ranks[item] = lanes.rank(path, is_vllm=is_vllm)

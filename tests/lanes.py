@@ -3,13 +3,14 @@
 `make test` runs the fast lane: what needs no more than the environment. `make test-system` runs the system lane: fleets
 of processes, containers, namespaces, a real vLLM. Both run several files at a time (pytest-xdist). The tests of one
 file stay together, in order, in one process; files that use something the machine has once run one after the other.
+`make test-long` runs what is marked `long`: further cases of what the system lane has one case of.
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-FAST, SYSTEM = "fast", "system"
+FAST, SYSTEM, LONG = "fast", "system", "long"  # the last one: tests marked `long`, of files of the system lane
 
 # A test's lane is that of the nearest row; without one it is the fast lane.
 LANES: dict[str, str] = {

@@ -155,6 +155,7 @@ def test_what_is_pinned_asleep_leaves_for_its_sleep_under_any_system(fleet: Flee
 ARRIVING = MODEL.replace("weights: sample:smollm2", "weights: {{uri: {uri}, sha256: {sha256}}}\nweights_bytes: 94MiB")
 
 
+@pytest.mark.long
 def test_an_engine_loads_its_weights_while_they_arrive_and_serves_none_that_are_wrong(
     fleet: Fleet, system: System, tmp_path: Path
 ) -> None:

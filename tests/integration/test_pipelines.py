@@ -51,6 +51,7 @@ async def test_a_pipeline_serves_and_becomes_one_engine_under_a_request(rig: Pip
     assert {"agent.consolidate", "agent.await_rest", "engine.consolidate"} <= spans.keys()
 
 
+@pytest.mark.long
 async def test_each_stage_becomes_an_instance(rig: PipelineRig) -> None:
     """HydraServe section 6.2: the later stages first, then the first one."""
     await rig.place(staged_model("a"), "i")
@@ -65,6 +66,7 @@ async def test_each_stage_becomes_an_instance(rig: PipelineRig) -> None:
     assert rig.granted("node-1") == {"i": 160} and rig.granted("node-2") == {"i.1": 160}
 
 
+@pytest.mark.long
 async def test_a_stage_with_too_little_memory_stays_one_and_is_asked_again(tmp_path: Path) -> None:
     async with pipelines(tmp_path, num_nodes=2, gpu_budgets="200MiB") as rig:
         await rig.place(staged_model("a"), "i")
@@ -167,6 +169,7 @@ async def test_a_stage_that_is_lost_once_the_rest_is_loaded_ends_no_request(rig:
     assert rig.granted("node-1") == {"i": 160} and not rig.granted("node-2")
 
 
+@pytest.mark.long
 async def test_later_stages_that_hang(tmp_path: Path) -> None:
     """The first stage waits for a step no longer than its timeout; a start, no longer than its deadline."""
     async with pipelines(tmp_path, num_nodes=2, start_deadline_s=4.0, health_timeout_s=60.0) as rig:

@@ -265,6 +265,7 @@ async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: 
     await later.close()
 
 
+@pytest.mark.long
 async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane, tiny: Tiny) -> None:
     pair = lane.request(tiny.weights, num_gpus=2, **TINY_ARGS)
     started = await lane.driver.load(await lane.driver.launch(pair), tiny.weights)
@@ -360,6 +361,7 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     assert not directory.exists()
 
 
+@pytest.mark.long
 async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(lane: Lane, tiny: Tiny) -> None:
     handles = await launched_stages(lane, tiny.weights)
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
