@@ -13,7 +13,7 @@ source=$(git config --get remote.origin.url 2>/dev/null | sed 's#//[^/@]*@#//#' 
 
 # image · service · extras · packages beside them · Debian libraries · stage
 table="
-router          router      router          -           -        service
+router          router      -               -           -        service
 predictor       predictor   predictor       -           -        service
 placer          placer      -               -           -        service
 autoscaler      autoscaler  -               -           -        service
