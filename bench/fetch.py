@@ -33,11 +33,12 @@ from glowplug.domain.model import WeightsRef
 from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.order import Kind, read_header, reading_order
-from glowplug.weights.pieces import LandingReader, Layout, piece_digest, read_layout
+from glowplug.weights.pieces import Layout, piece_digest, read_layout
 from glowplug.weights.region import Region, region_digest
 from glowplug.weights.source import Source
 from glowplug.weights.sources import open_source
 from glowplug.weights.sources.peer import PeerRegion
+from tests.arriving_region import has_landed
 
 STEP_BYTES = 64 << 10
 NUM_LAYERS = 32
@@ -173,10 +174,8 @@ async def half_landed(region: Region, began: float) -> float:
     while (order := region.read_order()) is None or read_layout(region.directory) is None:
         await asyncio.sleep(0.005)
     wanted = [r for r in order.ranges if r.kind is not Kind.FINAL and r.layer < NUM_LAYERS // 2]
-    reader = LandingReader(region.directory)
-    while not all(reader.has(one.first, one.last) for one in wanted):
+    while not all(has_landed(region.directory, one.first, one.last) for one in wanted):
         await asyncio.sleep(0.005)
-    reader.close()
     return time.perf_counter() - began
 
 

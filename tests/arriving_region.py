@@ -8,6 +8,7 @@ from typing import Any
 
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.order import Header, NeedMore, read_header, reading_order
+from glowplug.weights.pieces import read_landed, read_layout
 from glowplug.weights.region import Region, RegionInfo
 from glowplug.weights.source import SourceFile, SourceInfo
 from glowplug.weights.writer import RegionWriter
@@ -99,3 +100,11 @@ def _header(path: Path) -> Header | None:
             return read_header(content, num_bytes) if path.suffix in (".safetensors", ".gguf") else None
         except NeedMore as error:
             wanted = max(error.num_bytes, 2 * wanted)
+
+
+def has_landed(directory: Path, first: int, last: int) -> bool:
+    """Whether every byte of [first, last) of the region in that directory may be read."""
+    layout = read_layout(directory)
+    assert layout is not None
+    pieces = layout.touched(first, last)
+    return 0 not in read_landed(directory, layout)[pieces.start : pieces.stop]

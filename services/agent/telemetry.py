@@ -113,9 +113,9 @@ class Reporter:
             error=effect.error,
         )
         for phase in effect.phases:
-            is_fetch = phase.name is PhaseName.FETCH
-            tracing, name = (self._tracing, "await_rest") if is_fetch else (self._engine_tracing, "consolidate")
-            name = f"agent.{name}" if is_fetch else f"engine.{name}"
+            tracing, name = self._engine_tracing, "engine.consolidate"
+            if phase.name is PhaseName.FETCH:
+                tracing, name = self._tracing, "agent.await_rest"
             tracing.record(name, whole, phase.started_at, phase.ended_at, attributes)
         result = "failed" if effect.error else "whole"
         model = self._model(instance.model_key)

@@ -4,23 +4,24 @@
     landed        one byte per piece: 1 once all bytes of the piece are in the files, else 0
     pieces.json   {"algorithm": "blake2b-128", "piece_bytes": n, "digests": ["<hex>", ..]}
 
-Offsets are those of the region: all files end to end, in the layout's order; piece i is the bytes from i * piece_bytes,
-and the last piece may be shorter. A file with the path "" is `blob`, any other lies below `files/`. Everything here
-needs the standard library alone, so that a process without this package can read a region by the same rules:
+The readers are engines/landing.py and glowplug_vllm/landing.py. Offsets are those of the region: all files end to end,
+in the layout's order; piece i is the bytes from i * piece_bytes, and the last piece may be shorter. A file with the
+path "" is `blob`, any other lies below `files/`. Everything here needs the standard library alone, so that a process
+without this package can read a region by the same rules:
 
   - layout.json appears after `landed` and the files, which have their full size from then on.
   - Map `landed`, and wait until the bytes of the pieces that a range touches are 1; those bytes do not change.
+    A fetch that is taken up again after its process was killed has another file `landed`: look at its inode now and
+    then, and map the new one.
   - Whether they are right is known once complete.json is there *and* layout.json still names the generation that the
     reader began with. Another generation, or failed.json: what was read is worth nothing.
 """
 
 import hashlib
 import json
-import mmap
 import os
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,6 @@ LEAST_PIECE_BYTES = 4096
 ALGORITHM = "blake2b-128"
 _DIGEST_SIZE = 16
 _FEW_PIECES = 64  # weights of fewer pieces than this get smaller ones
-
-
-class RegionChanged(Exception):
-    """The region that was being read was begun anew, failed or is gone: what was read of it is worth nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,67 +159,6 @@ def piece_digests_of(value: Any, layout: Layout) -> tuple[str, ...]:
 
 def piece_digests_json(layout: Layout, digests: Sequence[str]) -> dict[str, Any]:
     return {"algorithm": ALGORITHM, "piece_bytes": layout.piece_bytes, "digests": list(digests)}
-
-
-class LandingReader:
-    """The reader's side of a region that fills. Holds the file `landed` mapped until it is closed.
-
-    Raises RegionChanged where there is no layout, or `landed` does not fit it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        layout = read_layout(directory)
-        if layout is None:
-            raise RegionChanged(f"{directory.name[:12]} has no layout")
-        self.layout = layout
-        try:
-            with (directory / "landed").open("rb") as file:
-                self._landed = mmap.mmap(file.fileno(), layout.num_pieces, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:
-            raise RegionChanged(f"{directory.name[:12]}: what has landed cannot be read: {error}") from error
-
-    def has(self, first: int, last: int) -> bool:
-        """Whether every byte of [first, last) may be read."""
-        pieces = self.layout.touched(first, last)
-        return self._landed.find(b"\0", pieces.start, pieces.stop) < 0
-
-    def is_current(self) -> bool:
-        """Whether the region is still the one that was opened."""
-        layout = read_layout(self.directory)
-        failed = (self.directory / "failed.json").exists()
-        return layout is not None and layout.generation == self.layout.generation and not failed
-
-    def is_complete(self) -> bool:
-        """Whether what was read is right: all is there, and checked. Raises RegionChanged where it was for nothing."""
-        complete = (self.directory / "complete.json").exists()
-        if not self.is_current():
-            raise RegionChanged(f"{self.directory.name[:12]} is not the region any more that was being read")
-        return complete
-
-    def wait(
-        self,
-        first: int,
-        last: int,
-        timeout_s: float,
-        *,
-        poll_s: float = 0.005,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Return once [first, last) may be read. Raises RegionChanged, or TimeoutError after `timeout_s` seconds."""
-        until, look_at = clock() + timeout_s, 0.0
-        while not self.has(first, last):
-            now = clock()
-            if now >= look_at:  # files are opened for this, so not at every poll
-                look_at = now + 20 * poll_s
-                if not self.is_current():
-                    raise RegionChanged(f"{self.directory.name[:12]} is not the region any more that was being read")
-            if now >= until:
-                raise TimeoutError(f"bytes {first} to {last} have not landed within {timeout_s:g} s")
-            sleep(poll_s)
-
-    def close(self) -> None:
-        self._landed.close()
 
 
 class LandingMap:

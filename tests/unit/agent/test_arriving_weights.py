@@ -13,7 +13,7 @@ from glowplug.engines.port import Ability
 from services.agent.service import engine_kind
 from tests.agent_rig import AgentRig
 from tests.arriving_region import ArrivingRegion
-from tests.unit.agent.test_executor import FakeEngineDriver, Rig, rig_of
+from tests.unit.agent.executor_rig import FakeEngineDriver, Rig, rig_of
 
 
 @pytest.fixture

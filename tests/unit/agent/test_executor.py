@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,22 +23,8 @@ from services.agent.settings import AgentSettings
 from tests.agent_rig import write_weights
 from tests.agent_steps import workers
 from tests.fleet_builder import a_model
-from tests.unit.agent.executor_rig import MODEL, FakeEngineDriver, FakeSleeper, FakeStager, Rig, rig_of
+from tests.unit.agent.executor_rig import MODEL, FakeEngineDriver, Rig
 from tests.waiting import until
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rig_of(tmp_path, FakeSleeper()) as rig:
-        yield rig
-
-
-@pytest.fixture
-async def launched(tmp_path: Path) -> AsyncIterator[Rig]:
-    """With i-1 launched, an engine that runs in stages."""
-    async with rig_of(tmp_path, FakeStager()) as launched:
-        await launched.launch()
-        yield launched
 
 
 async def test_whole_life(rig: Rig) -> None:

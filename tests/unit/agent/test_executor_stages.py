@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +15,8 @@ from glowplug.engines import process
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent import executor
 from tests.agent_rig import write_weights
-from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, FakeStager, Rig, rig_of
+from tests.unit.agent.executor_rig import MODEL, FakeMover, Rig, rig_of
 from tests.waiting import until
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rig_of(tmp_path, FakeSleeper()) as rig:
-        yield rig
-
-
-@pytest.fixture
-async def launched(tmp_path: Path) -> AsyncIterator[Rig]:
-    """With i-1 launched, an engine that runs in stages."""
-    async with rig_of(tmp_path, FakeStager()) as launched:
-        await launched.launch()
-        yield launched
 
 
 async def test_stages_serve_and_become_whole(launched: Rig) -> None:

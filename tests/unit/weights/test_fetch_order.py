@@ -16,10 +16,11 @@ from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
 from glowplug.weights.link import COLD_START, SERVING, LinkMeter, Rank, RateEstimate
 from glowplug.weights.order import Kind, stage_ranges
 from glowplug.weights.parts import Parts
-from glowplug.weights.pieces import LandingReader, Layout, piece_digest
+from glowplug.weights.pieces import Layout, piece_digest
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceOptions
 from glowplug.weights.sources import open_source
+from tests.arriving_region import has_landed
 from tests.weight_servers import WeightServer
 
 TENSOR_BYTES = 20_000
@@ -84,19 +85,20 @@ async def test_a_stage_is_there_before_the_rest_which_completes_the_same_region(
     assert status.state is RegionState.COMPLETE and status.info
     assert region.read_state(stage=1 - first, num_stages=2).state is RegionState.FETCHING
     assert fetch.tally.num_bytes == status.info.num_bytes < 0.75 * len(DATA)
-    reader = LandingReader(region.directory)
+    generation = region.read_state().generation
     content = region.blob.read_bytes()
     for one in stage_ranges(order, first, 2):
-        assert reader.has(one.first, one.last)
+        assert has_landed(region.directory, one.first, one.last)
         assert content[one.first : one.last] == DATA[one.first : one.last]
-    missing = [one for one in stage_ranges(order, 1 - first, 2) if not reader.has(one.first, one.last)]
+    missing = [
+        one for one in stage_ranges(order, 1 - first, 2) if not has_landed(region.directory, one.first, one.last)
+    ]
     assert {one.kind for one in missing} & {Kind.LAYER}
     rest = fetch_of(str(file), tmp_path)
     assert await rest.run()
     assert rest.tally.num_bytes == len(DATA) - fetch.tally.num_bytes
     assert region.read_state().state is RegionState.COMPLETE
-    assert reader.is_complete()
-    reader.close()
+    assert region.read_state().generation == generation, "what was read of the stage counts"
 
 
 async def test_stages_of_weights_without_layers_bring_their_bytes(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ import pytest
 
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
+from glowplug.engines.landing import Landing, WeightsDropped
 from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
-from glowplug.weights.pieces import LandingReader, Layout, RegionChanged
+from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInfo, SourceOptions
 from glowplug.weights.sources import open_source
 from glowplug.weights.sources.peer import PeerRegion, holding_of, peer_token
 from glowplug.weights.writer import RegionWriter
+from tests.arriving_region import has_landed
 from tests.waiting import until
 from tests.weight_servers import PeerServer, WeightServer
 
@@ -150,16 +152,15 @@ async def test_a_wrong_piece_never_lands_and_is_brought_from_another(tmp_path: P
         fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, peer)
         running = asyncio.create_task(fetch.run())
         await until(lambda: fetch.tally.num_wrong_pieces)
-        reader = LandingReader(fetch.region.directory)
+        generation = fetch.region.read_state().generation
         for index in range(LAYOUT.num_pieces):
             first, last = LAYOUT.piece(index)
-            if reader.has(first, last):
+            if has_landed(fetch.region.directory, first, last):
                 assert fetch.region.blob.read_bytes()[first:last] == DATA[first:last]
         await running
         assert_whole(fetch)
-        assert reader.is_complete()
+        assert fetch.region.read_state().generation == generation, "what was read meanwhile counts"
         assert fetch.tally.num_wrong_pieces <= 2  # of its two readers: nothing is asked of it after that
-        reader.close()
 
 
 async def test_a_peer_that_lies_is_found_out_by_the_whole(tmp_path: Path) -> None:
@@ -169,13 +170,12 @@ async def test_a_peer_that_lies_is_found_out_by_the_whole(tmp_path: Path) -> Non
             fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, peer)
             running = asyncio.create_task(fetch.run())
             await until(lambda: fetch.region.read_state().generation and fetch.num_bytes_landed > 100_000)
-            reader = LandingReader(fetch.region.directory)
+            reader = Landing(fetch.region.blob)
             await running
         assert_whole(fetch)
         assert 0 < fetch.tally.by_holder[peer.url] < origin.bytes_sent
-        with pytest.raises(RegionChanged):
-            reader.is_complete()
-        reader.close()
+        with pytest.raises(WeightsDropped):
+            reader.wait_complete(1.0)
 
 
 async def test_weights_without_a_checksum_are_held_against_the_peers(tmp_path: Path) -> None:

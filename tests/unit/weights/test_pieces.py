@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.model import WeightsRef
+from glowplug.engines.landing import Landing, WeightsDropped
 from glowplug.weights.pieces import (
     PIECE_BYTES,
-    LandingReader,
     Layout,
-    RegionChanged,
     piece_bytes_for,
     piece_digest,
     read_landed,
@@ -24,6 +23,7 @@ from glowplug.weights.pieces import (
 from glowplug.weights.region import Region, RegionInfo, RegionState
 from glowplug.weights.source import SourceFile, SourceInfo
 from glowplug.weights.writer import Digester, RegionWriter
+from tests.arriving_region import has_landed
 
 DATA = random.Random(5).randbytes(300_001)
 FILES = {"config.json": DATA[:10_001], "model.safetensors": DATA[10_001:]}
@@ -74,74 +74,76 @@ def test_the_layout_is_there_before_any_byte(region: Region) -> None:
 
 
 def test_a_piece_counts_once_its_last_byte_has_landed(region: Region) -> None:
-    writer = writer_of(region)
-    reader = LandingReader(region.directory)
+    writer, at = writer_of(region), region.directory
     land(writer, 8192, 16_383)  # across the end of the first file, and a byte short
-    assert not reader.has(8192, 8193)
+    assert not has_landed(at, 8192, 8193)
     land(writer, 16_383, 16_384)
-    assert reader.has(8192, 16_384)
-    assert not reader.has(8191, 8193)
-    assert reader.has(5, 5)  # no byte is asked for
+    assert has_landed(at, 8192, 16_384)
+    assert not has_landed(at, 8191, 8193)
+    assert has_landed(at, 5, 5)  # no byte is asked for
     land(writer, 294_912, 300_001)  # the last piece is shorter
-    assert reader.has(300_000, 300_001)
+    assert has_landed(at, 300_000, 300_001)
     writer.close()
-    reader.close()
 
 
 def test_a_reader_waits_for_what_it_needs_and_no_more(region: Region) -> None:
     writer = writer_of(region)
-    reader = LandingReader(region.directory)
-    with pytest.raises(TimeoutError, match="bytes 0 to 10"):
-        reader.wait(0, 10, 0.01, poll_s=0.001)
+    reader = Landing(region.files)
+    with pytest.raises(TimeoutError, match="have not arrived in time"):
+        reader.wait(10, 0.01)
     later = threading.Timer(0.02, land, (writer, 0, 8192))
     later.start()
-    reader.wait(0, 8192, 5.0, poll_s=0.001)
+    reader.wait(8192, 5.0)
     assert (region.files / "config.json").read_bytes()[:8192] == DATA[:8192]
-    assert not reader.is_complete()
+    with pytest.raises(TimeoutError):
+        reader.wait_complete(0.01)
     later.join()
     writer.close()
-    reader.close()
 
 
 def test_a_killed_fetch_goes_on_in_the_same_generation(region: Region) -> None:
     writer = writer_of(region)
     land(writer, 0, 100_000)
     before = read_layout(region.directory)
-    reader = LandingReader(region.directory)
+    reader = Landing(region.files)
     writer.close()  # meta.json says less than what has landed: 8 MiB are between two of its writes
     again = writer_of(region)
     assert again.landed.as_list() == [(0, 98_304)]  # what is whole; a part of a piece is brought again
     assert read_layout(region.directory) == before
-    assert reader.is_current()
-    later = LandingReader(region.directory)
-    assert later.has(0, 98_304)
-    assert not later.has(98_304, 98_305)
+    assert has_landed(region.directory, 0, 98_304)
+    assert not has_landed(region.directory, 98_304, 98_305)
+    later = threading.Timer(0.02, land, (again, 98_304, 106_496))
+    later.start()
+    reader.wait(106_496, 5.0)  # by the new `landed`
+    later.join()
     again.close()
 
 
 def test_bytes_that_come_anew_are_another_generation(region: Region) -> None:
     writer = writer_of(region)
     land(writer, 0, 100_000)
-    reader = LandingReader(region.directory)
+    reader = Landing(region.files)
     writer.close()
     writer_of(region, validator="v2").close()
-    with pytest.raises(RegionChanged):
-        reader.wait(200_000, 200_001, 5.0, poll_s=0.001)
-    with pytest.raises(RegionChanged):
-        reader.is_complete()
-    assert not LandingReader(region.directory).has(0, 1)
+    with pytest.raises(WeightsDropped):
+        reader.wait(200_001, 5.0)
+    reader = Landing(region.files)
+    writer_of(region, validator="v3").close()
+    with pytest.raises(WeightsDropped):
+        reader.wait_complete(5.0)
+    assert not has_landed(region.directory, 0, 1)
 
 
 def test_a_reader_ends_with_the_fetch(region: Region) -> None:
     writer = writer_of(region)
-    reader = LandingReader(region.directory)
+    reader = Landing(region.files)
     region.fail("weights_corrupt", "sha256 differs", failed_at=1.0)
-    with pytest.raises(RegionChanged):
-        reader.wait(0, 1, 5.0, poll_s=0.001)
+    with pytest.raises(WeightsDropped):
+        reader.wait(1, 5.0)
     writer.close()
     region.clear_bytes()
-    with pytest.raises(RegionChanged, match="no layout"):
-        LandingReader(region.directory)
+    with pytest.raises(WeightsDropped, match="how the weights lie"):
+        Landing(region.files)
 
 
 async def test_each_piece_has_a_checksum_of_its_own(region: Region) -> None:

@@ -30,13 +30,13 @@ class Stage:
     """One engine of `num`, listening; `steps` ends when it can step no more."""
 
     def __init__(self, stage: int, num: int, **changes: Any) -> None:
-        fields: dict[str, Any] = {"time_scale": 40.0, "stage_timeout_s": 5.0, "kv_bytes": 4 * GIB} | changes
+        fields: dict[str, Any] = {"time_scale": 40.0, "stage_timeout_s": 5.0, "kv_bytes": 4 * GIB}
+        fields |= {"load_bytes_per_s": 70e9} | changes
         config = EngineConfig(
             profile=PROFILE,
             context_tokens=2048,
             max_running=4 * num if not stage else 4,
             weights_bytes=14 * GIB,
-            load_bytes_per_s=70e9,
             first_bytes=-(-14 * GIB // num),
             stage=stage,
             num_stages=num,
@@ -206,7 +206,7 @@ async def test_a_later_stage_becomes_whole_and_carries_the_pipeline_on() -> None
 
 
 async def test_a_consolidation_is_given_up_and_asked_for_again() -> None:
-    async with pipeline(time_scale=1.0) as (first, _):
+    async with pipeline(time_scale=1.0, load_bytes_per_s=1e9) as (first, _):  # 7 s, which nobody waits for
         asked = asyncio.create_task(first.ask("/stage/consolidate", WHOLE))
         await asyncio.sleep(0.05)
         assert (await first.ask("/stage/abandon")).json() == {"is_whole": False, "kv_tokens": 0}
