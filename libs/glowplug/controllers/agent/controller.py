@@ -138,6 +138,8 @@ class AgentController:
             host_cache_bytes=around.host_cache_bytes,
             links=around.links,
             cached=around.cached,
+            on_disk=around.on_disk,
+            disk_bytes_per_s=around.disk_bytes_per_s,
             draining=self.is_stopping,
             heartbeat_at=now_s,
             revision=self._node_revision,
