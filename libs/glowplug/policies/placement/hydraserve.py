@@ -185,8 +185,8 @@ def _offers(
             return StartKind.CACHED
         return StartKind.DISK if params.use_cache and has_copy_on_disk(node, model) else StartKind.COLD
 
-    able = [(node, open_gpus, kind_at(node)) for node, open_gpus in able]
-    alike = {(gpu_kind_of(node), kind) for node, _, kind in able}
+    found = [(node, open_gpus, kind_at(node)) for node, open_gpus in able]
+    alike = {(gpu_kind_of(node), kind) for node, _, kind in found}
     stages = {(gpu_kind, kind): stage_seconds(model, gpu_kind, view, kind) for gpu_kind, kind in alike}
     return [
         replace(
@@ -195,7 +195,7 @@ def _offers(
             empty_gpus=frozenset(g.gpu_id for g in node.gpus if not g.grants and not reserved.get(g.gpu_id)),
             lost=open_gpus.lost,
         )
-        for node, open_gpus, kind in able
+        for node, open_gpus, kind in found
     ]
 
 
