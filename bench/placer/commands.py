@@ -262,7 +262,7 @@ async def measure(args: argparse.Namespace, folder: Path, nats: str, valkey: str
         facts = filters((DecisionMade, InstanceReady, InstanceFailed, InstanceStopped))
         await bus.subscribe(facts, seen.on_fact, durable="bench-facts")
         await until(lambda: seen.num_ready == args.nodes, f"{args.nodes} agents are ready", START_S)
-        await until(deciding.leads, "the placer leads", START_S)
+        await until(deciding.ready, "the placer is ready", START_S)
         for number in range(args.warmup):
             await one_start(number, bus, seen)
         print(f"measuring from load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)

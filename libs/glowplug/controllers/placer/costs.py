@@ -162,9 +162,9 @@ class Costs:
             return replace(blank, node_id=node.node_id, reason=f"its weights lie in host memory of {node.node_id}")
         gpu_kind, times = gpu_kind_of(node), self.fleet.network.times
         kind = found_at(node, model)
-        scope, num = times.measured_by(model, kind, gpu_kind, stage="fetch_s")
-        seconds = times.predict(model, kind, gpu_kind).fetch_s
-        source = _source(scope, num, kind, model, blank.is_emulated)
+        known, num = times.measured_by(model, kind, gpu_kind, stage="fetch_s")
+        scope, seconds = str(known), times.predict(model, kind, gpu_kind).fetch_s
+        source = _source(known, num, kind, model, blank.is_emulated)
         how = "read from the disk of" if kind is StartKind.DISK else "fetched to"
         if kind is StartKind.DISK and node.disk_bytes_per_s:
             seconds, scope, num = model.fetch_bytes / disk_rate(node, model, times), "disk", 0
