@@ -11,7 +11,7 @@ Each start is of a model that no node has: one after the other, each asked for o
 stopped. The decision is the moment that its record says (`made_at`: when the placer began to handle the request); the
 first command is the first of `prefetcher.fetch` and `agent.start` that its node's reader has in hand, decoded. Both are
 this machine's clock. Where the time goes: until the placer has recorded and published its decision; until the stream
-has stored the commands before this one; and on the bus.
+has stored the commands before this one; and on the bus. Results: results/commands.md.
 """
 
 import argparse
