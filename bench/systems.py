@@ -39,6 +39,7 @@ from glowplug.engines.samples import sample_weights_path
 
 GLOWPLUG: Final = (sys.executable, "-m", "glowplug.cli.main")
 SYSTEMS: Final = ("union", "serverless_vllm", "hydraserve", "preserve", "warmserve", "swapserve", "mcache")
+FRESH: Final = ("cold", "disk", "cached")  # kinds of starts in which a process begins
 NUM_MODELS, NUM_NODES = 8, 3
 MIB: Final = 1 << 20
 GPU_BUDGET: Final = 350 * MIB  # a model takes 234 MiB, a replica of it 94
@@ -272,10 +273,10 @@ def at(values: Sequence[float], share: float) -> float:
 def shown(name: str, seen: Seen, simulated: bool) -> str:
     """One row of the table."""
     starts = {kind: len(some) for kind, some in seen.starts.items()}
-    fresh = starts.get("cold", 0) + starts.get("cached", 0)
+    fresh = sum(starts.get(kind, 0) for kind in FRESH)
     num = max(1, sum(starts.values()))
     wakes, grown = seen.first.get("wake", []), seen.first.get("growth", [])
-    fresh_s = [s for kind in ("cold", "cached") for s in seen.first.get(kind, [])]
+    fresh_s = [s for kind in FRESH for s in seen.first.get(kind, [])]
     cells = [
         name,
         f"{len(seen.ttft)} ({seen.num_failed})",

@@ -37,7 +37,8 @@ def install() -> None:
     def load_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         landing = Landing.of(Path(model_config.model))
         if landing is not None and type(self) is not DefaultModelLoader:  # it may read its files by itself
-            landing.wait_whole()
+            parallel = vllm_config.parallel_config
+            landing.wait_whole(parallel.node_rank, parallel.nnodes)
         with _packing_once():
             model = load(self, vllm_config, model_config, prefix)
         arriving.mark()

@@ -3,6 +3,7 @@
     <region>/layout.json    {"generation", "piece_bytes", "num_bytes", "files": [{"path", "num_bytes", "start"}]}
     <region>/landed         one byte per piece of all files end to end: 1 once its bytes may be read
     <region>/complete.json  all is there, and checked
+    <region>/stage-S-of-N.json  all is there that stage S of a pipeline of N reads
     <region>/failed.json    it will not come
     <region>/files/         the model's directory; each file has its full size from the start
 
@@ -85,8 +86,15 @@ class Landing:
             if not name.endswith(_WEIGHTS):
                 self.wait(self.root / name)
 
-    def wait_whole(self) -> None:
-        """Return once every byte is there. Raises WeightsDropped, TimeoutError."""
+    def wait_whole(self, stage: int = 0, num_stages: int = 1) -> None:
+        """Return once every byte is there, or all that are fetched for that stage of a pipeline. Raises WeightsDropped,
+        TimeoutError."""
+        if num_stages > 1:
+            part = self._region / f"stage-{stage}-of-{num_stages}.json"
+            while not (self._is_whole or part.exists()):
+                self._look()
+                time.sleep(_LOOK_S)
+            return
         for name in self._files:
             self.wait(self.root / name)
 

@@ -28,7 +28,7 @@ from glowplug.runtime.tasks import end
 from glowplug.state.port import Store
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
-from glowplug.weights.inventory import read_cached, read_links
+from glowplug.weights.inventory import read_cached, read_disk, read_links
 from services.agent.executor import EngineExecutor
 from services.agent.processes import kill_orphans, reap_strays
 from services.agent.settings import AgentSettings
@@ -153,11 +153,14 @@ class AgentService:
         before: Surroundings | None = None
         while True:
             where = (self.settings.shm_dir.absolute(), self.settings.node)
+            disk = await asyncio.to_thread(read_disk, *where)
             around = Surroundings(
                 cached=await asyncio.to_thread(read_cached, *where),
                 links=await asyncio.to_thread(read_links, *where),
                 host_cache_bytes=self.settings.host_cache_bytes,
                 prefetcher_url=self.settings.prefetcher_url,
+                on_disk=disk.copies,
+                disk_bytes_per_s=disk.bytes_per_s,
             )
             self._state.retry()
             if around != before:

@@ -7,6 +7,8 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
+from glowplug.policies.start_times import StartKind
+from glowplug.weights.disk import DISK
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from glowplug.weights.source import redacted
 from services.agent.settings import AgentSettings
@@ -31,7 +33,7 @@ class WeightsWatch:
         engine that streams may begin once the region has a layout, and for nothing where that has another generation
         afterwards."""
         if not effect.weights.uri:
-            await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
+            await self._report(msg.WeightsComplete(effect.instance_id, "", StartKind.CACHED))
             return
         region = self._region(effect.weights)
         began = self._clock()
@@ -49,7 +51,9 @@ class WeightsWatch:
                 is_part = effect.num_stages > 1  # of which nothing is declared
                 path = status.info.path if is_part else _path_of(status.info, effect.weights)
                 region.touch(self._clock())
-                await self._report(msg.WeightsComplete(effect.instance_id, path, cached=is_first))
+                fetched = StartKind.DISK if status.info.source == DISK else StartKind.COLD
+                found = StartKind.CACHED if is_first else fetched
+                await self._report(msg.WeightsComplete(effect.instance_id, path, found))
                 return
             if status.state is RegionState.FAILED and status.failure is not None:
                 await self._report(msg.WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))

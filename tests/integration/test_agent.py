@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 from glowplug.domain.engine_key import engine_key
+from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
+from glowplug.weights.inventory import DiskContent, write_disk
 from services.agent.app import make
 from tests.agent_rig import (
     NODE,
@@ -70,6 +72,14 @@ async def test_start_serve_drain_stop(rig: AgentRig) -> None:
     states = ("starting", "loading", "ready", "draining", "stopped")
     assert rig.facts("i-1") == [f"instance.{state}" for state in states]
     assert (await until(lambda: rig.row("i-1") == stopped, "the store has the end")) is True
+
+
+@set_to(inventory_s=0.02)
+async def test_the_nodes_beats_carry_what_its_prefetcher_has_on_disk(rig: AgentRig) -> None:
+    copy = CachedWeights(digest="d" * 64, num_bytes=7, model_keys=("m",))
+    write_disk(rig.settings.shm_dir, NODE, DiskContent(copies=(copy,), bytes_per_s=2e9))
+    await until(lambda: rig.service.controller.node(0.0).on_disk == (copy,))
+    assert rig.service.controller.node(0.0).disk_bytes_per_s == 2e9
 
 
 @set_to(engine_secret="s", health_every_s=0.05)

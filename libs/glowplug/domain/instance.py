@@ -115,7 +115,7 @@ class Instance:
     consolidating: bool = False  # a stage into which the rest of the model comes: it will run all of it
     key_id: str = ""  # of the key its engine asks for (engine_key.py); "": it asks for none
     lacks: tuple[str, ...] = ()  # what its engine could do with other weights and cannot with these, e.g. "tool_choice"
-    start_kind: str = ""  # what its start found, once READY: cold, cached, wake, growth or join (start_times.py)
+    start_kind: str = ""  # what its start found, once READY: cold, disk, cached, wake, growth or join (start_times.py)
     gpu_kind: str = ""  # of its GPUs, as in Gpu
     predicted_s: float = 0.0  # what its start was expected to take, from the command to READY; 0: not known
     shared_bytes: int = 0  # of its weights, those that it reads in host memory in the same pages as others (Gpu.shared)

@@ -12,6 +12,7 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import StageAddress
 from glowplug.engines import process
+from glowplug.policies.start_times import StartKind
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent import executor
 from tests.agent_rig import write_weights
@@ -105,7 +106,7 @@ async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
     assert not rig.saw(msg.WeightsComplete)
     region.complete_stage(came, 1, 4)
     complete = await rig.outcome(msg.WeightsComplete)
-    assert complete.path == str(region.blob) and not complete.cached
+    assert complete.path == str(region.blob) and complete.found is StartKind.COLD
 
 
 @pytest.mark.parametrize("fault", [None, EngineFailed("no answer")])

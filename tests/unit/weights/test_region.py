@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.errors import InvalidModelFile
-from glowplug.domain.hardware import Link
+from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.files import NoAnswer, PatientReader, read_regular
-from glowplug.weights.inventory import read_cached, read_inventory, read_links, write_links
+from glowplug.weights.inventory import (
+    DiskContent,
+    read_cached,
+    read_disk,
+    read_inventory,
+    read_links,
+    write_disk,
+    write_links,
+)
 from glowplug.weights.link import LinkMeter, TokenBucket
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from tests.waiting import until
@@ -135,6 +143,14 @@ def test_links_are_told_by_file(tmp_path: Path) -> None:
     assert read_inventory(tmp_path, "node-1").rubbish == ()
 
 
+def test_copies_on_disk_are_told_by_file(tmp_path: Path) -> None:
+    assert read_disk(tmp_path, "node-1") == DiskContent()
+    content = DiskContent(copies=(CachedWeights(digest=SHA, num_bytes=7, model_keys=("m",)),), bytes_per_s=2e9)
+    write_disk(tmp_path, "node-1", content)
+    assert read_disk(tmp_path, "node-1") == content
+    assert read_inventory(tmp_path, "node-1").rubbish == ()
+
+
 ODD_FILES = (
     b"",
     b"\xff",
@@ -164,7 +180,9 @@ ODD_FILES = (
 
 
 @pytest.mark.parametrize("raw", ODD_FILES)
-@pytest.mark.parametrize("name", ["meta.json", "models.json", "complete.json", "failed.json", "progress", "links.json"])
+@pytest.mark.parametrize(
+    "name", ["meta.json", "models.json", "complete.json", "failed.json", "progress", "links.json", "disk.json"]
+)
 def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, name: str, raw: bytes) -> None:
     whole = Region.at(tmp_path, "node-1", "cd" * 32)
     completed(whole)
@@ -172,12 +190,12 @@ def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, n
     odd.begin()
     odd.set_watermark(2)
     odd.write_meta({"landed": [[0, 2]], "num_bytes": 3})
-    path = tmp_path / "node-1" / name if name == "links.json" else odd.directory / name
+    path = tmp_path / "node-1" / name if name in ("links.json", "disk.json") else odd.directory / name
     path.write_bytes(raw)
     for _ in range(2):
         assert [cached.digest for cached in read_cached(tmp_path, "node-1")] == ["cd" * 32]
     read_inventory(tmp_path, "node-1")
-    assert read_links(tmp_path, "node-1") == ()
+    assert read_links(tmp_path, "node-1") == () and read_disk(tmp_path, "node-1") == DiskContent()
     odd.read_state("i-1")
     odd.add_model_key("m")
     assert odd.model_keys() == ("m",)

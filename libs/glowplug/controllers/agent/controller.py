@@ -86,6 +86,7 @@ class AgentController:
         self._fence = Fence(dict(memory.fence))
         self._node_stops = ""  # why this node takes no start any more, or ""
         self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
+        self._shared_seen: dict[str, int] = {}  # as in Transaction; a successor sees it again
         self.holdings: dict[str, Holding] = {}
         self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
         commands = [kind for kind in STIMULI if hasattr(kind, "TYPE")]  # payloads of events
@@ -138,6 +139,8 @@ class AgentController:
             host_cache_bytes=around.host_cache_bytes,
             links=around.links,
             cached=around.cached,
+            on_disk=around.on_disk,
+            disk_bytes_per_s=around.disk_bytes_per_s,
             draining=self.is_stopping,
             heartbeat_at=now_s,
             revision=self._node_revision,
@@ -178,6 +181,7 @@ class AgentController:
             table=TABLE,
             holdings=self.holdings,
             overtaken=self._overtaken,
+            shared_seen=self._shared_seen,
             node_stops=self._node_stops,
         )
 

@@ -17,7 +17,7 @@ from glowplug.controllers.effects import Remove, Tick
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
 from glowplug.policies.placement.expect import STREAMS
-from glowplug.policies.start_times import fresh_kind, kind_from
+from glowplug.policies.start_times import StartKind, kind_from
 
 INTERRUPTED = "interrupted"  # the kind of a start that nobody is to learn from
 _ORDER = {name: rank for rank, name in enumerate(PhaseName)}
@@ -70,7 +70,7 @@ def with_weights(transaction: Transaction, holding: Holding, report: msg.Weights
     assert holding.start is not None
     fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
     start = replace(holding.start, weights_path=report.path, fetch=fetch)
-    return replace(holding, start=start, was_cached=report.cached)
+    return replace(holding, start=start, found=report.found)
 
 
 def advance(transaction: Transaction, holding: Holding) -> None:
@@ -113,7 +113,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
     elif start.grew_from is not None:
         kind = kind_from(start.grew_from).value
     else:
-        kind = fresh_kind(is_cached=holding.was_cached).value
+        kind = holding.found.value
     holding = transaction.publish(
         holding.enter(State.READY),
         url=report.url,
@@ -126,7 +126,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         start_kind=kind,
         reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s{sharing.said(transaction, holding)}",
     )
-    transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.was_cached))
+    transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.found is StartKind.CACHED))
 
 
 def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:

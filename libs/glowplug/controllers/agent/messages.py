@@ -12,6 +12,7 @@ from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
 from glowplug.domain.model import Model, WeightsRef
+from glowplug.policies.start_times import StartKind
 
 # Stimuli
 
@@ -53,10 +54,11 @@ class WeightsReplaced(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WeightsComplete(Outcome):
-    """`path` is the file or directory to load. `cached`: they were there at the first look."""
+    """`path` is the file or directory to load. `found`: where they were: CACHED, there at the first look; DISK, brought
+    from the node's own copy; COLD, from elsewhere."""
 
     path: str
-    cached: bool = False
+    found: StartKind = StartKind.COLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Surroundings:
     host_cache_bytes: int = 0
     links: tuple[Link, ...] = ()
     prefetcher_url: str = ""
+    on_disk: tuple[CachedWeights, ...] = ()
+    disk_bytes_per_s: float = 0.0
 
 
 # Stimuli that the controller itself makes for one record, when it handles what concerns another

@@ -14,6 +14,7 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, StageAddres
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
+from glowplug.policies.start_times import StartKind
 
 Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 
@@ -122,7 +123,7 @@ class Holding:
     snapshot_bytes: int = 0  # of host memory, promised or taken, that its engine sleeps in
     engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see starts.py)
     past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
-    was_cached: bool = False  # its weights were in host memory when its start began
+    found: StartKind = StartKind.COLD  # where its weights were when its start began
     health_asked_at: float = 0.0
     num_misses: int = 0  # health checks that failed in a row
 

@@ -30,6 +30,7 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import FetchWeights, StopInstance, as_if_asked
 from glowplug.events.envelope import Event
@@ -39,8 +40,10 @@ from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.expect import Expected, expect
+from glowplug.policies.placement.links import found_at
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.start_times import StartKind
 
 Place = Callable[..., PlaceDecision]
 Evict = Callable[..., EvictDecision]
@@ -371,13 +374,25 @@ class Placing:
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
-        figures = {}
+        figures: dict[str, float | int | str] = {}
+        if disks := self._read_from_disk(placement.command.model, decision):
+            figures["read_from_disk"] = ", ".join(disks)
+            if rate := min(disks.values()):
+                figures["disk_bytes_per_s"] = rate
+            reason += f"; its weights are read from the disk of {listed(list(disks))}"
         if shared := self.shared_bytes(placement.command.model, decision):
             figures["shared_bytes"] = shared
             reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
         decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
         sent.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self._orders(placement, sent)]
+
+    def _read_from_disk(self, model: Model, decision: PlaceDecision) -> dict[str, float]:
+        """Nodes that read weights for it from their own disks, with what their prefetchers have measured of these."""
+        if decision.source:
+            return {}
+        nodes = [self.fleet.nodes.by_id.get(stage.node_id) for stage in decision.stages]
+        return {n.node_id: n.disk_bytes_per_s for n in nodes if n and found_at(n, model) is StartKind.DISK}
 
     def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
         """Of what a start takes by that decision, the bytes of weights that others read there already, and go on to."""
@@ -450,7 +465,7 @@ class Placing:
         rivals: tuple[Rival, ...],
         now_s: float,
         chosen: str = "",
-        figures: Mapping[str, int] | None = None,
+        figures: Mapping[str, float | int | str] | None = None,
     ) -> DecisionRecord:
         """The decision as `why` prints it, at the GPU the placement has now. `figures`: more inputs."""
         command, expected = placement.command, placement.sent.expected if placement.sent else None

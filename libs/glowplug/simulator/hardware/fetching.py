@@ -9,6 +9,7 @@ from glowplug.controllers.prefetcher.controller import DISK
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
+from glowplug.policies.start_times import StartKind
 from glowplug.simulator.hardware.disk import Disk
 from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.hardware.server import Server
@@ -48,6 +49,12 @@ class Fetching:
     def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
         """Whether an engine's part of the weights is here."""
         return self.has_all(weights) or self._covers(engine, digest_of(weights))
+
+    def found(self, engine: SimEngine, weights: WeightsRef) -> StartKind:
+        """Where a start finds its part of them."""
+        if self.has(engine, weights):
+            return StartKind.CACHED
+        return StartKind.DISK if digest_of(weights) in self._disk.copies else StartKind.COLD
 
     def _covers(self, engine: SimEngine, digest: str) -> bool:
         """Whether the bytes of its stage are here: stages are equal, up to rounding."""

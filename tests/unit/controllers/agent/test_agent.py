@@ -10,6 +10,7 @@ from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import CachedWeights, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.policies.start_times import StartKind
 from tests.agent_steps import NODE, PARAMS, code, facts, make, of, resume, start, stop, workers
 from tests.fleet_builder import MIB, a_model
 
@@ -93,14 +94,14 @@ def test_phases_carry_what_the_command_expected_on_whatever_node_they_are() -> N
     assert {p.name: p.predicted_s for p in agent.instance().phases} == {"fetch": 1.5, "launch": 0.0, "load": 0.8}
 
 
-@pytest.mark.parametrize(("cached", "kind"), [(True, "cached"), (False, "cold")])
-def test_a_start_says_what_it_found(cached: bool, kind: str) -> None:
+@pytest.mark.parametrize("found", [StartKind.CACHED, StartKind.DISK, StartKind.COLD])
+def test_a_start_says_what_it_found(found: StartKind) -> None:
     agent = make()
     agent.handle(start(), 10.0)
-    agent.handle(msg.WeightsComplete("i-1", "/w", cached=cached), 10.0)
+    agent.handle(msg.WeightsComplete("i-1", "/w", found), 10.0)
     agent.handle(msg.EngineLaunched("i-1"), 10.5)
     agent.handle(msg.EngineReady("i-1", "u"), 11.0)
-    assert (agent.instance().start_kind, agent.instance().gpu_kind) == (kind, "host")
+    assert (agent.instance().start_kind, agent.instance().gpu_kind) == (found.value, "host")
 
 
 def test_no_room_fails_that_start_alone() -> None:
