@@ -207,6 +207,7 @@ def test_a_pipeline_is_not_consolidated_before_it_is_ready() -> None:
 def test_an_engine_that_dies_while_it_consolidates_is_failed_once() -> None:
     agent = consolidating()
     assert code(agent.handle(msg.EngineExited("i-1", "killed"), 21.0)) == "engine_failed"
+    assert not agent.instance().consolidating, "else the rest of its weights would be asked for"
     assert not facts(agent.handle(msg.EngineConsolidated("i-1"), 21.5))
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert agent.used() == 0 and agent.instance().state is InstanceState.FAILED
