@@ -107,14 +107,14 @@ class Holds:
         """Whether that instance was here and has ended."""
         return instance_id in self._gone
 
-    def starting_before(self, before_s: float) -> list[tuple[Instance, WeightsRef]]:
-        """Living instances that began to start before then and are not ready, with the weights they need. No stages of
-        a pipeline: which part of the weights one needs, only its fetch says."""
+    def starting_before(self, before_s: float) -> list[tuple[Instance, Model]]:
+        """Living instances that began to start before then and are not ready, with their models. Of stages of a
+        pipeline those that wait for their part of the weights: one that loads has it, which nothing else says."""
         return [
-            (instance, self._models[instance.model_key][0].weights)
+            (instance, self._models[instance.model_key][0])
             for _, instance in self._seen()
-            if instance.state.is_coming and instance.is_whole and instance.created_at < before_s
-            if instance.model_key in self._models
+            if (instance.state.is_coming if instance.is_whole else instance.state is InstanceState.STARTING)
+            if instance.created_at < before_s and instance.model_key in self._models
         ]
 
     def has_copy(self, model_keys: Set[str]) -> bool:
