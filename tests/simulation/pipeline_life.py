@@ -52,7 +52,7 @@ class Wire:
 
 
 def a_setup(becomes: str) -> Setup:
-    """8 GB of weights at 2 GB/s where 4 s are allowed: two halves, with the memory of the whole where both become one."""
+    """8 GB of weights at 2 GB/s where 4 s are allowed: two halves, with all of the memory where both are to be one."""
     start = StartSeconds(launch_s=0.5, warmup_s=0.2, stop_s=0.1)
     fields = {"max_instances": 2, "keep_alive_s": 3.0, "slo": Slo(ttft_s=4.0, tpot_s=1.0), "max_wait_s": 25.0}
     server = ServerSetup(num_servers=3, num_gpus=1, gpu_bytes=20 * GB, abilities=frozenset({"stages"}))

@@ -321,8 +321,8 @@ class ControlPlane:
             self._deploy()
 
     def elect(self, name: str, *, lingers: bool = False) -> None:
-        """Another process of a service begins to lead. It has followed the one before and read the tables. One that
-        `lingers` has not noticed that, and goes on: it receives what the new leader does, and sends at its old epoch."""
+        """Another process of a service begins to lead. It has followed the one before and read the tables. That one, if
+        it `lingers`, has not noticed, and goes on: it receives what the new leader does, and sends at its old epoch."""
         earlier, epoch = self.services[name], self._next_epoch(name)
         if lingers:
             self._go_on(f"{name}-0", name, epoch - 1)

@@ -6,8 +6,8 @@ Paper: HydraServe sections 4 and 6. The placement starts the stages; this file m
 - one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
   `hole_grace_s` before that: with all of the weights it goes on alone, and says so. Where one drains the first stage
   drains with it;
-- one of which no agent has spoken for `give_up_s` (its placer was killed before it had sent all of the starts) was never
-  begun, and the others end;
+- one of which no agent has spoken for `give_up_s` was never begun (its placer was killed before it had sent all of the
+  starts), and the others end;
 - later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
 - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
   they are there).

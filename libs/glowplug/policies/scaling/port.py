@@ -166,9 +166,9 @@ def _taken_back(view: ScalingView, missing: int) -> list[str]:
 def _drain(
     view: ScalingView, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float
 ) -> tuple[list[str], int]:
-    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare, and before a stage of it that
-    serves for itself already; nobody who is READY goes for one that is still on its way: it may be long in coming, and
-    all that serve would wait for it."""
+    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare, and before a stage of it
+    that serves for itself already; nobody who is READY goes for one that is still on its way: it may be long in coming,
+    and all that serve would wait for it."""
     drain, left, worth = [], view.num_running, worths(view.running)
     serving = sum(worth[i.instance_id] for i in view.ready)
     pipelines = {i.instance_id for i in view.serving if not i.is_whole}

@@ -229,6 +229,16 @@ def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_
     assert agent.instance().is_whole and not facts(agent.handle(msg.ConsolidationFailed("i-1", "late"), 66.0))
 
 
+def test_a_stage_whose_weights_prove_to_be_wrong_serves_no_more() -> None:
+    """Its own part had no checksum, and that of the whole does not hold."""
+    agent = consolidating()
+    effects = agent.handle(msg.ConsolidationFailed("i-1", "sha256 is a, expected b", "weights_corrupt"), 21.0)
+    assert code(effects) == "weights_corrupt" and of(msg.StopEngine, effects)
+    assert of(msg.ReportConsolidation, effects)[0].error == "sha256 is a, expected b"
+    agent.handle(msg.EngineGone("i-1"), 22.0)
+    assert agent.used() == 0
+
+
 def test_the_pause_after_a_failed_consolidation_is_bounded_and_outlives_a_restart() -> None:
     agent = serving(make(abilities=STAGES))
     now_s = 20.0
