@@ -240,7 +240,8 @@ def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
     published."""
     stops = holding.stop is None and holding.state not in ENDED
     why = "it has another id now"
-    instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=transaction.now_s, reason=why)
+    over = replace(holding.instance, state=InstanceState.STOPPED, consolidating=False)
+    instance = replace(over, changed_at=transaction.now_s, reason=why)
     holding = transaction.keep(holding.enter(State.LOST, instance=instance))
     if stops:
         stop(transaction, holding, 0.0, State.LOST)
