@@ -5,7 +5,7 @@ Paper: HydraServe sections 4 and 6. The placement starts the stages; this file m
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
 - one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
   `hole_grace_s` before that: with all of the weights it goes on alone, and says so. Where one drains the first stage
-  drains with it;
+  drains with it, or becomes whole;
 - one of which no agent has spoken for `give_up_s` was never begun (its placer was killed before it had sent all of the
   starts), and the others end;
 - later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
@@ -77,11 +77,13 @@ class Stages:
             left = [p for p in living if not p.is_whole and not p.consolidating]
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
-        if hole is not None and first.consolidating and now_s - hole.changed_at < self.fleet.params.hole_grace_s:
-            return []
+        if hole is not None and first.consolidating:
+            is_there = not hole.state.is_gone  # it serves while it drains
+            if is_there or now_s - hole.changed_at < self.fleet.params.hole_grace_s:
+                return []
         if hole is not None:
             why = f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}"
-            grace_s = 0.0 if hole.state.is_gone else self.fleet.params.evict_grace_s  # it serves while it drains
+            grace_s = 0.0 if hole.state.is_gone else self.fleet.params.evict_grace_s
             return self._end([first], why, now_s, grace_s)
         is_late = first.state.is_coming and now_s - first.created_at > self.fleet.params.give_up_s
         if is_late and len(parts) < first.num_stages - 1:

@@ -292,8 +292,7 @@ class PrefetcherController:
             if digest in self.jobs or instance.instance_id in self._failed or (entry and entry.complete):
                 continue
             stage, num_stages = instance.stage, instance.num_stages
-            first, last = stage_bytes(model, stage, num_stages)
-            part = (model.weights, model.key, instance.instance_id, first, last)
+            part = (model.weights, model.key, instance.instance_id, *stage_bytes(model, stage, num_stages))
             effects += self._take(msg.Want(*part, WAITED_FOR, None, stage, num_stages), digest, now_s)
         return effects
 
@@ -513,6 +512,7 @@ class PrefetcherController:
         return effects
 
     def _part_fact(self, end: msg.FetchEnded, want: msg.Want) -> Publish:
+        self.holds.part_came(want.instance_id)
         num_bytes = (want.last_byte or end.num_bytes) - want.first_byte
         came = {"instance_id": want.instance_id, "num_bytes": num_bytes, "seconds": end.seconds, "source": end.source}
         return self._fact(facts.WeightsPartFetched, end.digest, want, **came)

@@ -197,7 +197,11 @@ def test_a_stage_that_drains_lets_the_others_finish():
     controller = placer(evict_grace_s=30.0)
     made = heard(controller)
     draining = as_state(made["x.1"], InstanceState.DRAINING)
-    (stop,) = sent(controller.handle(an_event(InstanceDraining(instance=draining)), 2.0), StopInstance)
+    growing = replace(as_state(made["x"], InstanceState.READY), consolidating=True)
+    controller.handle(an_event(InstanceReady(instance=growing)), 2.0)
+    assert not sent(controller.handle(an_event(InstanceDraining(instance=draining)), 2.0), StopInstance)
+    stays = replace(growing, consolidating=False, revision=3)
+    (stop,) = sent(controller.handle(an_event(InstanceReady(instance=stays)), 9.0), StopInstance)
     assert (stop.instance_id, stop.grace_s) == ("x", 30.0)
 
 
