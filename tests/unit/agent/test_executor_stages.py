@@ -193,7 +193,7 @@ async def test_a_kv_cache_that_does_not_come_is_not_waited_for(tmp_path: Path, m
     async with rig_of(tmp_path, FakeMover()) as rig:
         rig.driver.may_move.clear()
         await becomes_whole(rig)
-        await rig.outcome(msg.EngineConsolidated)
+        assert (await rig.outcome(msg.EngineConsolidated)).url == "http://127.0.0.1:2"
         await asyncio.sleep(0.01)
 
 
