@@ -24,8 +24,10 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_env, vllm_sample, vllm_stages
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
+from glowplug.engines.process import kill_group
 from glowplug.engines.vllm import VllmDriver
 from glowplug.weights.region import RegionInfo
+from services.agent.executor import KV_MOVES_S
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
 from tests.ports import free_port
@@ -377,3 +379,28 @@ async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(l
     assert await tokens(serving.url) == tiny.expected
     for handle in (serving, later.handle):
         await lane.driver.stop(handle, 0.0)
+
+
+@pytest.mark.long
+async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lane: Lane, tiny: Tiny) -> None:
+    """What waits for it does not hold up who moves the streams; the whole engine computes them anew."""
+    handles = await launched_stages(lane, tiny.weights)
+    first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
+    serving = (await lane.driver.serve_stages(first.handle)).handle
+    await lane.driver.consolidate(serving, lane.request(tiny.weights, **TINY_ARGS).model, tiny.weights)
+    report = lane.driver.whole(serving)
+    assert report is not None
+    said: list[int] = []
+    stream = asyncio.create_task(begin(serving.url, range(400, 700), said))
+    await until(lambda: said, "the stream has begun")
+    kill_group(later.handle.pid, later.handle.pid_started_at)
+    with pytest.raises((EngineFailed, TimeoutError)):
+        async with asyncio.timeout(KV_MOVES_S):
+            await lane.driver.move_requests(report.handle)
+    await lane.driver.end_stage(report.handle)
+    await stream
+    assert lane.driver.adopt(report.handle) and await tokens(report.handle.url) == tiny.expected
+    assert await lane.driver.abandon_consolidation(report.handle) == report.kv_tokens, "there is no way back"
+    for handle in (report.handle, later.handle):
+        await lane.driver.stop(handle, 0.0)
+    assert not vllm_stages.kv_directory(serving.run_dir).exists()

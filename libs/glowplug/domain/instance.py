@@ -134,6 +134,12 @@ class Instance:
         return self.num_stages == 1
 
     @property
+    def stage(self) -> int:
+        """Which stage of its pipeline it is, by the name that its placement gave it; 0: the first one, or no stage."""
+        number = self.instance_id.rpartition(".")[2]
+        return int(number) if self.part_of and number.isdecimal() else 0
+
+    @property
     def slots_per_stage(self) -> int:
         """Requests that each of its stages would run at once alone (HydraServe section 6.1), one at least."""
         return max(1, self.max_concurrency // self.num_stages)

@@ -204,6 +204,8 @@ class StagedVllm(HostedDriver, Stager):
         if not is_stage(handle):
             ready = rendezvous.read(Path(handle.run_dir), rendezvous.READY)
             return int(ready["kv_tokens"]) if ready is not None else 0
+        if (whole := self.whole(handle)) is not None:  # what runs may have left the stages already
+            return whole.kv_tokens
         await self._end_beside(handle)
         return None
 

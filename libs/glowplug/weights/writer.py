@@ -19,7 +19,7 @@ from glowplug.weights.region import Region
 from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, checked_relative, redacted
 
 SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
-_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
 class Intervals:
@@ -258,7 +258,7 @@ class RegionWriter:
             self._landing.close()
 
     def _translated(self, error: OSError) -> Exception:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             return NoSpace(f"host memory is full: {error.strerror} ({self.num_bytes or 'unknown'} bytes wanted)")
         return error
 

@@ -149,6 +149,8 @@ class FakeMover(FakeStager):
     def __init__(self) -> None:
         super().__init__()
         self.beside: EngineHandle | None = None
+        self.may_move = asyncio.Event()
+        self.may_move.set()
         self.moved: list[EngineHandle] = []
         self.ports: list[int] = []
 
@@ -166,6 +168,7 @@ class FakeMover(FakeStager):
     async def move_requests(self, handle: EngineHandle) -> Moved:
         self.moved.append(handle)
         self.calls.append("move")
+        await self.may_move.wait()
         self.fails("move")
         return Moved()
 

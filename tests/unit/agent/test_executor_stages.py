@@ -1,6 +1,7 @@
 """The executor with engines that run in stages: every effect ends in an outcome, whatever the engine does."""
 
 import asyncio
+import errno
 import json
 import time
 from pathlib import Path
@@ -12,7 +13,9 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import StageAddress
 from glowplug.engines import process
+from glowplug.engines.port import EngineHandle
 from glowplug.policies.start_times import StartKind
+from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent import executor
 from tests.agent_rig import write_weights
@@ -87,11 +90,24 @@ async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> 
         assert why in (await rig.outcome(msg.ConsolidationFailed)).reason
 
 
-async def test_weights_that_do_not_come_end_a_consolidation(launched: Rig) -> None:
-    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+@pytest.mark.parametrize("code", ["weights_corrupt", "weights_unavailable"])
+async def test_weights_that_do_not_come_end_a_consolidation(launched: Rig, code: str) -> None:
+    """Those of an earlier try do not: the rest has been asked for anew."""
     region = write_weights(launched.settings.shm_dir.absolute(), MODEL)
-    region.fail("weights_unavailable", "the registry is away", failed_at=1.0, instance_ids=("i-1",))
-    assert "the registry is away" in (await launched.outcome(msg.ConsolidationFailed)).reason
+    region.fail("no_space", "the memory was full", failed_at=time.time() - 1.0, instance_ids=("i-1",))
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    await asyncio.sleep(0.05)
+    assert not launched.saw(msg.ConsolidationFailed)
+    region.fail(code, "the registry is away", failed_at=time.time(), instance_ids=("i-1",))
+    failed = await launched.outcome(msg.ConsolidationFailed)
+    assert "the registry is away" in failed.reason and failed.code == code
+
+
+async def test_a_full_disk_ends_a_consolidation_with_its_code(launched: Rig) -> None:
+    launched.driver.errors["stages"] = OSError(errno.ENOSPC, "No space left on device")
+    write_weights(launched.settings.shm_dir.absolute(), MODEL)
+    await launched.do(msg.ConsolidateEngine("i-1", MODEL))
+    assert (await launched.outcome(msg.ConsolidationFailed)).code == "no_space"
 
 
 async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
@@ -109,6 +125,15 @@ async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
     assert complete.path == str(region.blob) and complete.found is StartKind.COLD
 
 
+async def becomes_whole(rig: Rig) -> EngineHandle:
+    """The stage that i-1 is, once it has been asked to be all of the model and its weights are there."""
+    stage = await rig.launch()
+    write_weights(rig.settings.shm_dir.absolute(), MODEL)
+    rig.driver.may_become_whole.set()
+    await rig.do(msg.ConsolidateEngine("i-1", MODEL))
+    return stage
+
+
 @pytest.mark.parametrize("fault", [None, EngineFailed("no answer")])
 async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_from_then_on(
     tmp_path: Path, fault: Exception | None, monkeypatch: pytest.MonkeyPatch
@@ -118,12 +143,9 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
     monkeypatch.setattr(executor, "STREAMS_MOVE_S", 0.01)
     monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
-        stage = await rig.launch()
-        write_weights(rig.settings.shm_dir.absolute(), MODEL)
         if fault is not None:
             rig.driver.errors["move"] = fault
-        rig.driver.may_become_whole.set()
-        await rig.do(msg.ConsolidateEngine("i-1", MODEL))
+        stage = await becomes_whole(rig)
         whole = await rig.outcome(msg.EngineConsolidated)
         assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
         assert [phase.name for phase in whole.phases] == ["fetch", "load"] and rig.driver.calls[-1] == "move"
@@ -136,6 +158,85 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         assert not rig.saw(msg.EngineExited), "the end of the stage's own process is none of the engine's"
         process.kill_group(moved.pid, moved.pid_started_at)
         await rig.outcome(msg.EngineExited)
+
+
+async def test_a_stage_that_ends_while_its_requests_move_does_not_end_the_engine(tmp_path: Path) -> None:
+    """A later stage was killed, and the first one with it: the whole engine is there, and computes anew what ran."""
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        rig.driver.may_move.clear()
+        stage = await becomes_whole(rig)
+        await until(lambda: "move" in rig.driver.calls, "its requests move")
+        process.kill_group(stage.pid, stage.pid_started_at)
+        await rig.do(msg.CheckHealth("i-1"))
+        await asyncio.sleep(0.1)
+        assert not rig.saw(msg.EngineExited, msg.HealthSeen)
+        rig.driver.errors["move"] = EngineFailed("it does not answer")
+        rig.driver.may_move.set()
+        assert (await rig.outcome(msg.EngineConsolidated)).url == "http://127.0.0.1:2"
+        await asyncio.sleep(0.05)
+        assert not rig.saw(msg.EngineExited) and rig.state.handles["i-1"].pid == rig.driver.beside.pid
+
+
+async def test_a_stage_that_ends_while_its_requests_move_in_vain_ends_the_engine(tmp_path: Path) -> None:
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        rig.driver.may_move.clear()
+        stage = await becomes_whole(rig)
+        await until(lambda: "move" in rig.driver.calls, "its requests move")
+        process.kill_group(stage.pid, stage.pid_started_at)
+        rig.driver.errors["move"] = RuntimeError("a fault of ours")
+        rig.driver.may_move.set()
+        await rig.outcome(msg.EngineExited)
+        assert not rig.saw(msg.EngineConsolidated)
+
+
+async def test_a_kv_cache_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "KV_MOVES_S", 0.05)
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        rig.driver.may_move.clear()
+        await becomes_whole(rig)
+        assert (await rig.outcome(msg.EngineConsolidated)).url == "http://127.0.0.1:2"
+        await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_ends_before_it_is_whole_leaves_the_stage(tmp_path: Path) -> None:
+    driver = FakeMover()
+    driver.whole = lambda handle: None  # type: ignore[method-assign]
+    async with rig_of(tmp_path, driver) as rig:
+        stage = await becomes_whole(rig)
+        assert "has ended" in (await rig.outcome(msg.ConsolidationFailed)).reason
+        assert rig.state.handles["i-1"].pid == stage.pid and not rig.saw(msg.EngineConsolidated)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: Path, is_new: bool) -> None:
+    """The part of a stage has no checksum of its own. Where the whole had another one than it should, all was fetched
+    once more: the stage may have read bytes that were wrong."""
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        region = Region.at(rig.settings.shm_dir.absolute(), "node-1", region_digest(MODEL.weights))
+        region.begin()
+        region.write_layout(Layout.of([("", 40)]))
+        region.complete_stage(RegionInfo(path="/w", num_bytes=20, sha256="", source="file", seconds=0.0), 0, 2)
+        await rig.do(msg.AwaitWeights("i-1", MODEL.weights, time.time() + 60, 0, 2))
+        await rig.outcome(msg.WeightsComplete)
+        if is_new:
+            region.write_layout(Layout.of([("", 40)]))
+        await becomes_whole(rig)
+        await rig.outcome(msg.EngineConsolidated)
+        await asyncio.sleep(0.01)
+        assert ("move" in rig.driver.calls) is not is_new
+
+
+async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        await rig.launch()
+        later = executor.EngineExecutor(rig.settings, {"fake": rig.driver}, rig.state)
+        later.connect(rig.keep)
+        assert later.living() == {"i-1"}
+        await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
+        await later.close()
 
 
 async def test_stop_ends_a_consolidation(launched: Rig) -> None:

@@ -265,13 +265,15 @@ class AgentController:
         return self._effects(transaction)
 
     def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
-        """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken."""
+        """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken. Of two
+        nodes that were given one instance the later one has it, unless it has ended there."""
         mine = holding.instance
         if row is None:
             transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
             return
         is_theirs = row.node_id != self.node_id
-        if is_theirs and row.created_at > mine.created_at:
+        is_later = (row.created_at, row.node_id) > (mine.created_at, self.node_id)
+        if is_theirs and (mine.state.is_gone or (is_later and not row.state.is_gone)):
             transaction.step(mine.instance_id, msg.RunsElsewhere())
         elif is_theirs or row.revision > mine.revision or (row.revision == mine.revision and row.state != mine.state):
             ahead = replace(mine, revision=max(row.revision, mine.revision))

@@ -239,8 +239,9 @@ def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
     """Give up an instance that another node runs by now: its row and its facts are theirs, so nothing is
     published."""
     stops = holding.stop is None and holding.state not in ENDED
-    why = "it has another id now"
-    instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=transaction.now_s, reason=why)
+    why = "another node runs it by now"
+    over = replace(holding.instance, state=InstanceState.STOPPED, consolidating=False)
+    instance = replace(over, changed_at=transaction.now_s, reason=why)
     holding = transaction.keep(holding.enter(State.LOST, instance=instance))
     if stops:
         stop(transaction, holding, 0.0, State.LOST)

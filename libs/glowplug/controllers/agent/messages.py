@@ -166,9 +166,11 @@ class EngineConsolidated(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationFailed(Outcome):
-    """It is the stage that it was, and holds no more of its GPU than then."""
+    """It is the stage that it was, and holds no more of its GPU than then. `code`: of domain/errors.py; with
+    weights_corrupt the rest of its weights is wrong, and so may be what it serves from."""
 
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

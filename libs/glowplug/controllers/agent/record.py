@@ -198,10 +198,10 @@ class Holding:
             yield f"{name} has {instance.num_stages} stages and pipeline={self.pipeline}"
         if self.consolidation is not None and instance.is_whole:
             yield f"{name} is whole and consolidates"
-        if self.state in (State.READY, State.DRAINING):
-            is_running = self.consolidation is not None and self.consolidation.state is ConsolidationState.RUNNING
-            if instance.consolidating is not is_running:
-                yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
+        is_running = self.consolidation is not None and self.consolidation.state is ConsolidationState.RUNNING
+        is_published = self.state is not State.STOPPING
+        if is_published and instance.consolidating is not is_running:
+            yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
         start = self.start
         if self.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
             yield f"{name} has its process and its weights, and does not load"

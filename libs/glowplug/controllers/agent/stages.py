@@ -4,6 +4,7 @@ Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale do
 each). A stage is an instance of its own on its node; the first one answers clients once the placer has joined them.
 Departure: a stage that finds no memory for the whole model, or whose engine fails to become whole, or is not within
 `consolidate_deadline_s`, goes on as a stage and says why; it is asked again, after a failure with a pause that doubles.
+Weights that prove to be wrong end it.
 Nothing is taken for granted of an engine that does not say what has become of it: its bytes stay granted, and it is
 asked to give up until it answers.
 """
@@ -14,7 +15,7 @@ from glowplug.controllers.agent import lifecycle
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Transaction
-from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.errors import ChecksumMismatch, OutOfMemory
 from glowplug.domain.instance import BEFORE_START, Instance, Phase
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.policies.placement.shape import bytes_per_gpu
@@ -135,9 +136,14 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
 
 
 def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.ConsolidationFailed) -> None:
-    """It could not: a stage as before, with a stage's memory, which serves on."""
+    """It could not: a stage as before, with a stage's memory, which serves on. Where its weights do not have the
+    checksum that they should, it does not: its own part was served unchecked (weights/region.py)."""
     under_way = holding.consolidation
     if under_way is None:
+        return
+    if report.code == ChecksumMismatch.code:
+        _report(transaction, holding, under_way, error=report.reason)
+        lifecycle.fail(transaction, holding, report.code, report.reason)
         return
     shares = holding.shares_on(transaction.node_id)
     holding = transaction.grant(replace(holding, shares=shares), (holding.instance.instance_id,))

@@ -69,7 +69,7 @@ _ROWS: tuple[_Row, ...] = (
     (JoinStages, [S.STAGE_LOADED], stages.on_join, (S.JOINING,), (msg.ServeStages,)),
     (ConsolidateInstance, [S.READY], stages.on_consolidate, (STAYS,), _CONSOLIDATE),
     (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), _CONSOLIDATED),
-    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), _CONSOLIDATED),
+    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS, S.FAILED), (*_CONSOLIDATED, *_STOP)),
     (StopInstance, [NONE], starts.on_early_stop, (STAYS,), ()),
     (StopInstance, _BEGUN, drains.on_stop, (STAYS, S.STOPPING, S.STOPPED), _STOP),
     (StopInstance, _SERVING, drains.on_stop, (S.DRAINING, S.FALLING_ASLEEP, S.STOPPING), _END_DRAIN),

@@ -147,8 +147,11 @@ class Transaction:
         return holding
 
     def publish(self, holding: Holding, code: str = "", **changes: Any) -> Holding:
-        """Change the instance, raise its revision, and publish and save it in the state that its record is in."""
+        """Change the instance, raise its revision, and publish and save it in the state that its record is in. One that
+        has ended becomes whole no more."""
         was = holding.instance
+        if was.consolidating and holding.consolidation is None:
+            changes["consolidating"] = False
         changes |= {"state": RULES[holding.state].public, "changed_at": self.now_s, "revision": was.revision + 1}
         instance = replace(was, **changes)
         cause = None if self.event is not None else holding.cause  # None: the shell takes the event in hand

@@ -115,10 +115,13 @@ class Network:
         return load_s + took.warmup_s + took.rest_s
 
     def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
-        """Those fetches of that node are over, well or not."""
+        """Those fetches of that node are over, well or not. One that another node brings is not."""
         for fetch_id in ids:
+            if self._fetching.get(fetch_id) != node_id:
+                continue
+            del self._fetching[fetch_id]
             ledger = self.links.get(node_id)
-            if self._fetching.pop(fetch_id, None) is not None and ledger is not None:
+            if ledger is not None:
                 left = finish(ledger, fetch_id, now_s)
                 if left.fetches:
                     self.links[node_id] = left
@@ -154,7 +157,7 @@ class Network:
         """A row changed: its fetch may be over, and a start that is over is learned from. Returns what was learned."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
             self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
-        if not row.consolidating and rest_of(row) in self._fetching:
+        if (row.state.is_gone or not row.consolidating) and rest_of(row) in self._fetching:
             self.fetched(self._fetching[rest_of(row)], [rest_of(row)], now_s)
         self._watch_leaving(row)
         return self.times.learn(row, model) if model is not None else None

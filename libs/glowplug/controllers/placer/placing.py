@@ -6,7 +6,7 @@ for several that want the same this is answered once in a pass.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -447,6 +447,16 @@ class Placing:
         placement.start_over()
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
         return [Record(decided, placement.event), *stops]
+
+    def begun_by_half(self, placement: Placement, parts: Iterable[Instance], now_s: float) -> list[Effect]:
+        """An earlier placer has started later stages of it, and no agent knows its first one. They end (stages.py);
+        then the whole has failed, and is asked for under another name."""
+        if any(not part.state.is_gone for part in parts):
+            return []
+        why = "its later stages were begun by an earlier placer, and its first one was not"
+        decided = self._record(placement, "place", f"{why}: the start is given up", (), now_s, "failed")
+        failed = InstanceFailed(instance=refused(placement, why, decided.decision_id, now_s), code="no_answer")
+        return [Record(decided, placement.event), Publish(failed, placement.event)]
 
     def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
         """No GPU could ever hold it: say so as a failed start."""

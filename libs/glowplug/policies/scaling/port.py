@@ -167,15 +167,18 @@ def _drain(
     view: ScalingView, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float
 ) -> tuple[list[str], int]:
     """Who goes, and how many are left. A pipeline goes only when all it is worth is spare (above the ceiling: when the
-    others reach it), and nobody who is READY for one that is still on its way: it may be long in coming, and all that
-    serve would wait for it."""
+    others reach it), and before a stage of it that serves for itself already; nobody who is READY goes for one that is
+    still on its way: it may be long in coming, and all that serve would wait for it."""
     drain, left, worth = [], view.num_running, worths(view.running)
     serving = sum(worth[i.instance_id] for i in view.ready)
+    pipelines = {i.instance_id for i in view.serving if not i.is_whole}
     for instance in sorted(view.ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
         after = left - worth[instance.instance_id]
         if serving - worth[instance.instance_id] < wanted:
             continue
         must_go = view.model.suspended or after >= view.ceiling
+        if not must_go and instance.instance_id.rpartition(".")[0] in pipelines:
+            continue  # it serves for itself, and is still a stage of a pipeline, which would break
         if not must_go and (not may_go(instance) or (after == 0 and not view.is_idle(instance, keep_alive_s))):
             continue
         drain.append(instance.instance_id)

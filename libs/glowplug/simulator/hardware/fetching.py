@@ -21,12 +21,13 @@ Arrived = Callable[[SimEngine], None]
 
 class Fetching:
     """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest.
-    Fetches of `corrupt` digests fail. `changed()` is called when host memory holds something else than before."""
+    Fetches of the digests in `failing` end with that error code. `changed()` is called when host memory holds something
+    else than before."""
 
     def __init__(self, node: Server, disk: Disk, changed: Callable[[], None]) -> None:
         self.node, self.run, self._disk, self._changed = node, node.run, disk, changed
         self.regions: dict[str, CachedWeights] = {}
-        self.corrupt: set[str] = set()
+        self.failing: dict[str, str] = {}
         self._failed: dict[str, pw.MarkFailed] = {}  # by instance_id, of instances that do not wait yet
         self._waiting: dict[str, tuple[str, SimEngine, Arrived]] = {}  # instance_id -> digest, engine, what is next
         self._parts: dict[str, list[tuple[int, int]]] = {}  # digest -> ranges of bytes that are here
@@ -150,8 +151,9 @@ class Fetching:
         else:
             self.run.results.bytes_fetched += num_moved
             self.run.results.fetch_seconds += seconds
-        if digest in self.corrupt:
-            ended = pw.FetchEnded(digest=digest, num_bytes=0, code="weights_corrupt", message="sha256 differs")
+        if (code := self.failing.get(digest)) is not None:
+            self._parts.pop(digest, None)
+            ended = pw.FetchEnded(digest=digest, num_bytes=0, code=code, message="broken by a fault")
             self.node.tell_prefetcher(ended)
             return
         parts = self._with(fetch)

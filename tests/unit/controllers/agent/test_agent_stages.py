@@ -207,6 +207,7 @@ def test_a_pipeline_is_not_consolidated_before_it_is_ready() -> None:
 def test_an_engine_that_dies_while_it_consolidates_is_failed_once() -> None:
     agent = consolidating()
     assert code(agent.handle(msg.EngineExited("i-1", "killed"), 21.0)) == "engine_failed"
+    assert not agent.instance().consolidating, "else the rest of its weights would be asked for"
     assert not facts(agent.handle(msg.EngineConsolidated("i-1"), 21.5))
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert agent.used() == 0 and agent.instance().state is InstanceState.FAILED
@@ -226,6 +227,16 @@ def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_
     assert of(msg.ConsolidateEngine, agent.handle(consolidate(), 60.0))
     agent.handle(msg.EngineConsolidated("i-1"), 65.0)
     assert agent.instance().is_whole and not facts(agent.handle(msg.ConsolidationFailed("i-1", "late"), 66.0))
+
+
+def test_a_stage_whose_weights_prove_to_be_wrong_serves_no_more() -> None:
+    """Its own part had no checksum, and that of the whole does not hold."""
+    agent = consolidating()
+    effects = agent.handle(msg.ConsolidationFailed("i-1", "sha256 is a, expected b", "weights_corrupt"), 21.0)
+    assert code(effects) == "weights_corrupt" and of(msg.StopEngine, effects)
+    assert of(msg.ReportConsolidation, effects)[0].error == "sha256 is a, expected b"
+    agent.handle(msg.EngineGone("i-1"), 22.0)
+    assert agent.used() == 0
 
 
 def test_the_pause_after_a_failed_consolidation_is_bounded_and_outlives_a_restart() -> None:

@@ -192,6 +192,16 @@ def test_the_first_token_of_who_waited_is_counted_from_ready():
     assert net.first_token_s == {"m": pytest.approx(0.3)}, "medians of 0.3, 0.9 and 0.1: one each"
 
 
+def test_a_fetch_ends_with_what_its_own_node_says():
+    """An instance that two nodes were given may serve on the other one."""
+    net = network()
+    net.ordered(placed(), {"node-1": NODE}, 10.0)
+    net.fetched("node-2", ["x"], 11.0)
+    assert left(net).keys() == {"x"}
+    net.fetched("node-1", ["x"], 12.0)
+    assert not left(net)
+
+
 def test_what_is_known_of_a_node_or_a_model_goes_with_it():
     net = network(start_stages=STAGES)
     net.ordered(placed(), {"node-1": NODE}, 10.0)
