@@ -5,7 +5,8 @@ Paper: HydraServe sections 4 and 6. The placement starts the stages; this file m
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
 - one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
   `hole_grace_s` before that: with all of the weights it goes on alone, and says so;
-- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
+- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
+  nothing runs in its stages any more;
 - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
   they are there).
 """
@@ -70,6 +71,9 @@ class Stages:
             return self._end(living, f"{whole} is gone: {first.reason}", now_s)
         if first.is_whole:
             left = [p for p in living if not p.is_whole and not p.consolidating]
+            is_busy = first.stages_busy and first.state in (InstanceState.READY, InstanceState.DRAINING)
+            if is_busy and all(p.state is InstanceState.READY for p in parts):
+                return []
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
         if hole is not None and first.consolidating and now_s - hole.changed_at < self.fleet.params.hole_grace_s:

@@ -99,6 +99,15 @@ def worths(instances: Iterable[Instance]) -> dict[str, int]:
     return found
 
 
+def needed_by_pipeline(instance_id: str, rows: Mapping[str, Instance]) -> str:
+    """The pipeline that still runs layers of an instance which was a later stage of it and serves for itself already;
+    "" of every other one. It must not go before that pipeline is whole and has ended what runs in its stages."""
+    first = rows.get(instance_id.rpartition(".")[0])
+    if first is None or first.state.is_gone or (first.is_whole and not first.stages_busy):
+        return ""
+    return first.instance_id
+
+
 def settle(
     view: ScalingView,
     target: int,
