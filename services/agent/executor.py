@@ -40,29 +40,30 @@ from glowplug.engines.port import (
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
+from services.agent.handles import HOLDS, KEY_ID, key_id_of, shared_bytes, with_holds
 from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 from services.agent.weights_watch import WeightsWatch
 
 log = logging.getLogger(__name__)
-KEY_ID = "key_id"  # in a handle's data, beside the key itself
 GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
-STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole
+STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole ...
+STAGE_POLL_S = 0.2  # ... which is then asked so often whether it still runs something
 KV_KEPT_S = 30.0  # ... and what they ask there to find the KV cache that was moved
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV cache and features, as JSON
 # What a piece of work that failed is reported as, by its kind; the others are asked for again by the controller.
 _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, code, why) -> outcome
     **dict.fromkeys(("launch", "load", "serve"), msg.EngineStartFailed),
     "weights": msg.WeightsFailed,
     "sleep": lambda instance_id, _, why: msg.SleepFailed(instance_id, why),
     "consolidate": lambda instance_id, _, why: msg.ConsolidationFailed(instance_id, why),
+    "finish": lambda instance_id, *_: msg.StagesFinished(instance_id, cut=True),
     "stop": lambda instance_id, *_: msg.EngineGone(instance_id, clean=False),
 }
 
@@ -127,6 +128,7 @@ class EngineExecutor:
             msg.ServeStages: as_task("serve", self._serve_stages),
             msg.ConsolidateEngine: as_task("consolidate", self._consolidate),
             msg.AbandonConsolidation: as_task("abandon", self._abandon),
+            msg.FinishStages: as_task("finish", self._finish_stages),
             msg.SleepEngine: as_task("sleep", self._sleep),
             msg.LimitKv: limit,
             msg.StopEngine: stop,
@@ -256,12 +258,12 @@ class EngineExecutor:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
         await self._until_freed(handle)
-        loaded = _with_holds(await driver.load(handle, Path(effect.path)), effect.path)
+        loaded = with_holds(await driver.load(handle, Path(effect.path)), effect.path)
         self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
             if isinstance(driver, Sleeper):
                 await driver.sleep(loaded.handle, "prewarmed")
-            await self._report(msg.EnginePrewarmed(effect.instance_id, _shared_bytes(loaded.handle)))
+            await self._report(msg.EnginePrewarmed(effect.instance_id, shared_bytes(loaded.handle)))
             return
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -279,7 +281,7 @@ class EngineExecutor:
         driver, began = self._driver(handle), self._clock()
         await self._until_freed(handle)
         if not handle.url:
-            handle = _with_holds(await driver.load(handle, Path(path)), path).handle
+            handle = with_holds(await driver.load(handle, Path(path)), path).handle
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
@@ -324,10 +326,10 @@ class EngineExecutor:
             advertised(handle.url, self._settings.advertise_host),
             phases,
             kv_tokens=holds.get("kv_tokens", 0),
-            key_id=_key_id(handle),
+            key_id=key_id_of(handle),
             num_slots=holds.get("num_slots", 0),
             lacks=tuple(holds.get("lacks", ())),
-            shared_bytes=_shared_bytes(handle),
+            shared_bytes=shared_bytes(handle),
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
@@ -344,7 +346,7 @@ class EngineExecutor:
         handle, driver = self._staged(effect.instance_id)
         secret = self._settings.engine_secret
         later = [StageEndpoint(url=one.url, api_key=engine_key(secret, one.key_id)) for one in effect.later]
-        loaded = _with_holds(await driver.serve_stages(handle, later))
+        loaded = with_holds(await driver.serve_stages(handle, later))
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -377,23 +379,46 @@ class EngineExecutor:
 
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
         """The engine has become whole in another process, which takes over what runs in the stages: their KV cache is
-        read out while all of them live, then routers learn of the new process and continue their streams there, and
-        then the first one ends."""
+        read out while all of them live, then routers learn of the new process and continue their streams there."""
         try:
             log.info("%s becomes whole in another process: %s", instance_id, await driver.move_requests(whole.handle))
         except EngineFailed as error:  # what ran is computed anew
             log.warning("%s becomes whole, and %s", instance_id, error.message)
         for kind in ("watch", "health", "count"):
             await self._cancel(instance_id, kind)
-        handle = _with_holds(whole).handle
+        handle = with_holds(whole).handle
         self._state.put_handle(handle)
         self._begin(instance_id, "watch", self._watch(handle))
         url = advertised(handle.url, self._settings.advertise_host)
-        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle), phases))
+        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, key_id_of(handle), phases))
+
+    async def _finish_stages(self, effect: msg.FinishStages) -> None:
+        """Routers take their streams away first; what they leave, and what has not begun, ends in the stages. The
+        placer ends the later ones once that is published, and then the first one's process ends."""
+        handle = self._state.handles.get(effect.instance_id)
+        driver = self._driver(handle) if handle is not None else None
+        if handle is None or not isinstance(driver, Mover):
+            await self._report(msg.StagesFinished(effect.instance_id))
+            return
+        await asyncio.sleep(STREAMS_MOVE_S)
+        while not (is_over := await self._is_stage_over(handle, driver)):
+            if effect.deadline_at and self._clock() >= effect.deadline_at:
+                log.warning("the stages of %s are ended with what still runs there", effect.instance_id)
+                break
+            await asyncio.sleep(STAGE_POLL_S)
+        await self._report(msg.StagesFinished(effect.instance_id, cut=not is_over))
         await asyncio.sleep(STREAMS_MOVE_S)
         await driver.end_stage(handle)
         await asyncio.sleep(KV_KEPT_S)
         driver.forget_moved(handle)
+
+    async def _is_stage_over(self, handle: EngineHandle, driver: Mover) -> bool:
+        """A stage that does not answer may still run something: it is asked again."""
+        try:
+            return await driver.is_stage_over(handle)
+        except EngineFailed as error:
+            log.warning("%s", error.message)
+            return False
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
@@ -425,6 +450,9 @@ class EngineExecutor:
         driver = self._driver(handle) if handle is not None else None
         if handle is None or not isinstance(driver, Sleeper):
             raise EngineFailed(f"{effect.instance_id} cannot sleep")
+        await self._cancel(effect.instance_id, "finish")
+        if isinstance(driver, Mover) and not effect.if_idle:
+            await driver.end_stage(handle)
         try:
             if effect.if_idle and isinstance(driver, RefusingSleeper):
                 num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)
@@ -546,35 +574,5 @@ def file_name(given: str) -> str:
     return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _with_holds(report: LoadReport, path: str = "") -> LoadReport:
-    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
-    `path`: of the weights that it has loaded."""
-    holds: dict[str, Any] = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
-    if report.shared_bytes and path:
-        holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
-    data = {**report.handle.data, HOLDS: json.dumps(holds)}
-    return replace(report, handle=replace(report.handle, data=data))
-
-
-def _shared_bytes(handle: EngineHandle) -> int:
-    """What it reads of its weights in the pages that others read: nothing once the node has fetched them anew, since
-    the engine keeps the pages of the file that it has opened."""
-    holds = json.loads(handle.data.get(HOLDS, "{}"))
-    is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
-    return int(holds["shared_bytes"]) if is_same else 0
-
-
-def _file(path: str) -> str:
-    """What tells a file or folder from another that has taken its place; "" where there is none."""
-    with contextlib.suppress(OSError):
-        found = Path(path).stat()
-        return f"{found.st_dev}:{found.st_ino}"
-    return ""
-
-
 def _phase(name: PhaseName, began: float, ended: float) -> Phase:
     return Phase(name=name, started_at=began, ended_at=ended)
-
-
-def _key_id(handle: EngineHandle) -> str:
-    return handle.data.get(KEY_ID, "") if handle.api_key else ""

@@ -150,6 +150,7 @@ class FakeMover(FakeStager):
         super().__init__()
         self.beside: EngineHandle | None = None
         self.moved: list[EngineHandle] = []
+        self.is_over = True  # what runs in the stages
         self.ports: list[int] = []
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
@@ -168,6 +169,10 @@ class FakeMover(FakeStager):
         self.calls.append("move")
         self.fails("move")
         return Moved()
+
+    async def is_stage_over(self, handle: EngineHandle) -> bool:
+        self.fails("over")
+        return self.is_over
 
     async def end_stage(self, handle: EngineHandle) -> None:
         self.calls.append("end stage")

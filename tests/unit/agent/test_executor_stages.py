@@ -126,6 +126,8 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         whole = await rig.outcome(msg.EngineConsolidated)
         assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
         assert [phase.name for phase in whole.phases] == ["fetch", "load"] and rig.driver.calls[-1] == "move"
+        await rig.do(msg.FinishStages("i-1", time.time() + 60))
+        assert not (await rig.outcome(msg.StagesFinished)).cut
         await until(lambda: rig.driver.calls[-1] == "forget", "the stage ends, and what was moved is forgotten")
         assert rig.driver.calls[-3:] == ["move", "end stage", "forget"]
         (moved,) = rig.driver.moved
@@ -135,6 +137,33 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         assert not rig.saw(msg.EngineExited), "the end of the stage's own process is none of the engine's"
         process.kill_group(moved.pid, moved.pid_started_at)
         await rig.outcome(msg.EngineExited)
+
+
+@pytest.mark.parametrize("left_s", [60.0, 0.05])
+async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
+    tmp_path: Path, left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer may still run something."""
+    for name in ("STREAMS_MOVE_S", "KV_KEPT_S", "STAGE_POLL_S"):
+        monkeypatch.setattr(executor, name, 0.01)
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        await rig.launch()
+        rig.driver.is_over = False
+        await rig.do(msg.FinishStages("i-1", time.time() + left_s))
+        if left_s > 1:
+            await asyncio.sleep(0.03)
+            rig.driver.errors["over"] = EngineFailed("no answer")
+            await asyncio.sleep(0.03)
+            assert not rig.saw(msg.StagesFinished) and not rig.driver.calls
+            del rig.driver.errors["over"]
+            rig.driver.is_over = True
+        assert (await rig.outcome(msg.StagesFinished)).cut is (left_s < 1)
+        await until(lambda: rig.driver.calls == ["end stage", "forget"], "the stage's process ends")
+
+
+async def test_stages_of_an_engine_that_became_whole_itself_are_over(launched: Rig) -> None:
+    await launched.do(msg.FinishStages("i-1", 0.0))
+    assert not (await launched.outcome(msg.StagesFinished)).cut
 
 
 async def test_stop_ends_a_consolidation(launched: Rig) -> None:
