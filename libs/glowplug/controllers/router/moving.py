@@ -111,7 +111,6 @@ class Moves:
             self._balances.unreachable(other, request.model_key, now_s)
         self._put(request, first, now_s)
         row = self._fleet.instances.get(first.instance_id)
-        why = f"{first.instance_id} has ended meanwhile"
-        if row is None or row.state.is_dormant:
-            return [Recall(request.ticket, why, ended=True)]
-        return [Recall(request.ticket, why)] if row.state is InstanceState.FAILED else []
+        if row is not None and not row.state.is_dormant:
+            return []
+        return [Recall(request.ticket, f"{first.instance_id} has ended meanwhile", ended=True)]
