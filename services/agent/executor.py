@@ -53,7 +53,7 @@ FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that 
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
 STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole ...
 STAGE_POLL_S = 0.2  # ... which is then asked so often whether it still runs something
-KV_KEPT_S = 30.0  # ... and what they ask there to find the KV cache that was moved
+KV_KEPT_S = 30.0  # how long the KV cache that was moved is kept for what routers ask of the whole engine
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -400,16 +400,19 @@ class EngineExecutor:
         if handle is None or not isinstance(driver, Mover):
             await self._report(msg.StagesFinished(effect.instance_id))
             return
+        kept_until = self._clock() + KV_KEPT_S
         await asyncio.sleep(STREAMS_MOVE_S)
         while not (is_over := await self._is_stage_over(handle, driver)):
             if effect.deadline_at and self._clock() >= effect.deadline_at:
                 log.warning("the stages of %s are ended with what still runs there", effect.instance_id)
                 break
+            if self._clock() >= kept_until:
+                driver.forget_moved(handle)
             await asyncio.sleep(STAGE_POLL_S)
         await self._report(msg.StagesFinished(effect.instance_id, cut=not is_over))
         await asyncio.sleep(STREAMS_MOVE_S)
         await driver.end_stage(handle)
-        await asyncio.sleep(KV_KEPT_S)
+        await asyncio.sleep(max(kept_until - self._clock(), 0.0))
         driver.forget_moved(handle)
 
     async def _is_stage_over(self, handle: EngineHandle, driver: Mover) -> bool:

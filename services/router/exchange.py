@@ -436,7 +436,7 @@ class Exchange:
             self.context.table.change(msg.StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
 
     def fork(self) -> Resumption | None:
-        if not self.started or self.awaits_next or self._is_whole():
+        if self.stream and (not self.started or self.awaits_next or self._is_whole()):
             return None
         kept = self._read_log() if self._log is not None else self.resumption
         if kept is None:

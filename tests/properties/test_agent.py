@@ -154,7 +154,13 @@ class EnginesWalk(Walk):
             case msg.LoadEngine(instance_id=i):
                 assert i in self.processes, "loaded without a process"
                 self.pending["LoadEngine", i] = effect
-            case msg.AwaitWeights() | msg.ServeStages() | msg.SleepEngine() | msg.AbandonConsolidation():
+            case (
+                msg.AwaitWeights()
+                | msg.ServeStages()
+                | msg.SleepEngine()
+                | msg.AbandonConsolidation()
+                | msg.FinishStages()
+            ):
                 self.pending[type(effect).__name__, effect.instance_id] = effect
             case Save(table="instances", value=instance):
                 before = self.last.get(instance.instance_id)
@@ -241,7 +247,8 @@ class EnginesWalk(Walk):
         """One thing that was asked comes to its end, well or not."""
         kind, i = key
         effect = self.pending.pop(key)
-        failed = msg.EngineStartFailed(i, "engine_failed", "broken")
+        is_dropped = kind == "LoadEngine" and self.random.random() < 0.3
+        failed = msg.EngineStartFailed(i, "weights_dropped" if is_dropped else "engine_failed", "broken")
         if kind == "stop":
             if ok:
                 self.end(i)
@@ -267,7 +274,10 @@ class EnginesWalk(Walk):
             self.tell(msg.WeightsComplete(i, "/w") if ok else msg.WeightsFailed(i, "weights_unavailable", "gone"))
         elif kind == "ConsolidateEngine":
             broken = self.random.choice((msg.EngineExited(i, "killed"), msg.ConsolidationFailed(i, "broken")))
-            self.tell(msg.EngineConsolidated(i) if ok else broken)
+            url = self.random.choice(("", "http://whole"))
+            self.tell(msg.EngineConsolidated(i, url=url) if ok else broken)
+        elif kind == "FinishStages":
+            self.tell(msg.StagesFinished(i, cut=not ok))
         elif kind == "AbandonConsolidation":
             self.pending.pop(("ConsolidateEngine", i), None)
             if i in self.processes and not self.last[i].is_whole:
@@ -391,7 +401,7 @@ def test_the_walks_go_everywhere() -> None:
         walk.run()
         seen += walk.seen
     names = ("ActivateEngine", "SleepEngine", "LimitKv", "ServeStages", "prewarmed", "swapped_out")
-    names += ("ConsolidateEngine", "AbandonConsolidation", "StaleEpoch", "failed")
+    names += ("ConsolidateEngine", "AbandonConsolidation", "FinishStages", "StaleEpoch", "failed")
     assert not {name: seen[name] for name in names if seen[name] < 15}
 
 
