@@ -98,6 +98,7 @@ LEGAL = {
     "stopped": {"stopped"},
     "failed": {"failed"},
 }
+ASKED = (msg.AwaitWeights, msg.ServeStages, msg.SleepEngine, msg.AbandonConsolidation, msg.FinishStages)
 
 
 class EnginesWalk(Walk):
@@ -154,13 +155,7 @@ class EnginesWalk(Walk):
             case msg.LoadEngine(instance_id=i):
                 assert i in self.processes, "loaded without a process"
                 self.pending["LoadEngine", i] = effect
-            case (
-                msg.AwaitWeights()
-                | msg.ServeStages()
-                | msg.SleepEngine()
-                | msg.AbandonConsolidation()
-                | msg.FinishStages()
-            ):
+            case _ if isinstance(effect, ASKED):
                 self.pending[type(effect).__name__, effect.instance_id] = effect
             case Save(table="instances", value=instance):
                 before = self.last.get(instance.instance_id)
@@ -247,8 +242,7 @@ class EnginesWalk(Walk):
         """One thing that was asked comes to its end, well or not."""
         kind, i = key
         effect = self.pending.pop(key)
-        is_dropped = kind == "LoadEngine" and self.random.random() < 0.3
-        failed = msg.EngineStartFailed(i, "weights_dropped" if is_dropped else "engine_failed", "broken")
+        failed = msg.EngineStartFailed(i, self.random.choice(("weights_dropped", "engine_failed")), "broken")
         if kind == "stop":
             if ok:
                 self.end(i)
@@ -274,8 +268,7 @@ class EnginesWalk(Walk):
             self.tell(msg.WeightsComplete(i, "/w") if ok else msg.WeightsFailed(i, "weights_unavailable", "gone"))
         elif kind == "ConsolidateEngine":
             broken = self.random.choice((msg.EngineExited(i, "killed"), msg.ConsolidationFailed(i, "broken")))
-            url = self.random.choice(("", "http://whole"))
-            self.tell(msg.EngineConsolidated(i, url=url) if ok else broken)
+            self.tell(msg.EngineConsolidated(i, url=self.random.choice(("", "http://whole"))) if ok else broken)
         elif kind == "FinishStages":
             self.tell(msg.StagesFinished(i, cut=not ok))
         elif kind == "AbandonConsolidation":

@@ -146,7 +146,7 @@ async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
     """One that does not answer may still run something."""
     for name in ("STREAMS_MOVE_S", "STAGE_POLL_S"):
         monkeypatch.setattr(executor, name, 0.01)
-    monkeypatch.setattr(executor, "KV_KEPT_S", 0.4)
+    monkeypatch.setattr(executor, "KV_KEPT_S", 0.15)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
         rig.driver.is_over = False
