@@ -98,6 +98,7 @@ LEGAL = {
     "stopped": {"stopped"},
     "failed": {"failed"},
 }
+
 ASKED = (msg.AwaitWeights, msg.ServeStages, msg.SleepEngine, msg.AbandonConsolidation, msg.FinishStages)
 
 
@@ -401,15 +402,8 @@ def test_the_walks_go_everywhere() -> None:
 COMMANDS = (StartInstance, StopInstance, JoinStages, ConsolidateInstance, ResumeInstance)
 # The controller makes them, of a start or of the store's rows.
 INSIDE = (msg.GivesWay, msg.TakenOver, msg.RunsElsewhere)
-ENDS = (
-    msg.EngineExited,
-    msg.EngineOverLimit,
-    msg.EngineStartFailed,
-    msg.WeightsFailed,
-    msg.StopAsked,
-    msg.NodeStopping,
-    msg.Recalled,
-)
+ENDS: tuple[type, ...] = (msg.EngineExited, msg.EngineOverLimit, msg.EngineStartFailed, msg.WeightsFailed)
+ENDS += (msg.StopAsked, msg.NodeStopping, msg.Recalled)
 Pair = tuple[State | None, type]
 ALL = {(state, stimulus) for state in [None, *State] for stimulus in STIMULI if state or stimulus is StartInstance}
 
