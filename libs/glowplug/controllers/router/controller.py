@@ -87,7 +87,7 @@ class RouterController:
         self._moves = Moves(
             self.fleet,
             self.balances,
-            self.estimates,
+            self.overload,
             self.requests,
             self._queue,
             most=params.max_continuations,

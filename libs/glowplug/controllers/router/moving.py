@@ -8,7 +8,8 @@ sooner, and nothing waits for a start.
 
 A stream stays that is expected to end in time, that no engine can go on with, or for which no other instance has a free
 slot; with none it runs to the deadline, and is continued afterwards as one whose engine was lost. So does an answer
-that is no stream.
+that is no stream. In time is before that end; while models wait for memory, which the drained instance may be asked to
+give back, it is within as long as a move may take (`within_s`).
 
 How long an answer still takes is not known: as long as answers of its model take, or as it has run already, whichever
 is longer (of what has lasted, most lasts as long again).
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from glowplug.controllers.effects import Effect
 from glowplug.controllers.router.balance import Balances
 from glowplug.controllers.router.messages import MoveFailed, MoveStream, Recall, StreamMoved
-from glowplug.controllers.router.overload import Estimates
+from glowplug.controllers.router.overload import Overload
 from glowplug.controllers.router.queue import ModelQueue, Request
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.fleet.tables import Fleet
@@ -41,15 +42,15 @@ class Moves:
         self,
         fleet: Fleet,
         balances: Balances,
-        estimates: Estimates,
+        overload: Overload,
         requests: Mapping[int, Request],
         queue: Callable[[str], ModelQueue],
         *,
         most: int,
         within_s: float,
     ) -> None:
-        self._fleet, self._balances, self._estimates = fleet, balances, estimates
-        self._requests, self._queue, self._most = requests, queue, most
+        self._fleet, self._balances, self._overload = fleet, balances, overload
+        self._requests, self._queue, self._most, self._within_s = requests, queue, most, within_s
         self._is_on = bool(most and within_s)
         self._ends_at: dict[str, float] = {}  # instance_id -> when its drain does
 
@@ -85,7 +86,9 @@ class Moves:
             return True
         if self._queue(request.model_key).waiting:
             return True  # a slot that is free is theirs
-        mean_s = self._estimates.service_s.get(request.model_key, 0.0)
+        if self._overload.is_short:
+            ends_at = min(ends_at, now_s + self._within_s)
+        mean_s = self._overload.estimates.service_s.get(request.model_key, 0.0)
         return now_s + remaining_s(now_s - request.sent_at, mean_s) <= ends_at
 
     def _put(self, request: Request, instance: Instance, now_s: float) -> None:

@@ -63,6 +63,19 @@ def test_what_answers_take_is_what_one_is_expected_to() -> None:
     assert moves(run.handle(Tick(), 11.0)) == [(1, "i-2")]
 
 
+def test_while_models_wait_for_memory_only_what_ends_soon_stays() -> None:
+    """The drained instance may be leaving for one of them."""
+    run = Run(model(), model("b"), move_within_s=5.0)
+    run.instance("i-1")
+    run.arrive()
+    run.instance("i-2")
+    run.now_s += 10.0
+    assert drains(run, 300.0) == [] and moves(run.handle(Tick())) == []
+    run.arrive("b")
+    effects = run.handle(Tick(), 0.5) + run.handle(Tick(), 0.6)
+    assert moves(effects) == [(1, "i-2")] and run.controller.overload.is_short
+
+
 def test_it_counts_where_it_is_asked_for_and_is_the_same_demand() -> None:
     run = running(1)
     assert drains(run, 0.0) == [(1, "i-2")]
