@@ -12,7 +12,7 @@ from tests.contract.continuation_rig import Story, a_real_model, as_first, asked
 from tests.contract.data_port_rig import DONE, Client, FakeEngine, Reply, Rig, Served, a_rig, an_instance, answering
 from tests.contract.test_data_port_moves import outcomes
 
-MOVES = {"models": (a_real_model(),), "params": {"move_within_s": 10.0}}
+MOVES: dict[str, Any] = {"models": (a_real_model(),), "params": {"move_within_s": 10.0}}
 BUSY = answering({"error": {"message": "too busy", "code": 503}}, "503 Service Unavailable")
 
 
@@ -117,7 +117,7 @@ async def refusing(rig: Rig, how: str) -> None:
     elif how == "busy":
         await rig.engine(BUSY, instance_id="i-2")
     elif how == "dies":
-        await rig.engine(lambda served: die(served), instance_id="i-2")
+        await rig.engine(die, instance_id="i-2")
     else:
         rig.tell(an_instance("i-2", "http://127.0.0.1:9"))
 
