@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from glowplug.engines.port import (
     EngineHandle,
     LaunchRequest,
     LoadReport,
-    Moved,
     Mover,
     RefusingSleeper,
     Sleeper,
@@ -55,6 +55,7 @@ from services.agent.handles import (
 )
 from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
+from services.agent.stage_moves import StageMoves
 from services.agent.state_file import StateFile
 from services.agent.weights_watch import WeightsWatch
 
@@ -62,9 +63,6 @@ log = logging.getLogger(__name__)
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
-STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole
-KV_MOVES_S = 10.0  # how long the KV cache of what runs may take to come over
-KV_KEPT_S = 30.0  # ... and what they ask there to find the KV cache that was moved
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # What a piece of work that failed is reported as, by its kind; the others are asked for again by the controller.
@@ -73,6 +71,7 @@ _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, 
     "weights": msg.WeightsFailed,
     "sleep": lambda instance_id, _, why: msg.SleepFailed(instance_id, why),
     "consolidate": lambda instance_id, code, why: msg.ConsolidationFailed(instance_id, why, code),
+    "finish": lambda instance_id, *_: msg.StagesFinished(instance_id, cut=True),
     "stop": lambda instance_id, *_: msg.EngineGone(instance_id, clean=False),
 }
 
@@ -93,6 +92,7 @@ class EngineExecutor:
         self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
         self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
         self._weights_watch = WeightsWatch(settings, clock, self._report)
+        self._stage_moves = StageMoves(state, self._weights_watch, self._driver, self._report, clock)
         self._ports = EnginePorts(settings.host, settings.port_range)
         self._killed: set[str] = set()  # instances whose engine ends without a grace
         self._moving: dict[str, asyncio.Event] = {}  # instances whose requests move to another process, until they have
@@ -138,6 +138,7 @@ class EngineExecutor:
             msg.ServeStages: as_task("serve", self._serve_stages),
             msg.ConsolidateEngine: as_task("consolidate", self._consolidate),
             msg.AbandonConsolidation: as_task("abandon", self._abandon),
+            msg.FinishStages: as_task("finish", self._stage_moves.finish),
             msg.SleepEngine: as_task("sleep", self._sleep),
             msg.LimitKv: limit,
             msg.StopEngine: stop,
@@ -160,7 +161,8 @@ class EngineExecutor:
         for instance_id in living:
             self._begin(instance_id, "watch", self._watch(handles[instance_id]))
             if isinstance(driver := self._driver(handles[instance_id]), Mover):
-                self._begin(instance_id, "leave", self._leave_stage(driver, handles[instance_id]))
+                finishes = partial(self._tasks.__contains__, (instance_id, "finish"))
+                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id], finishes))
         return frozenset(living)
 
     async def close(self) -> None:
@@ -393,12 +395,14 @@ class EngineExecutor:
 
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
         """The engine has become whole in another process, which takes over what runs in the stages: their KV cache is
-        read out while all of them live, then routers learn of the new process and continue their streams there, and
-        then the first one ends. A stage that ends meanwhile costs the KV cache, which is computed anew."""
+        read out while all of them live, then routers learn of the new process and continue their streams there. A
+        stage that ends meanwhile costs the KV cache, which is computed anew."""
         handle = with_holds(whole).handle
         self._moving[instance_id] = asyncio.Event()
         try:
-            log.info("%s becomes whole in another process: %s", instance_id, await self._kv_moved(driver, handle))
+            log.info(
+                "%s becomes whole in another process: %s", instance_id, await self._stage_moves.kv_moved(driver, handle)
+            )
             self._state.put_handle(handle)
         finally:
             self._moving.pop(instance_id).set()
@@ -407,26 +411,6 @@ class EngineExecutor:
         self._begin(instance_id, "watch", self._watch(handle))
         url = advertised(handle.url, self._settings.advertise_host)
         await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, key_id(handle), phases))
-        await asyncio.sleep(STREAMS_MOVE_S)
-        await self._leave_stage(driver, handle)
-
-    async def _kv_moved(self, driver: Mover, handle: EngineHandle) -> Moved | str:
-        """What came over of the KV cache, or why nothing does."""
-        if not self._weights_watch.is_as_read(handle.instance_id):
-            return "its weights were fetched anew, and what was computed with those before is computed again"
-        try:
-            async with asyncio.timeout(KV_MOVES_S):
-                return await driver.move_requests(handle)
-        except EngineFailed as error:
-            return error.message
-        except TimeoutError:
-            return f"its KV cache did not come within {KV_MOVES_S:g} s"
-
-    async def _leave_stage(self, driver: Mover, handle: EngineHandle) -> None:
-        """End the stage that a whole engine was, and in time what was moved. Of an engine that was none, nothing."""
-        await driver.end_stage(handle)
-        await asyncio.sleep(KV_KEPT_S)
-        driver.forget_moved(handle)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
@@ -458,6 +442,9 @@ class EngineExecutor:
         driver = self._driver(handle) if handle is not None else None
         if handle is None or not isinstance(driver, Sleeper):
             raise EngineFailed(f"{effect.instance_id} cannot sleep")
+        await self._cancel(effect.instance_id, "finish")
+        if isinstance(driver, Mover) and not effect.if_idle:
+            await driver.end_stage(handle)
         try:
             if effect.if_idle and isinstance(driver, RefusingSleeper):
                 num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)

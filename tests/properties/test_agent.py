@@ -35,6 +35,8 @@ LEGAL = {
     "failed": {"failed"},
 }
 
+ASKED = (msg.AwaitWeights, msg.ServeStages, msg.SleepEngine, msg.AbandonConsolidation, msg.FinishStages)
+
 
 class EnginesWalk(Walk):
     """The walk is the engines too. `seen` counts the effects and states of the whole walk."""
@@ -90,7 +92,7 @@ class EnginesWalk(Walk):
             case msg.LoadEngine(instance_id=i):
                 assert i in self.processes, "loaded without a process"
                 self.pending["LoadEngine", i] = effect
-            case msg.AwaitWeights() | msg.ServeStages() | msg.SleepEngine() | msg.AbandonConsolidation():
+            case _ if isinstance(effect, ASKED):
                 self.pending[type(effect).__name__, effect.instance_id] = effect
             case Save(table="instances", value=instance):
                 before = self.last.get(instance.instance_id)
@@ -177,7 +179,7 @@ class EnginesWalk(Walk):
         """One thing that was asked comes to its end, well or not."""
         kind, i = key
         effect = self.pending.pop(key)
-        failed = msg.EngineStartFailed(i, "engine_failed", "broken")
+        failed = msg.EngineStartFailed(i, self.random.choice(("weights_dropped", "engine_failed")), "broken")
         if kind == "stop":
             if ok:
                 self.end(i)
@@ -204,7 +206,13 @@ class EnginesWalk(Walk):
         elif kind == "ConsolidateEngine":
             why = self.random.choice(("engine_failed", "weights_corrupt"))
             broken = self.random.choice((msg.EngineExited(i, "killed"), msg.ConsolidationFailed(i, "broken", why)))
-            self.tell(msg.EngineConsolidated(i) if ok else broken)
+            self.tell(
+                msg.EngineConsolidated(i, url=self.random.choice(("", "http://whole", "http://whole")))
+                if ok
+                else broken
+            )
+        elif kind == "FinishStages":
+            self.tell(msg.StagesFinished(i, cut=not ok))
         elif kind == "AbandonConsolidation":
             self.pending.pop(("ConsolidateEngine", i), None)
             if i in self.processes and not self.last[i].is_whole:
@@ -328,5 +336,5 @@ def test_the_walks_go_everywhere() -> None:
         walk.run()
         seen += walk.seen
     names = ("ActivateEngine", "SleepEngine", "LimitKv", "ServeStages", "prewarmed", "swapped_out")
-    names += ("ConsolidateEngine", "AbandonConsolidation", "StaleEpoch", "failed")
+    names += ("ConsolidateEngine", "AbandonConsolidation", "FinishStages", "StaleEpoch", "failed")
     assert not {name: seen[name] for name in names if seen[name] < 15}

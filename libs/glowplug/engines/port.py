@@ -296,10 +296,16 @@ class Mover(Protocol):
         ...
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, which run nothing from
-        then on. Whoever owns a stream continues it at the whole engine's url, with the prompt and the tokens so far as
-        its prompt, and no token is computed twice that has come over. Raises EngineFailed where the stages answer
+        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, which pause for it and go
+        on. Whoever owns a stream continues it at the whole engine's url, with the prompt and the tokens so far as its
+        prompt, and no token is computed twice that has come over. Raises EngineFailed where the stages answer
         nothing."""
+        ...
+
+    async def is_stage_over(self, handle: EngineHandle) -> bool:
+        """Of the handle of a whole engine: whether the stage that it was has nothing left to do. A first one has not
+        while it answers a request, a later one while its process lives, which ends with the first one's. Raises
+        EngineFailed where it does not answer."""
         ...
 
     async def end_stage(self, handle: EngineHandle) -> None:

@@ -283,6 +283,11 @@ class Capacity:
         self.taken.pop(instance_id, None)
         self._give_back_all(instance_id)
 
+    @property
+    def rows(self) -> Mapping[str, Instance]:
+        """Every instance by id, gone ones too."""
+        return self._rows
+
     def living(self) -> Iterator[Instance]:
         """Those that are not gone."""
         return (row for rows in self.on_node.values() for row in rows.values())

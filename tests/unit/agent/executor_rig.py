@@ -152,6 +152,7 @@ class FakeMover(FakeStager):
         self.may_move = asyncio.Event()
         self.may_move.set()
         self.moved: list[EngineHandle] = []
+        self.is_over = True  # what runs in the stages
         self.ports: list[int] = []
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
@@ -171,6 +172,10 @@ class FakeMover(FakeStager):
         await self.may_move.wait()
         self.fails("move")
         return Moved()
+
+    async def is_stage_over(self, handle: EngineHandle) -> bool:
+        self.fails("over")
+        return self.is_over
 
     async def end_stage(self, handle: EngineHandle) -> None:
         self.calls.append("end stage")

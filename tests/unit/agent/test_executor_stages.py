@@ -17,7 +17,7 @@ from glowplug.engines.port import EngineHandle
 from glowplug.policies.start_times import StartKind
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
-from services.agent import executor
+from services.agent import executor, stage_moves
 from tests.agent_rig import write_weights
 from tests.unit.agent.executor_rig import MODEL, FakeMover, Rig, rig_of
 from tests.waiting import until
@@ -140,8 +140,8 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
 ) -> None:
     """The KV cache is read out before anything hears of it: routers take their streams away then, and the placer ends
     the later stages, which hold a part of it."""
-    monkeypatch.setattr(executor, "STREAMS_MOVE_S", 0.01)
-    monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
+    monkeypatch.setattr(stage_moves, "STREAMS_MOVE_S", 0.01)
+    monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         if fault is not None:
             rig.driver.errors["move"] = fault
@@ -149,6 +149,8 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         whole = await rig.outcome(msg.EngineConsolidated)
         assert (whole.url, whole.kv_tokens) == ("http://127.0.0.1:2", 1200) and rig.driver.ports == [0]
         assert [phase.name for phase in whole.phases] == ["fetch", "load"] and rig.driver.calls[-1] == "move"
+        await rig.do(msg.FinishStages("i-1", time.time() + 60))
+        assert not (await rig.outcome(msg.StagesFinished)).cut
         await until(lambda: rig.driver.calls[-1] == "forget", "the stage ends, and what was moved is forgotten")
         assert rig.driver.calls[-3:] == ["move", "end stage", "forget"]
         (moved,) = rig.driver.moved
@@ -190,7 +192,7 @@ async def test_a_stage_that_ends_while_its_requests_move_in_vain_ends_the_engine
 
 
 async def test_a_kv_cache_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "KV_MOVES_S", 0.05)
+    monkeypatch.setattr(stage_moves, "KV_MOVES_S", 0.05)
     async with rig_of(tmp_path, FakeMover()) as rig:
         rig.driver.may_move.clear()
         await becomes_whole(rig)
@@ -229,7 +231,7 @@ async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: P
 async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
+    monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
         later = executor.EngineExecutor(rig.settings, {"fake": rig.driver}, rig.state)
@@ -237,6 +239,34 @@ async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the
         assert later.living() == {"i-1"}
         await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
         await later.close()
+
+
+@pytest.mark.parametrize("left_s", [60.0, 0.05])
+async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
+    tmp_path: Path, left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer may still run something."""
+    for name in ("STREAMS_MOVE_S", "STAGE_POLL_S"):
+        monkeypatch.setattr(stage_moves, name, 0.01)
+    monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.15)
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        await rig.launch()
+        rig.driver.is_over = False
+        await rig.do(msg.FinishStages("i-1", time.time() + left_s))
+        if left_s > 1:
+            await asyncio.sleep(0.03)
+            rig.driver.errors["over"] = EngineFailed("no answer")
+            await asyncio.sleep(0.03)
+            assert not rig.saw(msg.StagesFinished) and not rig.driver.calls
+            del rig.driver.errors["over"]
+            rig.driver.is_over = True
+        assert (await rig.outcome(msg.StagesFinished)).cut is (left_s < 1)
+        await until(lambda: rig.driver.calls == ["end stage", "forget"], "the stage's process ends")
+
+
+async def test_stages_of_an_engine_that_became_whole_itself_are_over(launched: Rig) -> None:
+    await launched.do(msg.FinishStages("i-1", 0.0))
+    assert not (await launched.outcome(msg.StagesFinished)).cut
 
 
 async def test_stop_ends_a_consolidation(launched: Rig) -> None:

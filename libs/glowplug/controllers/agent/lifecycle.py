@@ -287,7 +287,8 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
                 drained_at=drain.drained_at and drain.drained_at + by_s,
             ),
             stop=holding.stop and Stop(holding.stop.asked_at + by_s),
-            consolidation=consolidation and replace(consolidation, deadline_at=consolidation.deadline_at + by_s),
+            consolidation=consolidation
+            and replace(consolidation, deadline_at=consolidation.deadline_at and consolidation.deadline_at + by_s),
             pipeline=pipeline and replace(pipeline, retry_at=pipeline.retry_at + by_s),
             health_asked_at=holding.health_asked_at + by_s,
         )

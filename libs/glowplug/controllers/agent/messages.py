@@ -165,6 +165,14 @@ class EngineConsolidated(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class StagesFinished(Outcome):
+    """Nothing runs any more in the stages that a whole engine came up beside. `cut`: what still ran was ended, since
+    its time was over."""
+
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ConsolidationFailed(Outcome):
     """It is the stage that it was, and holds no more of its GPU than then. `code`: of domain/errors.py; with
     weights_corrupt the rest of its weights is wrong, and so may be what it serves from."""
@@ -312,6 +320,15 @@ class AbandonConsolidation(ForEngine):
 
 
 @dataclass(frozen=True, slots=True)
+class FinishStages(ForEngine):
+    """It has become whole in another process: wait until its stages have ended what routers cannot take away from them,
+    at most until `deadline_at` (0: for as long as their pipeline lives), then end its own stage. Outcome:
+    StagesFinished."""
+
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServeStages(ForEngine):
     """Every stage is there: the first one answers for all, and reaches the `later` ones where they say. Outcome:
     EngineReady."""
@@ -396,6 +413,7 @@ EFFECTS: tuple[type, ...] = (
     ServeStages,
     ConsolidateEngine,
     AbandonConsolidation,
+    FinishStages,
     SleepEngine,
     LimitKv,
     StopEngine,

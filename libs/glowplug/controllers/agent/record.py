@@ -46,6 +46,7 @@ class ConsolidationState(StrEnum):
 
     RUNNING = "running"  # a ConsolidateEngine is out
     ABANDONED = "abandoned"  # an AbandonConsolidation is out: until its outcome the engine may hold the whole's bytes
+    FINISHING = "finishing"  # a FinishStages is out: it is whole, and what cannot leave its stages ends there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation:
-    """A stage becomes whole, or is to give that up."""
+    """A stage becomes whole, is to give that up, or has become whole and ends what it began as a stage."""
 
     state: ConsolidationState = ConsolidationState.RUNNING
-    deadline_at: float  # of one that is running
+    deadline_at: float  # 0: none, of what was a later stage and ends with the first one
     began_at: float = 0.0  # 0: by an agent of an earlier version
     traceparent: str = ""  # of what asked for it
 
@@ -196,12 +197,15 @@ class Holding:
             yield f"{name} is {self.state} and the fleet sees it {instance.state}"
         if (self.pipeline is None) is not instance.is_whole:
             yield f"{name} has {instance.num_stages} stages and pipeline={self.pipeline}"
-        if self.consolidation is not None and instance.is_whole:
-            yield f"{name} is whole and consolidates"
-        is_running = self.consolidation is not None and self.consolidation.state is ConsolidationState.RUNNING
-        is_published = self.state is not State.STOPPING
-        if is_published and instance.consolidating is not is_running:
+        under_way = self.consolidation.state if self.consolidation is not None else None
+        is_finishing = under_way is ConsolidationState.FINISHING
+        if under_way is not None and instance.is_whole is not is_finishing:
+            yield f"{name} (whole: {instance.is_whole}) consolidates: {under_way}"
+        is_running = under_way is ConsolidationState.RUNNING
+        if self.state is not State.STOPPING and instance.consolidating is not is_running:
             yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
+        if self.state in (State.READY, State.DRAINING) and instance.stages_busy is not is_finishing:
+            yield f"{name} has busy stages: {is_finishing}, and the fleet sees {instance.stages_busy}"
         start = self.start
         if self.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
             yield f"{name} has its process and its weights, and does not load"

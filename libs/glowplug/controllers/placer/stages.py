@@ -8,7 +8,8 @@ Paper: HydraServe sections 4 and 6. The placement starts the stages; this file m
   drains with it, or becomes whole;
 - one of which no agent has spoken for `give_up_s` was never begun (its placer was killed before it had sent all of the
   starts), and the others end;
-- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
+- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
+  nothing runs in its stages any more;
 - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
   they are there).
 """
@@ -75,6 +76,9 @@ class Stages:
             return self._end(living, f"{whole} is gone: {first.reason}", now_s)
         if first.is_whole:
             left = [p for p in living if not p.is_whole and not p.consolidating]
+            is_busy = first.stages_busy and first.state in (InstanceState.READY, InstanceState.DRAINING)
+            if is_busy and all(p.state is InstanceState.READY for p in parts):
+                return []
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
         if hole is not None and first.consolidating:

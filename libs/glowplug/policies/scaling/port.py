@@ -99,6 +99,15 @@ def worths(instances: Iterable[Instance]) -> dict[str, int]:
     return found
 
 
+def needed_by_pipeline(instance_id: str, rows: Mapping[str, Instance]) -> str:
+    """The pipeline that still runs layers of an instance which was a later stage of it and serves for itself already;
+    "" of every other one. It must not go before that pipeline is whole and has ended what runs in its stages."""
+    first = rows.get(instance_id.rpartition(".")[0])
+    if first is None or first.state.is_gone or (first.is_whole and not first.stages_busy):
+        return ""
+    return first.instance_id
+
+
 def settle(
     view: ScalingView,
     target: int,
@@ -171,14 +180,14 @@ def _drain(
     still on its way: it may be long in coming, and all that serve would wait for it."""
     drain, left, worth = [], view.num_running, worths(view.running)
     serving = sum(worth[i.instance_id] for i in view.ready)
-    pipelines = {i.instance_id for i in view.serving if not i.is_whole}
+    rows = {i.instance_id: i for i in view.serving}
     for instance in sorted(view.ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
         after = left - worth[instance.instance_id]
         if serving - worth[instance.instance_id] < wanted:
             continue
         must_go = view.model.suspended or after >= view.ceiling
-        if not must_go and instance.instance_id.rpartition(".")[0] in pipelines:
-            continue  # it serves for itself, and is still a stage of a pipeline, which would break
+        if not must_go and needed_by_pipeline(instance.instance_id, rows):
+            continue
         if not must_go and (not may_go(instance) or (after == 0 and not view.is_idle(instance, keep_alive_s))):
             continue
         drain.append(instance.instance_id)

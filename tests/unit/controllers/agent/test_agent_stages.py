@@ -82,6 +82,50 @@ def test_one_that_becomes_whole_in_another_process_answers_there() -> None:
     assert (row.url, row.key_id, row.is_whole) == ("http://whole", "key-2", True)
 
 
+def finishing() -> tuple[CheckedAgent, msg.FinishStages]:
+    """i-1 is whole in another process since 25.0, and what its agent was asked for then."""
+    agent = consolidating()
+    (asked,) = of(msg.FinishStages, agent.handle(msg.EngineConsolidated("i-1", 1200, "http://whole", "key-2"), 25.0))
+    return agent, asked
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_stages_of_one_that_is_whole_elsewhere_end_what_they_began(cut: bool) -> None:
+    """New requests go to the whole engine meanwhile: its row has that address."""
+    agent, asked = finishing()
+    assert asked.deadline_at == 25.0 + PARAMS.consolidate_deadline_s
+    row = agent.instance("i-1")
+    assert row.stages_busy and row.state is InstanceState.READY and row.url == "http://whole"
+    effects = agent.handle(msg.StagesFinished("i-1", cut), 40.0)
+    row = agent.instance("i-1")
+    assert facts(effects) == ["instance.ready"] and not row.stages_busy
+    assert ("were ended with what still ran there after 600 s" in row.reason) is cut
+    assert facts(agent.handle(msg.StagesFinished("i-1"), 40.5)) == [], "it comes twice"
+
+
+def test_stages_that_are_busy_are_finished_after_a_restart_and_within_the_same_time() -> None:
+    agent, asked = finishing()
+    again, effects = agent.restarted(("i-1",))
+    assert of(msg.FinishStages, effects) == [asked] and again.instance("i-1").stages_busy
+
+
+def test_a_later_stage_that_is_whole_elsewhere_ends_with_its_pipeline() -> None:
+    agent = later(make(abilities=STAGES))
+    agent.handle(consolidate("i-9.1"), 20.0)
+    (asked,) = of(msg.FinishStages, agent.handle(msg.EngineConsolidated("i-9.1", 0, "http://whole"), 25.0))
+    assert asked.deadline_at == 0.0 and agent.instance("i-9.1").stages_busy
+
+
+def test_a_drain_of_one_whose_stages_are_busy_is_as_any_other() -> None:
+    agent, _ = finishing()
+    agent.handle(stop("i-1", grace_s=30), 30.0)
+    assert agent.instance("i-1").state is InstanceState.DRAINING and agent.instance("i-1").stages_busy
+    agent.handle(msg.StagesFinished("i-1"), 31.0)
+    assert agent.instance("i-1").state is InstanceState.DRAINING and not agent.instance("i-1").stages_busy
+    agent.handle(Tick(), 60.0)
+    assert facts(agent.handle(msg.StagesFinished("i-1"), 60.5)) == []
+
+
 def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
     effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)

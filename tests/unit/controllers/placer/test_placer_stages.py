@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.placer.messages import Cordon
 from glowplug.domain.hardware import CachedWeights
@@ -127,6 +129,27 @@ def test_the_first_stage_learns_where_the_later_ones_answer():
     answers = replace(as_state(made["x.1"], InstanceState.READY), url="http://node-2:9", key_id="k")
     (join,) = sent(controller.handle(an_event(InstanceReady(instance=answers)), 2.0), JoinStages)
     assert join.stages == (StageAddress(instance_id="x.1", url="http://node-2:9", key_id="k"),)
+
+
+@pytest.mark.parametrize("ends", ["it says so", "a stage fails", "it sleeps"])
+def test_later_stages_stay_while_what_runs_there_ends(ends):
+    controller = placer()
+    made = heard(controller)
+    ready = {name: as_state(row, InstanceState.READY) for name, row in made.items()}
+    for name in ("x.1", "x"):
+        controller.handle(an_event(InstanceReady(instance=ready[name])), 2.0)
+    whole = replace(ready["x"], num_stages=1, workers=ready["x"].workers[:1], stages_busy=True, revision=3)
+    controller.handle(an_event(InstanceReady(instance=whole)), 3.0)
+    assert not [e for n in range(4, 7) for e in sent(controller.handle(Tick(), n), StopInstance)]
+    if ends == "it says so":
+        said = InstanceReady(instance=replace(whole, stages_busy=False, revision=4))
+    elif ends == "it sleeps":
+        said = InstanceReady(instance=replace(whole, state=InstanceState.SWAPPED_OUT, revision=4))
+    else:
+        said = InstanceFailed(instance=as_state(ready["x.1"], InstanceState.FAILED, 3), code="engine_failed")
+    stops = sent(controller.handle(an_event(said), 7.0), StopInstance)
+    assert [one.instance_id for one in stops] == ([] if ends == "a stage fails" else ["x.1"])
+    assert not controller.fleet.instances.by_id["x"].state.is_gone
 
 
 def test_a_stage_that_becomes_whole_gets_the_rest_of_its_weights_until_they_are_there():
