@@ -328,6 +328,7 @@ class EngineExecutor:
             num_slots=holds.get("num_slots", 0),
             lacks=tuple(holds.get("lacks", ())),
             shared_bytes=_shared_bytes(handle),
+            step_s=holds.get("step_s", 0.0),
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
@@ -549,7 +550,8 @@ def file_name(given: str) -> str:
 def _with_holds(report: LoadReport, path: str = "") -> LoadReport:
     """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
     `path`: of the weights that it has loaded."""
-    holds: dict[str, Any] = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+    said = ("num_slots", "kv_tokens", "lacks", "step_s")
+    holds: dict[str, Any] = {name: getattr(report, name) for name in said}
     if report.shared_bytes and path:
         holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
     data = {**report.handle.data, HOLDS: json.dumps(holds)}

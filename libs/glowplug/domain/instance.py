@@ -119,6 +119,7 @@ class Instance:
     gpu_kind: str = ""  # of its GPUs, as in Gpu
     predicted_s: float = 0.0  # what its start was expected to take, from the command to READY; 0: not known
     shared_bytes: int = 0  # of its weights, those that it reads in host memory in the same pages as others (Gpu.shared)
+    step_s: float = 0.0  # seconds of a decode step of one sequence alone, as its engine measured them; 0: not known
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
