@@ -102,13 +102,15 @@ def judge(runs: Runs) -> Verdict:
         ours.append(f"{workload.name or 'chat: '}{saved(runs, case).mean:+.1%}")
         is_held &= runs.of(case, "norm_peak").mean <= workload.objective_s
     findings += [_of_union(case, runs) for case in OF_UNION if runs.has(case)]
-    least = min(saved(runs, workload.name + MEASURED).mean for workload in WORKLOADS)
+    mean = sum(saved(runs, workload.name + MEASURED).mean for workload in WORKLOADS) / len(WORKLOADS)
     bounds = {
         "chat": f"{1 / peak_over_mean(CHAT.trace) - 1:+.1%}",
         "code": f"{1 / peak_over_mean(ON_CODE.trace) - 1:+.1%}",
     }
-    passed = is_held and -0.55 <= least <= -0.40
-    return Verdict(ours=", ".join(ours), passed=passed, findings=findings, deviation=prose(WHY, **bounds))
+    passed = is_held and -0.55 <= mean <= -0.40
+    return Verdict(
+        ours=f"{mean:+.1%} ({', '.join(ours)})", passed=passed, findings=findings, deviation=prose(WHY, **bounds)
+    )
 
 
 def _of(workload: Workload, runs: Runs) -> Iterator[Finding]:
@@ -138,7 +140,7 @@ P2M = Experiment(
     id="P2m",
     title="Instance-hours against the fewest that hold the objective, mu measured",
     paper="-49.4 %",
-    band="-40 % to -55 %, and the objective held",
+    band="-40 % to -55 % (mean of both services), and the objective held",
     setup=prose(
         """As P2, but nothing is chosen for it: each service runs at a rate for which eight instances that stay are
         enough and seven are not, and what one takes is measured on the way (`policies/throughput.py`), with nothing

@@ -47,5 +47,6 @@ def test_hours_saved_count_only_where_the_objective_is_held(
     runs = Runs({case: outcomes(instances, peak) for case in p_hours.cases(False)})
     verdict = p_hours.judge(runs)
     assert verdict.passed is passed
-    assert verdict.ours == f"chat: {instances / 8 - 1:+.1%}, code: {instances / 8 - 1:+.1%}"
+    saved = f"{instances / 8 - 1:+.1%}"
+    assert verdict.ours == f"{saved} (chat: {saved}, code: {saved})"
     assert verdict.findings[0].ours == "-25.0%", "a mean of 15 under a highest of 20"
