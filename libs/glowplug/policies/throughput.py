@@ -15,12 +15,13 @@ is tokens over the seconds used, of all windows together, the newest weighed mos
 a is what the engine reports of its own step (Instance.step_s), or the shortest mean step of any window where that is
 less; M and slots are what it reports, too (Instance.kv_tokens, max_concurrency). tau* is the model's objective; without
 one it is `slowdown` times a, as in section 5.1, where 0.2 s are about three times what a request takes alone. F is
-T_mem of section 4.3. Where the model has objectives and more than one request in twenty misses one that waited for no
-start, the instance was used in full, whatever u says.
+T_mem of section 4.3. With n requests at once rho counts up to n / (1 + n), as in a queue whose server is shared: what
+slows an engine that has less to do is its neighbours' load.
 
 A window counts (it is clean) if its instance was READY for all of it and has not drained since, and used at least
-`busy_ratio`: an instance that starts, drains or has too little to do does not show what it takes. Until windows of
-`enough_s` used seconds have been seen, what was declared stands, and `source` says so.
+`busy_ratio`: an instance that starts, drains or has too little to do does not show what it takes. Where the model has
+objectives and more than one request in twenty misses one, of those that waited for no start, it was used in full at
+least. Until windows of `enough_s` used seconds have been seen, what was declared stands, and `source` says so.
 """
 
 import math
@@ -206,15 +207,18 @@ def used_share(window: InstanceWindow, row: Instance, alone_s: float, slo: Slo, 
     """u: which share of what it takes an instance has taken in a window of `window_s`, above 1 where it was too much.
     `alone_s`: seconds of its step without load; 0 where it is not known, and nothing is said by steps then."""
     rho = max(0.0, 1 - alone_s / window.tau_s) if window.num_steps and alone_s else 0.0
+    num_running = window.running_s / params.window_s
+    rho = min(rho, num_running / (1 + num_running))  # what slows it beyond that is not its own load
     limit_s = slo.tpot_s or params.slowdown * alone_s
     allowed = max(LEAST_RHO, 1 - alone_s / limit_s) if limit_s else 1.0
-    full = window.running_s / max(1, row.max_concurrency)
+    full = num_running / max(1, row.max_concurrency)
     if row.kv_tokens:
-        full = max(full, window.kv_token_s / row.kv_tokens)
-    full = min(1.0, full / params.window_s)  # what waits inside an engine fills nothing
+        full = max(full, window.kv_token_s / params.window_s / row.kv_tokens)
+    full = min(1.0, full)  # what waits inside an engine fills nothing
     used = max(rho / allowed, rho + (1 - rho) * full / params.full_ratio)
     has_missed = window.num_missed > (1 - params.clean_share) * window.num_ended
-    return max(1.0, used) if has_missed and (slo.ttft_s or slo.tpot_s) else used
+    is_late = has_missed and used >= params.busy_ratio and (slo.ttft_s or slo.tpot_s)
+    return max(1.0, used) if is_late else used
 
 
 def _was_steady(row: Instance, unsteady_at: float, since: float) -> bool:

@@ -112,6 +112,7 @@ def test_each_instance_counts_by_itself_and_an_idle_one_takes_nothing_away():
 
 def window(**fields):
     given = {"prompt_tokens": 1, "response_tokens": 1, "num_steps": 100.0, "step_s": 100 * ALONE_S, "num_ended": 100}
+    given |= {"running_s": 60 * 10.0} if fields.get("step_s") else {}
     return InstanceWindow(**(given | fields))
 
 
@@ -122,13 +123,15 @@ def window(**fields):
         ({"step_s": 100 * ALONE_S * 3}, {}, {}, 1.0),  # section 5.1: three times as long as alone
         ({"step_s": 100 * ALONE_S * 2}, {}, {"tpot_s": 0.3}, 0.5 / 0.9),
         ({"step_s": 100 * ALONE_S * 2}, {}, {"tpot_s": 0.04}, 2.0),
+        ({"step_s": 100 * ALONE_S * 2, "running_s": 60 * 0.25}, {}, {}, 0.3),  # its neighbours slow it
         ({"running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 / 0.8),  # slots, as the engine has them
         ({"kv_token_s": 60 * 400.0}, {"kv_tokens": 500}, {}, 1.0),  # T_mem
         ({"kv_token_s": 60 * 4000.0}, {"kv_tokens": 500}, {}, 1.25),  # most of it waits
         ({"step_s": 100 * ALONE_S * 2, "running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 + 0.5 * 0.5 / 0.8),
-        ({"num_missed": 5}, {}, {"ttft_s": 1.0}, 0.0),
-        ({"num_missed": 6}, {}, {"ttft_s": 1.0}, 1.0),
-        ({"num_missed": 6}, {}, {}, 0.0),  # without objectives of its own there is none to miss
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 5}, {}, {"ttft_s": 1.0}, 0.75),
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {"ttft_s": 1.0}, 1.0),
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {}, 0.75),  # without objectives there is none to miss
+        ({"num_missed": 100}, {}, {"ttft_s": 1.0}, 0.0),  # it had next to nothing to do
     ],
 )
 def test_the_share_in_use_is_of_the_objective_the_cache_or_the_slots_whichever_is_nearest(fields, row, slo, used):
