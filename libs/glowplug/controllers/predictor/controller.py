@@ -4,8 +4,8 @@
 
 What it is told
   - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and `request.finished`.
-  - Facts: `model.deployed`, for the objectives of a model; `instance.ready`, for what starts take. Tables: `models`;
-    `instances`, for what engines report of themselves and whether they serve.
+  - Facts: `model.deployed`, for the objectives of a model; every `instance.*`, for what starts take, what
+    engines report of themselves and whether they serve. Tables: `models`, `instances`.
   - Ticks, which close windows, and end what a router reported that has been silent for `router_lease_s`.
 
 What it asks
@@ -27,7 +27,7 @@ What it never does
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.port import Handlers, dispatch
@@ -39,8 +39,16 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.envelope import Event
-from glowplug.events.facts import ForecastMade, InstanceReady, ModelDeployed, RequestFinished, RouterLoadReported
+from glowplug.events.facts import (
+    ForecastMade,
+    InstanceChange,
+    InstanceReady,
+    ModelDeployed,
+    RequestFinished,
+    RouterLoadReported,
+)
 from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.prediction.baselines import Nothing
 from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with, shared
 from glowplug.policies.throughput import Capacity, Throughput
@@ -71,6 +79,7 @@ class PredictorController:
         self._models: Mapping[str, Model] = {}
         self._reports = LoadReports()
         self._horizons = Horizons()
+        self._instances = InstanceTable(keeps_gone=False)
         self._unsteady_at: dict[str, float] = {}  # instance_id -> when it was last seen in another state than READY
         self._throughputs: dict[str, Throughput] = {}  # by model_key
         self._alike = shared(make, self.window_s, params.season_s)
@@ -80,7 +89,7 @@ class PredictorController:
             RouterLoadReported: self._on_load,
             RequestFinished: self._on_finished,
             ModelDeployed: self._on_deployed,
-            InstanceReady: self._on_ready,
+            **dict.fromkeys(get_args(InstanceChange), self._on_instance),
         }
         for key, windows in (history or {}).items():
             self._expecting(key, 0).learn(windows)
@@ -94,7 +103,9 @@ class PredictorController:
         `instances`: what their starts took."""
         if table == "instances":
             self._horizons.restore(rows.values())
-            self._measure(rows, now_s)
+            for row in self._instances.restore(rows, now_s):
+                self._seen(row, now_s)
+            self._unsteady_at = {i: at for i, at in self._unsteady_at.items() if i in self._instances.by_id}
             return []
         if not rows:
             return []
@@ -142,8 +153,12 @@ class PredictorController:
             self._count_load(key, report.router_id, load, now_s)
         return []
 
-    def _on_ready(self, event: Event, now_s: float) -> list[Effect]:
-        self._horizons.take(event.data.instance)
+    def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
+        row: Instance = event.data.instance
+        if isinstance(event.data, InstanceReady):
+            self._horizons.take(row)
+        if self._instances.apply(row, now_s):
+            self._seen(row, now_s)
         return []
 
     def _on_deployed(self, event: Event, now_s: float) -> list[Effect]:
@@ -158,17 +173,20 @@ class PredictorController:
         effects: list[Effect] = []
         for key, series in self._series.items():
             series.advance(now_s)
+            if key in self._throughputs:
+                self._measure(key, now_s)
             effects += self._forecast(key, series, now_s)
         return effects
 
-    def _measure(self, rows: Mapping[str, Instance], now_s: float) -> None:
+    def _seen(self, row: Instance, now_s: float) -> None:
+        if row.state is not InstanceState.READY or row.consolidating:
+            self._unsteady_at[row.instance_id] = now_s
+
+    def _measure(self, key: str, now_s: float) -> Throughput:
         """Read what instances did in the minutes that are over, of those that have served through them."""
-        self._unsteady_at = {i: at for i, at in self._unsteady_at.items() if i in rows}
-        unsteady = (i for i, row in rows.items() if row.state is not InstanceState.READY or row.consolidating)
-        self._unsteady_at.update(dict.fromkeys(unsteady, now_s))
-        for key, known in self._throughputs.items():
-            model = self._models.get(key)
-            known.close(now_s, rows, self._unsteady_at, model.slo if model is not None else Slo())
+        known, model = self.throughput(key), self._models.get(key)
+        known.close(now_s, self._instances.living(key), self._unsteady_at, model.slo if model is not None else Slo())
+        return known
 
     def throughput(self, model_key: str) -> Throughput:
         """What one instance of the model takes, by the answers so far."""
@@ -234,7 +252,7 @@ class PredictorController:
         series, model = self._of(data.model_key, now_s), self._models.get(data.model_key)
         if series is not None:
             if (one := served(data, model, self.params.capacity)) is not None:
-                self.throughput(data.model_key).add(one)
+                self._measure(data.model_key, now_s).add(one)
             window = series.open()
             window.num_requests += 1
             window.num_cold += data.cold

@@ -12,7 +12,7 @@ from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.facts import ForecastMade, InstanceReady, RequestFinished
+from glowplug.events.facts import ForecastMade, InstanceDraining, InstanceReady, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
@@ -211,6 +211,21 @@ def serving(controller, num=40, *, at_s=0.0, **row):
     controller.restore("instances", {"i-1": known}, at_s + 400.0)
     (fact,) = made(controller.handle(Tick(), at_s + 420.0))
     return fact.forecasts[0]
+
+
+@pytest.mark.parametrize(("drains", "source"), [(False, "measured"), (True, "")])
+def test_what_an_instance_is_comes_by_facts_too_and_the_last_minutes_are_read_with_later_requests(drains, source):
+    """As long as requests end, no tick is waited for; an instance that drains has gone when its minutes are read."""
+    controller = predictor(model=PLAIN)
+    controller.handle(an_event(InstanceReady(instance=a_row())), 10.0)
+    for number in range(60 * 6):
+        sent_at = 60.0 + number
+        times = {"arrived_at": sent_at, "finished_at": sent_at + 2.5, "ttft_s": 0.5, "e2e_s": 2.5}
+        controller.handle(finished(**times), sent_at + 2.5)
+        if drains and number == 30:
+            leaving = replace(a_row(), state=InstanceState.DRAINING, revision=2)
+            controller.handle(an_event(InstanceDraining(instance=leaving)), sent_at)
+    assert controller.throughput("m").source == source
 
 
 def a_row(**fields):
