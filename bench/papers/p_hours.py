@@ -18,7 +18,7 @@ BINS_PER_WINDOW = 60  # of 10 s: a window of PreServe's
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One service at a rate for which eight instances are just enough, `fewest` and one fewer are run beside."""
+    """One service at a rate for which eight instances are just enough."""
 
     name: str  # before each of its cases
     trace: str
@@ -28,21 +28,19 @@ class Workload:
     given: tuple[str, ...] = ()
 
 
-CHAT = Workload("", "azure_2024_conv_10s", 6.5, PROFILE, 0.2)
-ON_CODE = Workload(CODE, "azure_2024_code_10s", 8.0, CODE_MU, 0.47, CODE_WORKLOAD)
+CHAT = Workload("", "azure_2024_conv_10s", 8.5, PROFILE, 0.2)
+ON_CODE = Workload(CODE, "azure_2024_code_10s", 10.0, CODE_MU, 0.47, CODE_WORKLOAD)
 WORKLOADS = (CHAT, ON_CODE)
 STATIC = ("static 8", "static 7")
 MEASURED = "PreServe"
 STARTS = {  # what is declared before the first clean window, as a share of the profile
     MEASURED: 0.0,
-    "PreServe, half declared": 0.5,
     "PreServe, twice declared": 2.0,
 }
 WITHOUT = {
     "without holding": [NEVER_HOLDS],
     "without the 95 % rule": policies(scaling="preserve:scaler.overload_share=10"),
     "without the 30 % rule": policies(scaling="preserve:scaler.idle_ratio=0.000001"),
-    "with a look-ahead of 500 steps": policies(routing="preserve_load_aware:hold_overloaded=true:num_steps=500"),
 }
 FROZEN = "PreServe, profile"
 UNPACED, UNHELD = "policies.routing=union:stall_ratio=1000", "policies.routing=union:hold_overloaded=false"
@@ -55,10 +53,10 @@ OF_UNION = {  # what the union's routing adds, each on the workload that it was 
 
 
 def cases(quick: bool) -> tuple[str, ...]:
-    named = (*STATIC, FROZEN, *STARTS, *WITHOUT)
-    some = (*STATIC, MEASURED) if quick else named
-    of_services = tuple(workload.name + case for workload in WORKLOADS for case in some)
-    return of_services if quick else (*of_services, *OF_UNION)
+    if quick:
+        return tuple(workload.name + case for workload in WORKLOADS for case in (*STATIC, MEASURED))
+    on_code = (CODE + case for case in (*STATIC, MEASURED))
+    return (*STATIC, FROZEN, *STARTS, *WITHOUT, *on_code, *OF_UNION)
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
@@ -103,14 +101,22 @@ def judge(runs: Runs) -> Verdict:
         is_held &= runs.of(case, "norm_peak").mean <= workload.objective_s
     findings += [_of_union(case, runs) for case in OF_UNION if runs.has(case)]
     mean = sum(saved(runs, workload.name + MEASURED).mean for workload in WORKLOADS) / len(WORKLOADS)
-    bounds = {
-        "chat": f"{1 / peak_over_mean(CHAT.trace) - 1:+.1%}",
-        "code": f"{1 / peak_over_mean(ON_CODE.trace) - 1:+.1%}",
-    }
     passed = is_held and -0.55 <= mean <= -0.40
-    return Verdict(
-        ours=f"{mean:+.1%} ({', '.join(ours)})", passed=passed, findings=findings, deviation=prose(WHY, **bounds)
-    )
+    deviation = "" if passed or not runs.has("without holding") else _why(runs)
+    ours_too = f"{mean:+.1%} ({', '.join(ours)})"
+    return Verdict(ours=ours_too, passed=passed, findings=findings, deviation=deviation)
+
+
+def _why(runs: Runs) -> str:
+    told = {name: f"{1 / peak_over_mean(one.trace) - 1:+.1%}" for name, one in (("chat", CHAT), ("code", ON_CODE))}
+    cases = {
+        "held": MEASURED,
+        "unheld": "without holding",
+        "no95": "without the 95 % rule",
+        "no30": "without the 30 % rule",
+    }
+    told |= {name: f"{runs.of(case, 'norm_peak').mean:.2f} s" for name, case in cases.items()}
+    return prose(WHY, **told)
 
 
 def _of(workload: Workload, runs: Runs) -> Iterator[Finding]:
@@ -134,7 +140,15 @@ def _of_union(case: str, runs: Runs) -> Finding:
 
 
 WHY = """
-    TODO {chat} {code}
+    Where eight instances are just enough no scaler saves half of them: the mean of the windows lies {chat} below their
+    highest on the conversations and {code} on the coding service, and eight that stay bear a highest window that is
+    more than they take for long. What P2 prints at 5 requests/s is due to that rate, at which fewer would do.
+    The scaler with mu measured from nothing ends where the profile ends, and where twice of it was declared. Each
+    rule against the peak of {held} with all of them: without holding {unheld}, without the 95 % rule
+    {no95}, without the 30 % rule {no30}: where there is a forecast, that one never acts, and is
+    kept for cold data, where it is the only way down. On the coding service peaks come within a start's 30 s, which
+    no mu helps. Holding pays for the union's router, too; its pace of prompts never acts on HydraServe's workload, whose
+    prompts are too long for it (`LONG` in `routing/tracked.py`).
 """
 P2M = Experiment(
     id="P2m",
@@ -144,7 +158,7 @@ P2M = Experiment(
     setup=prose(
         """As P2, but nothing is chosen for it: each service runs at a rate for which eight instances that stay are
         enough and seven are not, and what one takes is measured on the way (`policies/throughput.py`), with nothing
-        declared before, or half or twice of the profile. The objective is P1's: a mean of 0.2 s a token in every
+        declared before, or twice of the profile. The objective is P1's: a mean of 0.2 s a token in every
         minute, and thrice what an idle instance does (0.47 s) on the coding service. `without`: the same, one of the
         rules left out."""
     ),
