@@ -108,7 +108,7 @@ def judge(runs: Runs) -> Verdict:
 
 
 def _why(runs: Runs) -> str:
-    told = {name: f"{1 / peak_over_mean(one.trace) - 1:+.1%}" for name, one in (("chat", CHAT), ("code", ON_CODE))}
+    told = {name: f"{1 - 1 / peak_over_mean(one.trace):.1%}" for name, one in (("chat", CHAT), ("code", ON_CODE))}
     cases = {
         "held": MEASURED,
         "unheld": "without holding",
@@ -146,9 +146,9 @@ WHY = """
     The scaler with mu measured from nothing ends where the profile ends, and where twice of it was declared. Each
     rule against the peak of {held} with all of them: without holding {unheld}, without the 95 % rule
     {no95}, without the 30 % rule {no30}: where there is a forecast, that one never acts, and is
-    kept for cold data, where it is the only way down. On the coding service peaks come within a start's 30 s, which
-    no mu helps. Holding pays for the union's router, too; its pace of prompts never acts on HydraServe's workload, whose
-    prompts are too long for it (`LONG` in `routing/tracked.py`).
+    kept for cold data, where it is the only way down. On the coding service PreServe
+    does not hold the objective in every minute, with a profile neither (row P1). Holding pays for the union's router
+    too; its pace of prompts changes nothing on HydraServe's workload.
 """
 P2M = Experiment(
     id="P2m",
