@@ -89,6 +89,7 @@ class Seen:
     num_requests: int = 0
     num_missed: int = 0
     num_failed: int = 0
+    num_late: int = 0  # that ended after the recording; each has missed
     num_cold: int = 0
     num_starts: int = 0
     instance_s: float = 0.0
@@ -210,7 +211,12 @@ def read(recording: Path, seen: Seen) -> None:
     beside = json.loads(recording.with_suffix(".beside.json").read_text())
     seen.held += beside["held"]
     seen.loads += beside["load"]
+    before = seen.num_requests
     take(rows_of(recording), seen)
+    num_late = max(0, sum(beside["ends"].values()) - (seen.num_requests - before))
+    seen.num_late += num_late
+    seen.num_missed += num_late
+    seen.num_requests += num_late
 
 
 def shown(name: str, seen: Seen) -> str:
@@ -219,7 +225,7 @@ def shown(name: str, seen: Seen) -> str:
     missed = seen.num_missed / max(1, seen.num_requests)
     cells = [
         name,
-        f"{len(seen.ttft)} ({seen.num_failed})",
+        f"{len(seen.ttft)} ({seen.num_failed}, {seen.num_late})",
         f"{seen.num_missed} ({missed:.1%})",
         ttft,
         tpot,
@@ -232,8 +238,9 @@ def shown(name: str, seen: Seen) -> str:
 
 
 HEAD: Final = (
-    "system", "answered (failed)", "missed an objective", "TTFT p50 / p95 / p99 s", "TPOT p50 / p95 / p99 s",
-    "instance-seconds", "starts (requests that waited for one)", "GPU bytes granted (mean)", "load average",
+    "system", "answered (failed, ended after the recording)", "missed an objective", "TTFT p50 / p95 / p99 s",
+    "TPOT p50 / p95 / p99 s", "instance-seconds", "starts (requests that waited for one)",
+    "GPU bytes granted (mean)", "load average",
 )  # fmt: skip
 
 
@@ -245,7 +252,7 @@ def provenance(seconds: float, parts: int, rps: float, seed: int) -> str:
     return (
         f"{time.strftime('%Y-%m-%d')}, commit {made.stdout.strip() or 'unknown'}, {os.cpu_count()} cores "
         f"({platform.machine()}), xllamacpp {version('xllamacpp')}, one thread an engine; Azure 2024, Monday 13 May, "
-        f"{seconds:g} s for the day in {parts} parts, {rps:g} requests/s a model on average, seed {seed}"
+        f"{seconds:g} s for the day, parts: {parts}, {rps:g} requests/s a model on average, seed {seed}"
     )
 
 
