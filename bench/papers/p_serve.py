@@ -10,8 +10,8 @@ from bench.papers.simulated import SIMULATOR, policies, simulate
 NEVER_HOLDS = "policies.routing=preserve_load_aware"
 PROFILE = {"prompt_per_s": 1560, "response_per_s": 285, "total_per_s": 1845}
 """mu: what one instance takes at 1.35 requests a second, the most with a mean below 0.2 s a token (`PROFILED`)."""
-FROZEN, LEARNED = ("params.predictor.capacity.busy_ratio=1000", "params.predictor.capacity.busy_ratio=0.5")
-PARTS = {"PreServe, mu learned": [LEARNED], "PreServe, never holds": [FROZEN, NEVER_HOLDS]}
+FROZEN = "params.predictor.capacity.busy_ratio=1000"  # nothing is learned of mu
+PARTS = {"PreServe, never holds": [FROZEN, NEVER_HOLDS]}
 CODE = "code: "
 ON_CODE = tuple(CODE + case for case in ("PreServe", "PreServe, load errors", "Llumnix-like", "proactive", "static 8"))
 CODE_MU = {"prompt_per_s": 3876, "response_per_s": 52, "total_per_s": 3928}
@@ -88,7 +88,7 @@ def judge_peak(runs: Runs) -> Verdict:
     ours += f"; code {code_off.mean:.2f}x and {code.mean:.2f}x"
     means = {case: f"{spread.mean:.3f} s" for case, spread in peak.items()}
     told = {"on_code": means[f"{CODE}proactive"], "code": means[f"{CODE}PreServe"]}
-    told |= {"proactive": means.get("proactive", "not run"), "learned": means.get("PreServe, mu learned", "not run")}
+    told |= {"proactive": means.get("proactive", "not run")}
     note = prose(HIGH, ours=ours, **told) if passed else ""
     return Verdict(ours=ours, passed=passed, findings=findings, deviation=note, plots={"peak": bars})
 
@@ -100,8 +100,7 @@ HIGH = """
     peak is {on_code} against PreServe's {code}, which sees within the window what the forecast missed. `reactive`
     counts free slots, not KV cache, and with 256 slots an instance it starts too late. Two departures of the scaler
     matter (`scaling/preserve.py`): no window takes instances away while one is too full, and calm takes away none
-    that the forecast asks for. A mu that is learned on the way (`mu learned`) rises with every lucky window: fewer
-    instances, a peak of {learned}.
+    that the forecast asks for. Row P2m measures mu on the way.
 """
 
 

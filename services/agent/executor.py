@@ -345,6 +345,7 @@ class EngineExecutor:
             num_slots=holds.get("num_slots", 0),
             lacks=tuple(holds.get("lacks", ())),
             shared_bytes=shared_bytes(handle),
+            step_s=holds.get("step_s", 0.0),
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:

@@ -23,7 +23,8 @@ def holds_of(handle: EngineHandle) -> dict[str, Any]:
 def with_holds(report: LoadReport, path: str = "") -> LoadReport:
     """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
     `path`: of the weights that it has loaded."""
-    holds: dict[str, Any] = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+    said = ("num_slots", "kv_tokens", "lacks", "step_s")
+    holds: dict[str, Any] = {name: getattr(report, name) for name in said}
     if report.shared_bytes and path:
         holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
     data = {**report.handle.data, HOLDS: json.dumps(holds)}

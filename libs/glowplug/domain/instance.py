@@ -121,6 +121,7 @@ class Instance:
     shared_bytes: int = 0  # of its weights, those that it reads in host memory in the same pages as others (Gpu.shared)
     drain_ends_at: float = 0.0  # while it drains: when what still runs there ends; 0: not known
     stages_busy: bool = False  # it has become whole in another process, and the stages that it was end what they began
+    step_s: float = 0.0  # seconds of a decode step of one sequence alone, as its engine measured them; 0: not known
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -193,6 +193,7 @@ class HostedDriver:
             kv_tokens=int(ready.get("kv_tokens", 0)),
             lacks=tuple(ready.get("lacks", ())),
             shared_bytes=int(ready.get("shared_bytes", 0)),
+            step_s=float(ready.get("step_s", 0.0)),
         )
 
     async def _wait_ready(

@@ -100,6 +100,7 @@ class LoadReport:
     kv_tokens: int = 0  # tokens that its KV cache holds, of all requests together; 0: the engine does not say
     lacks: tuple[str, ...] = ()  # of its kind's features, those that these weights do not have: see Instance.lacks
     shared_bytes: int = 0  # of its weights, seen to be read in the pages of their file, as others of them read them
+    step_s: float = 0.0  # seconds of a decode step of one sequence alone, measured; 0: the engine does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

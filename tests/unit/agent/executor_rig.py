@@ -98,7 +98,7 @@ class FakeSleeper(FakeEngineDriver):
         report = await super().load(handle, weights_path)
         self.calls.append(f"load {weights_path}")
         handle = replace(report.handle, url="http://127.0.0.1:1")
-        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",))
+        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",), step_s=0.02)
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         self.fails("sleep")

@@ -167,6 +167,7 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: R
     assert rig.driver.calls[2:] == ["wake"] and ready.url == "http://127.0.0.1:1"
     assert [phase.name.value for phase in ready.phases] == ["load"]
     assert (ready.num_slots, ready.kv_tokens, ready.lacks) == (3, 6144, ("tool_choice",)), "as its load has said"
+    assert ready.step_s == 0.02
     handles = rig.state.handles
     assert list(handles) == ["i-1"] and (handles["i-1"].pid, handles["i-1"].instance_id) == (pid, "i-1")
     process.kill_group(pid, handles["i-1"].pid_started_at)

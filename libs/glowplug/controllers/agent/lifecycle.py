@@ -121,6 +121,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         phases=_predicted(start.predicted, (*instance.phases, *measured)),
         max_concurrency=report.num_slots or instance.max_concurrency,
         kv_tokens=report.kv_tokens,
+        step_s=report.step_s,
         lacks=report.lacks,
         key_id=report.key_id,
         start_kind=kind,

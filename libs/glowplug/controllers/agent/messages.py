@@ -81,6 +81,7 @@ class EngineReady(Outcome):
     num_slots: int = 0  # requests it runs at once; 0: what was planned for it
     lacks: tuple[str, ...] = ()  # as in Instance
     shared_bytes: int = 0  # of its weights, seen to be pages of host memory that its fellows read too
+    step_s: float = 0.0  # as in Instance
 
 
 @dataclass(frozen=True, slots=True)

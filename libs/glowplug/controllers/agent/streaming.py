@@ -37,6 +37,7 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
         phases=(*instance.phases, *report.phases),
         max_concurrency=num_slots or instance.max_concurrency,
         kv_tokens=report.kv_tokens,
+        step_s=report.step_s,
         lacks=report.lacks,
         key_id=report.key_id,
         reason="its engine is loaded, and its weights are not checked yet",

@@ -12,7 +12,7 @@ from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
-from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.instance import Instance, InstanceState, Worker, slots_per_instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.commands import FetchWeights, StartInstance
@@ -122,6 +122,7 @@ class Prewarming:
             draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
             finishing=finishing,
             num_active=capacity.num_active,
+            slots={key: slots_per_instance(fleet.instances.living(key).values()) for key in forecasts},
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
             prefill_s=fleet.network.quickest_s,

@@ -92,9 +92,14 @@ class SimEngine:
 
     def ready(self, *phases: Phase) -> EngineReady:
         """What its agent is notified of once it serves, or once a pipeline's stage has its part."""
-        url = f"sim://{self.instance_id}"
         return EngineReady(
-            self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots, shared_bytes=self.shared_bytes
+            self.instance_id,
+            f"sim://{self.instance_id}",
+            phases,
+            self.kv_tokens,
+            num_slots=self.num_slots,
+            shared_bytes=self.shared_bytes,
+            step_s=self.serving.costs.decode_s(1, 0) if self.serving is not None else 0.0,
         )
 
     @property

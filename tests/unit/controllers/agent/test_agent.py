@@ -57,15 +57,16 @@ def test_ready_tells_url_phases_and_trace() -> None:
     assert fact.cause is not None and fact.cause.traceparent == "tp" and fact.cause.event_id == now.cause_id
 
 
-def test_slots_and_kv_tokens_are_what_the_engine_says_and_else_what_the_model_declares() -> None:
+def test_slots_kv_tokens_and_steps_are_what_the_engine_says_and_else_what_the_model_declares() -> None:
     """Memory allows llama.cpp fewer slots than max_concurrency: more would wait inside it, where nobody sees them."""
     agent = make()
-    for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",)}, {})):
+    for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",), "step_s": 0.02}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
         agent.loading(instance_id, at, model=a_model())
         agent.handle(msg.EngineReady(instance_id, "u", **said), at + 3)
     rows = [agent.instance("i-1"), agent.instance("i-2")]
-    assert [(r.max_concurrency, r.kv_tokens, r.lacks) for r in rows] == [(3, 6144, ("tool_choice",)), (8, 0, ())]
+    said = [(r.max_concurrency, r.kv_tokens, r.lacks, r.step_s) for r in rows]
+    assert said == [(3, 6144, ("tool_choice",), 0.02), (8, 0, (), 0.0)]
 
 
 def test_each_write_raises_the_revision() -> None:
