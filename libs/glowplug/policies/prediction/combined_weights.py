@@ -1,0 +1,118 @@
+"""How much each expert of `combined` counts: exponential weights under several rules, and weights of these rules.
+
+    L_i       = discounted mean of loss_i and of `prior_windows` x h of prior_i times the least: losses h windows ahead
+                overlap, and say the less
+    w_i       ~ exp(-eta (L_i / min L - 1)), then a share is dealt to all alike
+
+What forgets within hours is right after a change, what remembers days is right where nothing changes: RULES are both,
+each says what it expects, and they are weighed by the same formula, by what they lost (ACROSS). Herbster and Warmuth
+1998, "Tracking the best expert"; weights of several rates of learning as in van Erven and Koolen 2016, "MetaGrad".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glowplug.policies.prediction.combined_experts import NAMES, Array
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`memory`: of losses, per window. `eta`: how sharply weights fall with the loss, over the least one.
+    `prior_windows`: for how many windows the prior stands, one window ahead."""
+
+    memory: float
+    eta: float
+    prior_windows: float
+    share: float = 0.02
+
+
+RULES: Final = (
+    Rule(memory=0.9, eta=12.0, prior_windows=40.0),
+    Rule(memory=0.97, eta=12.0, prior_windows=10.0),
+    Rule(memory=0.99, eta=20.0, prior_windows=10.0),
+)
+ACROSS: Final = Rule(memory=0.985, eta=8.0, prior_windows=5.0)
+PRIOR: Final = {
+    "last": (1.0, 1.5),
+    "mean 0.5": (1.0, 1.53),
+    "mean 0.25": (1.36, 1.6),
+    "mean 0.1": (2.17, 1.75),
+    "load mean 0.2": (1.84, 1.74),
+    "holt 0.8": (1.02, 1.72),
+    "holt 0.5": (1.0, 1.54),
+    "ridge": (1.0, 1.15),
+    "csp": (1.37, 1.3),
+    "peers": (1.02, 1.35),
+    "day naive": (2.85, 1.27),
+    "day 1.0 1.0": (1.17, 1.28),
+    "day 0.5 1.0": (1.26, 1.24),
+    "day 0.5 0.9": (1.35, 1.31),
+    "day 0.2 0.9": (1.67, 1.3),
+    "day 0.5 0.7": (1.73, 1.42),
+    "profile 0.7 1.0": (1.09, 1.24),
+    "profile 0.3 1.0": (1.28, 1.22),
+    "profile 0.3 0.9": (1.38, 1.62),
+    "profile 0.1 0.95": (1.73, 1.38),
+    "analog shape 0.93 1.0": (1.02, 1.06),
+    "analog level 0.93 0.9": (1.08, 1.04),
+    "analog level 0.97 0.95": (1.17, 1.04),
+    "analog level 0.8 0.95": (1.03, 1.0),
+    "analog level 0.8 0.9": (1.06, 1.0),
+    "week 0.5 1.0": (1.3, 1.15),
+    "week 0.3 0.9": (1.5, 1.25),
+}
+"""What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured
+on the days and clients that `bench/forecast` calls tuned."""
+
+
+class Weights:
+    """Of N forecasts, under each of M rules, by kind and horizon."""
+
+    def __init__(self, rules: Sequence[Rule], num_kinds: int, prior: Array) -> None:
+        num_ahead, num = prior.shape
+        self._memory, self._eta, windows, self._share = (
+            np.array(of, np.float32)[:, None, None, None]
+            for of in zip(*((rule.memory, rule.eta, rule.prior_windows, rule.share) for rule in rules), strict=True)
+        )
+        self._prior = prior.astype(np.float32)
+        self._for_prior = windows * np.arange(1, num_ahead + 1, dtype=np.float32)[:, None]
+        self._losses = np.zeros((len(rules), num_kinds, num_ahead, num), np.float32)  # discounted sums
+        self._counts = np.zeros_like(self._losses)
+
+    def learn(self, losses: Array, is_known: Mask) -> None:
+        """What each forecast of a window lost (K, up to H, N), NaN where it said nothing; windows of a kind that are
+        not known count for nothing."""
+        ahead, counted = losses.shape[1], np.isfinite(losses) & is_known[:, None, None]
+        sums, counts = self._losses[:, :, :ahead], self._counts[:, :, :ahead]
+        keep = np.where(is_known[:, None, None], self._memory, np.float32(1.0))
+        sums *= keep
+        sums += np.where(counted, losses, 0.0)
+        counts *= keep
+        counts += counted
+
+    def of(self, there: Mask) -> Array:
+        """(M, K, H, N), of sum 1 over N; of those that say something now (K, H, N)."""
+        seen = self._counts > 0
+        means = np.divide(self._losses, self._counts, out=np.zeros_like(self._losses), where=seen)
+        best = np.where(seen & there, means, np.inf).min(axis=3, keepdims=True)
+        best = np.where(np.isfinite(best), np.maximum(best, np.float32(1e-4)), np.float32(1.0))
+        blended = (self._losses + best * self._prior * self._for_prior) / (self._counts + self._for_prior)
+        least = np.where(there, blended, np.inf).min(axis=3, keepdims=True)
+        raw = np.where(there, np.exp(-np.minimum(self._eta * (blended / least - 1), np.float32(50.0))), 0.0)
+        alike = there / there.sum(axis=2, keepdims=True)
+        found: Array = (1 - self._share) * raw / raw.sum(axis=3, keepdims=True) + self._share * alike
+        return found
+
+
+def prior_of(num_ahead: int) -> Array:
+    """(H, N), in between by the logarithm of the horizon; the 12th stands for those after it."""
+    along = np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)[:, None]
+    near, far = np.array([PRIOR[name] for name in NAMES]).T
+    found: Array = (1.0 - along) * near + along * far
+    return found
