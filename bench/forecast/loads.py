@@ -32,6 +32,11 @@ class Load:
     first: int
     until: int
 
+    @property
+    def set(self) -> str:
+        """The data that it is of."""
+        return self.group if self.group in ("ServeGen", "sums") else "Azure"
+
 
 def azure(part: str, seed: int = 7) -> list[Load]:
     """Both services at three scales. judged: from the fifth day to the end of the file; tuned: the second to fourth."""
@@ -57,7 +62,7 @@ def sums(part: str) -> list[Load]:
     found: dict[str, Counts] = defaultdict(lambda: np.zeros(10 * PER_DAY))
     for name, counts in _clients(part).items():
         found[f"{name.partition('/')[0]}, group {zlib.crc32(name.encode()) // 2 % 3}"] += counts
-    return [Load(name, "sums, " + name, of, 2 * PER_DAY, len(of)) for name, of in sorted(found.items()) if is_busy(of)]
+    return [Load(name, "sums", of, 2 * PER_DAY, len(of)) for name, of in sorted(found.items()) if is_busy(of)]
 
 
 @cache

@@ -1,5 +1,6 @@
 """What is known of each expert before a load is: its loss over the best one's, on the tuned part."""
 
+import warnings
 from itertools import groupby
 
 import numpy as np
@@ -11,16 +12,19 @@ from glowplug.policies.prediction.combined_weights import PRIOR
 
 
 def run() -> None:
-    """Print the table as it stands in `combined_weights.py`, beside what it is now."""
+    """Print the table as it stands in `combined_weights.py`. Each set of loads counts as much as each other; what no
+    load shows (`peers`) stays as it is."""
     loads = [*azure("tuned"), *sums("tuned"), *servegen("tuned")]
     made = [one for _, of in groupby(loads, key=lambda load: len(load.counts)) for one in of_all(list(of))]
+    warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing: no load has `peers`
     by_set: dict[str, list[Array]] = {}
     for load, (forecasts, _, _) in zip(loads, made, strict=True):
-        by_set.setdefault(load.group.partition(",")[0], []).append(_over_the_best(load, forecasts))
+        by_set.setdefault(load.set, []).append(_over_the_best(load, forecasts))
     found = np.exp(np.nanmean([np.nanmean(of, axis=0) for of in by_set.values()], axis=0))
     found /= np.nanmin(found, axis=0)
-    for name, (near, *_, far) in zip(NAMES, found, strict=True):
-        print(f'    "{name}": ({near:.2f}, {far:.2f}),  # is {PRIOR[name]}')
+    for name, row in zip(NAMES, found, strict=True):
+        near, far = PRIOR[name] if np.isnan(row).any() else (row[0], row[-1])
+        print(f'    "{name}": ({max(1.0, near):.2f}, {max(1.0, far):.2f}),')
 
 
 def _over_the_best(load: Load, forecasts: dict[str, Array]) -> Array:

@@ -6,9 +6,7 @@ no single one is best on every load. The rule is that of exponential weights wit
 little yet are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
-    L_i        = discounted mean of loss_i and of `prior_windows` x h of PRIOR_i times the least: losses h windows ahead
-                 overlap, and say the less
-    w_i        ~ exp(-eta (L_i / min L - 1)), then a share is dealt to all alike
+    w_i        from discounted losses, under rules that remember hours to days (`combined_weights.py`)
     forecast   = exp(sum_i w_i log(forecast_i + unit)) - unit
 
 Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window
@@ -39,6 +37,8 @@ MAX_LOSS: Final = 3.0
 NUM_EXPERTS: Final = len(NAMES)
 NUM_SAID: Final = NUM_EXPERTS + len(RULES)
 QUANTILES: Final = (0.1, 0.9)
+BAND_STEP: Final = 0.04  # of the quantiles, in spreads, per window
+SPREAD_RATE: Final = 0.06  # of the mean error, per window
 
 
 class Combined:
@@ -246,11 +246,11 @@ class Bands:
         ahead, known = errors.shape[1], is_known[:, None].astype(float)
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]
-        step = np.maximum(0.04, 1.0 / (self._num[:, :ahead] + 10.0)) * known
+        step = np.maximum(BAND_STEP, 1.0 / (self._num[:, :ahead] + 10.0)) * known
         for row, share in enumerate(QUANTILES):
             quantile = self._quantiles[row, :, :ahead]
             quantile += step * 2.0 * (share - (errors <= quantile * spread))
-        spread += np.maximum(0.012, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
+        spread += np.maximum(SPREAD_RATE, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
 
     def around(self, middle: Array) -> tuple[Array, Array]:
         """(low, high) of log loads, on either side of the middle."""

@@ -1,7 +1,7 @@
 """How much each expert of `combined` counts: exponential weights under several rules, and weights of these rules.
 
-    L_i       = discounted mean of loss_i and of `prior_windows` x h of prior_i times the least: losses h windows ahead
-                overlap, and say the less
+    L_i       = discounted mean of loss_i and of `prior_windows` x sqrt(h) of prior_i times the least: losses h windows
+                ahead overlap, and say the less
     w_i       ~ exp(-eta (L_i / min L - 1)), then a share is dealt to all alike
 
 What forgets within hours is right after a change, what remembers days is right where nothing changes: RULES are both,
@@ -29,46 +29,58 @@ class Rule:
     memory: float
     eta: float
     prior_windows: float
-    share: float = 0.02
+    share: float = 0.01
 
 
 RULES: Final = (
-    Rule(memory=0.9, eta=12.0, prior_windows=40.0),
-    Rule(memory=0.97, eta=12.0, prior_windows=10.0),
-    Rule(memory=0.99, eta=20.0, prior_windows=10.0),
+    Rule(memory=0.9, eta=12.0, prior_windows=5.0),
+    Rule(memory=0.97, eta=16.0, prior_windows=5.0),
+    Rule(memory=0.99, eta=25.0, prior_windows=5.0),
 )
-ACROSS: Final = Rule(memory=0.985, eta=8.0, prior_windows=5.0)
+ACROSS: Final = Rule(memory=0.99, eta=20.0, prior_windows=5.0)
 PRIOR: Final = {
-    "last": (1.0, 1.5),
-    "mean 0.5": (1.0, 1.53),
-    "mean 0.25": (1.36, 1.6),
-    "mean 0.1": (2.17, 1.75),
-    "load mean 0.2": (1.84, 1.74),
-    "holt 0.8": (1.02, 1.72),
-    "holt 0.5": (1.0, 1.54),
-    "ridge": (1.0, 1.15),
-    "csp": (1.37, 1.3),
+    "last": (1.00, 1.37),
+    "mean 0.5": (1.16, 1.41),
+    "mean 0.25": (1.56, 1.48),
+    "mean 0.1": (2.45, 1.64),
+    "load mean 0.2": (2.01, 1.58),
+    "holt 0.8": (1.17, 1.59),
+    "holt 0.5": (1.13, 1.42),
+    "ridge": (1.01, 1.11),
+    "csp": (1.51, 1.24),
     "peers": (1.02, 1.35),
-    "day naive": (2.85, 1.27),
-    "day 1.0 1.0": (1.17, 1.28),
-    "day 0.5 1.0": (1.26, 1.24),
-    "day 0.5 0.9": (1.35, 1.31),
-    "day 0.2 0.9": (1.67, 1.3),
-    "day 0.5 0.7": (1.73, 1.42),
-    "profile 0.7 1.0": (1.09, 1.24),
-    "profile 0.3 1.0": (1.28, 1.22),
-    "profile 0.3 0.9": (1.38, 1.62),
-    "profile 0.1 0.95": (1.73, 1.38),
-    "analog shape 0.93 1.0": (1.02, 1.06),
-    "analog level 0.93 0.9": (1.08, 1.04),
-    "analog level 0.97 0.95": (1.17, 1.04),
-    "analog level 0.8 0.95": (1.03, 1.0),
-    "analog level 0.8 0.9": (1.06, 1.0),
-    "week 0.5 1.0": (1.3, 1.15),
-    "week 0.3 0.9": (1.5, 1.25),
+    "day naive": (4.06, 1.57),
+    "day 1.0 1.0": (1.17, 1.14),
+    "day 0.5 1.0": (1.33, 1.14),
+    "day 0.5 0.9": (1.42, 1.41),
+    "day 0.2 0.9": (1.86, 1.44),
+    "day 0.5 0.7": (1.86, 1.55),
+    "profile 0.7 1.0": (1.14, 1.15),
+    "profile 0.3 1.0": (1.44, 1.15),
+    "profile 0.3 0.9": (1.53, 1.55),
+    "profile 0.1 0.95": (2.03, 1.37),
+    "analog shape 0.93 1.0": (1.10, 1.01),
+    "analog level 0.93 0.9": (1.17, 1.26),
+    "analog level 0.97 0.95": (1.28, 1.14),
+    "analog level 0.8 0.95": (1.05, 1.08),
+    "analog level 0.8 0.9": (1.15, 1.25),
+    "week 0.5 1.0": (1.55, 1.51),
+    "week 0.3 0.9": (1.97, 1.66),
+    "wide day 0.7 1.0": (1.14, 1.13),
+    "wide day 0.5 1.0": (1.24, 1.13),
+    "wide day 0.3 0.95": (1.46, 1.25),
+    "wide profile 0.7 1.0": (1.04, 1.10),
+    "wide profile 0.5 1.0": (1.12, 1.10),
+    "wide profile 0.3 0.95": (1.33, 1.30),
+    "wide profile 0.2 0.9": (1.60, 1.55),
+    "wide analog shape 0.93 1.0": (1.00, 1.00),
+    "wide analog level 0.8 0.95": (1.01, 1.07),
+    "wide analog level 0.97 0.95": (1.23, 1.12),
+    "wide week 0.5 1.0": (1.41, 1.46),
+    "wide week 0.3 0.9": (1.83, 1.63),
 }
 """What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured
-on the days and clients that `bench/forecast` calls tuned."""
+on the days and clients that `bench/forecast` calls tuned (`python -m bench.forecast priors`)."""
 
 
 class Weights:
@@ -81,7 +93,7 @@ class Weights:
             for of in zip(*((rule.memory, rule.eta, rule.prior_windows, rule.share) for rule in rules), strict=True)
         )
         self._prior = prior.astype(np.float32)
-        self._for_prior = windows * np.arange(1, num_ahead + 1, dtype=np.float32)[:, None]
+        self._for_prior = windows * np.sqrt(np.arange(1, num_ahead + 1, dtype=np.float32))[:, None]
         self._losses = np.zeros((len(rules), num_kinds, num_ahead, num), np.float32)  # discounted sums
         self._counts = np.zeros_like(self._losses)
 
