@@ -93,7 +93,9 @@ def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
     worst, to_known, to_csp, inside = [], [], [], []
     print(f"requests in windows of 600 s, {part} part", flush=True)
     for group in dict.fromkeys(load.group for load in loads):
-        measured = [_measured(load, *of, with_mlstm) for load, of in zip(loads, made, strict=True) if load.group == group]
+        measured = [
+            _measured(load, *of, with_mlstm) for load, of in zip(loads, made, strict=True) if load.group == group
+        ]
         table = {name: _mean([of[name] for of, _ in measured]) for name in measured[0][0]}
         bands = np.mean([covered for _, covered in measured], axis=0)
         _print(f"{group} ({len(measured)} clients, geometric mean)" if len(measured) > 1 else group, table, bands)
@@ -103,7 +105,7 @@ def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
         to_csp += list(row / np.array(table["csp"]))
         inside += list(bands)
     print(f"\n{len(worst)} rows of load and horizon; combined over")
-    _print_ratios("the best of last window, a day before, CSP, mLSTM", to_known)
+    _print_ratios(f"the best of {', '.join(KNOWN if with_mlstm else KNOWN[:-1])}", to_known)
     _print_ratios(f"the best of these and all {NUM_EXPERTS} experts, seen afterwards", worst)
     print(f"- CSP: mean {np.mean(to_csp):.3f}, most {max(to_csp):.3f}")
     print(
@@ -128,9 +130,9 @@ def _mean(rows: list[list[float]]) -> list[float]:
 
 def _print(title: str, table: Errors, bands: Iterable[float]) -> None:
     print(f"\n| {title}, % | {' | '.join(f'{h} ahead' for h in HORIZONS)} |\n|---|{'---|' * len(HORIZONS)}")
-    for name, row in sorted(table.items(), key=lambda of: (of[0] != COMBINED, np.nanmean(of[1]))):
-        if not np.isnan(row).all():
-            print(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
+    shown = {name: row for name, row in table.items() if not np.isnan(row).all()}
+    for name, row in sorted(shown.items(), key=lambda of: (of[0] != COMBINED, np.nanmean(of[1]))):
+        print(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
     print(f"| 80 % band holds | {' | '.join(f'{100 * share:.0f}' for share in bands)} |", flush=True)
 
 
