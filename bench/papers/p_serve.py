@@ -5,7 +5,7 @@ from dataclasses import replace
 from bench.papers import p_preserve
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
-from bench.papers.simulated import SIMULATOR, policies, simulate
+from bench.papers.simulated import SIMULATOR, Expect, policies, simulate
 
 NEVER_HOLDS = "policies.routing=preserve_load_aware"
 PROFILE = {"prompt_per_s": 1560, "response_per_s": 285, "total_per_s": 1845}
@@ -22,7 +22,7 @@ RATE, CODE_RATE = 5.0, 7.5
 CODE_WORKLOAD = ("workload.source=azure_2024_code_10s", "workload.lengths=azure_2023_code")
 
 
-def run_scaling(case: str, seed: int, quick: bool) -> Outcome:
+def run_scaling(case: str, seed: int, quick: bool, expect: Expect | None = None) -> Outcome:
     """P1 and P2: a system on one of the two services; or one instance at a rate."""
     system, on_code = case.removeprefix(CODE), case.startswith(CODE)
     service = CODE_WORKLOAD if on_code else ()
@@ -32,7 +32,7 @@ def run_scaling(case: str, seed: int, quick: bool) -> Outcome:
     given = [*service, f"workload.rps={CODE_RATE if on_code else RATE}"]
     given += [f"params.predictor.capacity.{name}={value}" for name, value in mu.items()]
     given += PARTS.get(system, [FROZEN])
-    return p_preserve.run_scaling("PreServe" if system in PARTS else system, seed, quick, *given)
+    return p_preserve.run_scaling("PreServe" if system in PARTS else system, seed, quick, *given, expect=expect)
 
 
 def profile(rps: str, seed: int, quick: bool, *service: str) -> Outcome:
@@ -104,7 +104,7 @@ HIGH = """
 """
 
 
-def run_routing(case: str, seed: int, quick: bool) -> Outcome:
+def run_routing(case: str, seed: int, quick: bool, expect: Expect | None = None) -> Outcome:
     """P3."""
     router, _, rate = case.partition(" @")
     name = p_preserve.ROUTERS[router.removesuffix(", never holds")]
@@ -116,7 +116,7 @@ def run_routing(case: str, seed: int, quick: bool) -> Outcome:
         "params.exact_lengths=true",
     ]
     given += ["seconds=600", *([NEVER_HOLDS] if router != router.removesuffix(", never holds") else [])]
-    return simulate("preserve_routing", given, seed)
+    return simulate("preserve_routing", given, seed, expect=expect)
 
 
 def routing_cases(quick: bool) -> tuple[str, ...]:
