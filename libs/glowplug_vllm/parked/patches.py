@@ -31,6 +31,14 @@ NEEDED = (
     ("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1.get_num_new_matched_tokens"),
     ("vllm.v1.core.kv_cache_manager", "KVCacheManager.get_block_ids"),
     ("torch.distributed.distributed_c10d", "_get_default_store"),
+    # ... groups.py and queues.py
+    ("torch.distributed.distributed_c10d", "_world.pg_map"),
+    ("vllm.distributed.parallel_state", "in_the_same_node_as"),
+    (
+        "vllm.distributed.device_communicators.cpu_communicator",
+        "CpuCommunicator._all_group_ranks_share_shm_group_name",
+    ),
+    ("vllm.distributed.device_communicators.shm_broadcast", "SpinCondition.wait"),
 )
 
 
