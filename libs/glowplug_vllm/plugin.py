@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import arriving, kv_limit, moving, process, queues, rundir, sleeping
+from glowplug_vllm import arriving, kv_limit, moving, process, rundir, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -39,11 +39,8 @@ def register() -> None:
     """Runs in the API server, the engine core and the workers: the two latter must not outlive their parent."""
     if multiprocessing.parent_process() is not None:
         process.die_with_parent()
-    from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
 
-    if current_platform.is_cpu():
-        queues.park_readers()
     EngineCore.glowplug_kv = kv_limit.kv  # the API server calls them by their names
     EngineCore.glowplug_export = moving.export
     if arriving.is_on():

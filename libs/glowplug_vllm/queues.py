@@ -10,7 +10,7 @@ FIRST_LOOKS_MS = 1  # until the first note has come: the reader's subscription m
 
 
 def park_readers() -> None:
-    """In every process of a server whose engine computes on CPUs."""
+    """In a process whose forks compute on CPUs."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     if not hasattr(SpinCondition, "glowplug_parks"):
