@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.overrides import TorchFunctionMode
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
@@ -49,6 +50,8 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             type(current_platform).device_count = classmethod(lambda _: num_workers)
             groups.install(self.parallel_config.world_size, num_workers)
         super().init_device()
+        if stage.START in os.environ:
+            stage.agree(_get_default_store(), self.rank)
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: those that were granted. Nothing of them is touched yet, so vLLM's question, whether
