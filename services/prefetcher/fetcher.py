@@ -205,9 +205,8 @@ class Fetcher:
         )
 
     def _peers(self, effect: msg.StartFetch) -> list[PeerRegion]:
-        options, urls = self._source_options, effect.peers[: self._max_peers]
-        sizes = {"chunk_bytes": options.chunk_bytes, "receive_bytes": options.receive_bytes}
-        return [PeerRegion(url, effect.digest, self._peer_token, **sizes) for url in urls]
+        chunk_bytes, urls = self._source_options.chunk_bytes, effect.peers[: self._max_peers]
+        return [PeerRegion(url, effect.digest, self._peer_token, chunk_bytes) for url in urls]
 
     async def _failed(self, running: _Running, code: str, message: str) -> msg.FetchEnded:
         """Decide what of the bytes is worth keeping for the next try."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from glowplug.controllers.prefetcher.controller import PrefetcherController
@@ -18,7 +18,6 @@ from glowplug.runtime.shell import Shell
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.inventory import read_inventory
 from glowplug.weights.region import Region, region_digest
-from glowplug.weights.sources.receiving import receive_bytes
 from services.prefetcher.app import make
 from services.prefetcher.fetcher import Fetcher
 from services.prefetcher.metrics import PrefetcherMetrics
@@ -89,7 +88,7 @@ async def serve(stopping: asyncio.Event) -> None:
         metrics,
         world.tracing,
         fetch_options=settings.fetch_options(),
-        source_options=replace(settings.source_options(), receive_bytes=receive_bytes(settings.link_bytes_per_s)),
+        source_options=settings.source_options(),
         link_bytes_per_s=settings.link_bytes_per_s,
         seed=settings.fetch_seed,
         copies=disk.copies,

@@ -35,7 +35,6 @@ class SourceOptions:
     """How sources talk to the world. Times in seconds, sizes in bytes."""
 
     chunk_bytes: int = 1 << 20
-    receive_bytes: int = 0  # of a connection's receive buffer (sources/receiving.py); 0: the kernel's choice
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 30.0  # no byte for so long: interrupted
     redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts that another host's redirect may lead to

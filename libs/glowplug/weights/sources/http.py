@@ -21,7 +21,6 @@ from glowplug.weights.source import (
     next_url,
     redacted,
 )
-from glowplug.weights.sources import receiving
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
@@ -51,7 +50,6 @@ class WebReader:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._shown, self._bearer = shown, bearer
-        self._receive_bytes = options.receive_bytes
         self._chunk_bytes, self._hosts = options.chunk_bytes, (*options.redirect_hosts, *hosts)
         self._client = httpx.AsyncClient(
             follow_redirects=False,
@@ -86,7 +84,6 @@ class WebReader:
         """The bytes of the answer, once `check` has let it pass."""
         async with self.ask("GET", address, headers) as answer:
             check(answer)
-            receiving.bound(answer.response, self._receive_bytes)
             async for chunk in answer.response.aiter_bytes(self._chunk_bytes):
                 yield chunk
 

@@ -18,7 +18,6 @@ import msgspec
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
 from glowplug.weights.source import SourceFile, SourceInterrupted, checked_relative
-from glowplug.weights.sources import receiving
 from glowplug.weights.transfer import Holding, PeerBusy
 
 MAX_ANSWER_BYTES = 64 << 20  # of what a peer says that it holds
@@ -64,16 +63,9 @@ class PeerRegion:
     """One set of weights on another node. `url` is that of its prefetcher."""
 
     def __init__(
-        self,
-        url: str,
-        digest: str,
-        token: str,
-        chunk_bytes: int = 1 << 20,
-        *,
-        receive_bytes: int = 0,
-        stall_s: float = STALL_S,
+        self, url: str, digest: str, token: str, chunk_bytes: int = 1 << 20, *, stall_s: float = STALL_S
     ) -> None:
-        self.name, self._receive_bytes = url, receive_bytes
+        self.name = url
         self._path, self._chunk_bytes = f"/v1/regions/{digest}", chunk_bytes
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -102,7 +94,6 @@ class PeerRegion:
         try:
             async with self._client.stream("GET", f"{self._path}/bytes", headers=asked) as response:
                 _check(response, 206)
-                receiving.bound(response, self._receive_bytes)
                 async for chunk in response.aiter_bytes(self._chunk_bytes):
                     yield chunk
         except httpx.HTTPError as error:
