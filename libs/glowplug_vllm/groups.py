@@ -2,8 +2,8 @@
 
 vLLM makes two process groups (of its device and of CPUs) for each of six kinds of parallelism, and asks in several
 collectives who runs on one node. On CPUs both groups are gloo's, most kinds have one member, and the command line says
-who is on which node. Each message counts here: it waits behind the weights that a node's link is full of, so that a
-stage that needs fifty of them meets the others when the fetch has ended, and loads nothing while weights arrive.
+who is on which node. Each group costs a worker sockets, threads and round trips through links that are full of
+weights, and nothing is loaded before all have met.
 """
 
 from collections.abc import Callable, Sequence
