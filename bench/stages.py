@@ -206,7 +206,7 @@ async def consolidations(num_stages: int, num: int) -> None:
         try:
             alone = (await case.start(**MODEL)).handle
             lengths = (64, 256)
-            reads = (Stream().read(alone.url, prompt_of(length), NUM_TOKENS * 8) for length in lengths)
+            reads = (Stream().read(alone.url, prompt_of(length), NUM_TOKENS * 4) for length in lengths)
             expected = {n: s.token_ids for n, s in zip(lengths, await asyncio.gather(*reads), strict=True)}
             for number in range(num):
                 try:

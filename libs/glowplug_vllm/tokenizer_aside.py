@@ -18,7 +18,9 @@ class Reading:
     """One call in a thread of its own. vLLM's client takes it for the renderer, and says when no fork will follow."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
-        self._read, self._result, self._error = read, None, None
+        self._read = read
+        self._result: Any = None
+        self._error: BaseException | None = None
         self._may_begin = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="ReadTokenizer")
 

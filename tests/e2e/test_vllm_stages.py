@@ -26,7 +26,7 @@ max_wait_s: 150
 engine_args: {{dtype: float32, num_threads: 1}}
 slo: {{ttft_s: {ttft_s}}}
 """
-NUM_TOKENS = 500
+NUM_TOKENS = 240
 PROMPT = "Write down everything that you know about the sea."
 
 
