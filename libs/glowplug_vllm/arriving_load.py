@@ -78,8 +78,9 @@ def in_order(
     region = Region(landing.root, landing, map(Path, files))
     left = [name for name in region.names if not is_elsewhere(name) and not should_skip_weight(name, experts)]
     left.sort(key=reading_order)
+    pieces = {name: landing.pieces(*region.span(name)) for name in left}
     while left:
-        name = left.pop(landing.wait_first([region.span(name) for name in left[:_AHEAD]]))
+        name = left.pop(landing.wait_pieces([pieces[name] for name in left[:_AHEAD]]))
         yield name, region.tensor(name)
 
 

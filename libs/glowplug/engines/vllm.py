@@ -164,7 +164,7 @@ class VllmDriver(StagedVllm):
         report = await load(handle, weights_path)
         if _SHARES in handle.data:  # else it would not have loaded: see glowplug_vllm/cpu_weights.py
             report = replace(report, shared_bytes=sum(p.stat().st_size for p in weights_path.glob("*.safetensors")))
-        if handle.data.get("parked"):
+        if handle.data.get("parked") and not vllm_stages.is_stage(report.handle):  # what has become whole asks for it
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
         return report
 
