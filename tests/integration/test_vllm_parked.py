@@ -4,6 +4,7 @@ The calls every engine must answer are in tests/contract/test_engine_contract.py
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, L
 from glowplug.engines.process import kill_group
 from glowplug.engines.vllm import VllmDriver
 from glowplug.weights.region import RegionInfo
-from services.agent.executor import KV_MOVES_S
+from services.agent.stage_moves import KV_MOVES_S
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
 from tests.ports import free_port
@@ -400,7 +401,8 @@ async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lan
         async with asyncio.timeout(KV_MOVES_S):
             await lane.driver.move_requests(report.handle)
     await lane.driver.end_stage(report.handle)
-    await stream
+    with contextlib.suppress(httpx.RemoteProtocolError):  # the stages break it off
+        await stream
     assert lane.driver.adopt(report.handle) and await tokens(report.handle.url) == tiny.expected
     assert await lane.driver.abandon_consolidation(report.handle) == report.kv_tokens, "there is no way back"
     for handle in (report.handle, later.handle):

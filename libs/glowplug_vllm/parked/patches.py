@@ -7,7 +7,6 @@
     worker_main           in the forked worker: die with the parent, apply OpenMP settings
     _run_in_subprocess    a model class is inspected in this process instead of a new interpreter
     register_triton_kernel_overrides   runs now, once, instead of 0.7 s in each worker
-    SpinCondition.wait    on a CPU, waits in the kernel (queues.py)
     AsyncLLM, StructuredOutputManager   the tokenizer is read while the engine core starts (tokenizer_aside.py)
 
 Checked against vLLM 0.32.0. A name that is gone raises `Unpatchable`; the driver then starts servers the plain way.
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from glowplug_vllm import process, queues, tokenizer_aside
+from glowplug_vllm import process, tokenizer_aside
 
 NEEDED = (
     ("vllm.utils.system_utils", "get_mp_context"),
@@ -27,7 +26,6 @@ NEEDED = (
     ("vllm.v1.engine.core", "EngineCoreProc.run_engine_core"),
     ("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main"),
     ("vllm.model_executor.models.registry", "_run_in_subprocess"),
-    ("vllm.distributed.device_communicators.shm_broadcast", "SpinCondition.wait"),
     ("vllm.v1.engine.async_llm", "renderer_from_config"),
     ("vllm.v1.engine.async_llm", "EngineCoreClient.make_async_mp_client"),
     ("vllm.v1.engine.async_llm", "maybe_register_config_serialize_by_value"),
@@ -62,7 +60,6 @@ def apply(is_cpu: bool) -> None:
         replace_everywhere("vllm.utils.system_utils", "get_mp_context", lambda: fork)
         replace_everywhere("vllm.utils.system_utils", "_maybe_force_spawn", lambda: None)
         _scan_triton_once()
-        queues.park_readers()
     tokenizer_aside.install()
     replace_everywhere("vllm.model_executor.models.registry", "_run_in_subprocess", lambda fn: fn())
     _wrap("vllm.v1.engine.core", "EngineCoreProc", "run_engine_core", _enter_core)
