@@ -165,6 +165,14 @@ class EngineExecutor:
                 self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id], finishes))
         return frozenset(living)
 
+    def processes(self) -> set[int]:
+        """Leaders of all that runs for remembered instances: a stage and what it becomes beside it are two."""
+        found: set[int] = set()
+        for handle in self._state.handles.values():
+            driver = self._drivers.get(handle.engine)
+            found |= {handle.pid, *(driver.processes(handle) if isinstance(driver, Mover) else ())}
+        return found
+
     async def close(self) -> None:
         """Give up every task. Engines live on."""
         for task in self._tasks.values():

@@ -164,6 +164,11 @@ class StagedVllm(HostedDriver, Stager):
         data = {**kept, **beside.data, OF_STAGE: handle.to_json().decode()}
         return self._report(replace(beside, data=data), ready)
 
+    def processes(self, handle: EngineHandle) -> tuple[int, ...]:
+        """As the port says."""
+        others = (stage_of(handle), self._beside(handle))
+        return tuple(other.pid for other in others if other is not None and self.adopt(other))
+
     async def move_requests(self, handle: EngineHandle) -> Moved:
         """As the port says. A later stage has no requests of its own."""
         stage = stage_of(handle)

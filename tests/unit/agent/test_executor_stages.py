@@ -18,6 +18,7 @@ from glowplug.policies.start_times import StartKind
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent import executor, stage_moves
+from services.agent.processes import kill_orphans
 from tests.agent_rig import write_weights
 from tests.unit.agent.executor_rig import MODEL, FakeMover, Rig, rig_of
 from tests.waiting import until
@@ -239,6 +240,18 @@ async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the
         assert later.living() == {"i-1"}
         await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
         await later.close()
+
+
+async def test_an_agent_that_starts_again_knows_the_stage_beside_a_whole_engine(tmp_path: Path) -> None:
+    """What still runs there ends there: its process is no orphan."""
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        stage = await becomes_whole(rig)
+        await rig.outcome(msg.EngineConsolidated)
+        whole = rig.state.handles["i-1"]
+        assert rig.engines.processes() == {whole.pid, stage.pid} and whole.pid != stage.pid
+        assert kill_orphans(rig.settings.node_dir / "run", rig.engines.processes()) == []
+        process.kill_group(stage.pid, stage.pid_started_at)
+        await until(lambda: rig.engines.processes() == {whole.pid}, "a pid that may be another's by now is none")
 
 
 @pytest.mark.parametrize("left_s", [60.0, 0.05])
