@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,11 +157,11 @@ class EngineExecutor:
         """Remembered instances whose very process still lives; each is watched from now on."""
         handles = self._state.handles
         living = {i for i, handle in handles.items() if handle.engine in self._drivers and self._is_alive(handle)}
+        busy = {holding.engine for holding in self._state.memory.holdings if holding.consolidation is not None}
         for instance_id in living:
             self._begin(instance_id, "watch", self._watch(handles[instance_id]))
-            if isinstance(driver := self._driver(handles[instance_id]), Mover):
-                finishes = partial(self._tasks.__contains__, (instance_id, "finish"))
-                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id], finishes))
+            if isinstance(driver := self._driver(handles[instance_id]), Mover) and instance_id not in busy:
+                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id]))
         return frozenset(living)
 
     def processes(self) -> set[int]:

@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import StageAddress
 from glowplug.engines import process
 from glowplug.engines.port import EngineHandle
+from glowplug.events.facts import NodeLeft
 from glowplug.policies.start_times import StartKind
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent import executor, stage_moves
 from services.agent.processes import kill_orphans
 from tests.agent_rig import write_weights
+from tests.fleet_builder import an_event, an_instance
 from tests.unit.agent.executor_rig import MODEL, FakeMover, Rig, rig_of
 from tests.waiting import until
 
@@ -229,16 +232,29 @@ async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: P
         assert ("move" in rig.driver.calls) is not is_new
 
 
+@pytest.mark.parametrize("state", [None, *ConsolidationState])
 async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, state: ConsolidationState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once the consolidation is over: before that something may run there still, and the controller asks again."""
     monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
+        holding = Holding(
+            state=State.READY,
+            instance=an_instance("i-1"),
+            model=MODEL,
+            cause=an_event(NodeLeft(node_id="node-1", reason="")),
+            consolidation=Consolidation(state=state, deadline_at=0.0) if state is not None else None,
+        )
+        rig.state.remember(msg.AgentMemory(holdings=(holding,)))
         later = executor.EngineExecutor(rig.settings, {"fake": rig.driver}, rig.state)
         later.connect(rig.keep)
         assert later.living() == {"i-1"}
-        await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
+        if state is None:
+            await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
+        await asyncio.sleep(0.01)
+        assert rig.driver.calls == (["end stage", "forget"] if state is None else [])
         await later.close()
 
 
