@@ -537,8 +537,9 @@ class EngineExecutor:
             await self._report(unknown)
             return
         seen = await self._driver(handle).health(handle)
-        if effect.instance_id in self._moving:
-            return  # it answers, or not, as a stage that has been paused
+        known = self._state.handles.get(effect.instance_id)
+        if effect.instance_id in self._moving or known is None or known.pid != handle.pid:
+            return  # it answers, or not, as a stage that has been paused, or that the engine is no more
         if not seen.alive:
             await self._report_exit(handle)
             return

@@ -42,9 +42,9 @@ class FakeEngineDriver:
         self.errors: dict[str, Exception] = {}  # method -> what it raises
         self.is_immortal = False
         self.launch_s = 0.0
-        self.may_load, self.may_stop = asyncio.Event(), asyncio.Event()
-        self.may_load.set()
-        self.may_stop.set()
+        self.may_load, self.may_stop, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for may in (self.may_load, self.may_stop, self.may_answer):
+            may.set()
 
     def fails(self, method: str) -> None:
         if method in self.errors:
@@ -70,6 +70,7 @@ class FakeEngineDriver:
         return LoadReport(handle=handle, phases=())
 
     async def health(self, handle: EngineHandle) -> Health:
+        await self.may_answer.wait()
         return Health(ok=self.adopt(handle), alive=self.adopt(handle))
 
     async def num_in_flight(self, handle: EngineHandle) -> int:

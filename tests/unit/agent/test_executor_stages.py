@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,23 @@ async def test_a_stage_that_ends_while_its_requests_move_does_not_end_the_engine
         assert (await rig.outcome(msg.EngineConsolidated)).url == "http://127.0.0.1:2"
         await asyncio.sleep(0.05)
         assert not rig.saw(msg.EngineExited) and rig.state.handles["i-1"].pid == rig.driver.beside.pid
+
+
+async def test_a_stage_that_was_asked_for_its_health_before_it_ended_does_not_end_the_engine(tmp_path: Path) -> None:
+    """The answer may be there before the move is over and the question is cancelled."""
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        stage = await rig.launch()
+        rig.driver.may_answer.clear()
+        await rig.do(msg.CheckHealth("i-1"))
+        await asyncio.sleep(0)
+        rig.outcomes.clear()
+        whole = await rig.launch("i-2")
+        rig.state.put_handle(replace(whole, instance_id="i-1"))
+        process.kill_group(stage.pid, stage.pid_started_at)
+        await until(lambda: not rig.driver.adopt(stage), "the stage has ended")
+        rig.driver.may_answer.set()
+        await asyncio.sleep(0.01)
+        assert not rig.saw(msg.EngineExited, msg.HealthSeen)
 
 
 async def test_a_stage_that_ends_while_its_requests_move_in_vain_ends_the_engine(tmp_path: Path) -> None:
