@@ -453,6 +453,7 @@ class EngineExecutor:
         await self._cancel(effect.instance_id, "finish")
         if isinstance(driver, Mover) and not effect.if_idle:
             await driver.end_stage(handle)
+            driver.forget_moved(handle)
         try:
             if effect.if_idle and isinstance(driver, RefusingSleeper):
                 num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)

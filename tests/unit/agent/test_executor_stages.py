@@ -24,7 +24,7 @@ from services.agent import executor, stage_moves
 from services.agent.processes import kill_orphans
 from tests.agent_rig import write_weights
 from tests.fleet_builder import an_event, an_instance
-from tests.unit.agent.executor_rig import MODEL, FakeMover, Rig, rig_of
+from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, Rig, rig_of
 from tests.waiting import until
 
 
@@ -309,6 +309,21 @@ async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
             rig.driver.is_over = True
         assert (await rig.outcome(msg.StagesFinished)).cut is (left_s < 1)
         await until(lambda: rig.driver.calls == ["end stage", "forget"], "the stage's process ends")
+
+
+async def test_an_engine_that_goes_to_sleep_keeps_nothing_of_the_stage_that_it_was(tmp_path: Path) -> None:
+    """Whoever finished its stages would have forgotten in time what was moved, and is cancelled."""
+
+    class SleepingMover(FakeMover, FakeSleeper):
+        pass
+
+    async with rig_of(tmp_path, SleepingMover()) as rig:
+        await rig.launch()
+        rig.driver.is_over = False
+        await rig.do(msg.FinishStages("i-1", time.time() + 60))
+        await rig.do(msg.SleepEngine("i-1", "swapped_out"))
+        await rig.outcome(msg.EngineAsleep)
+        assert rig.driver.calls == ["end stage", "forget", "swapped_out"]
 
 
 async def test_stages_of_an_engine_that_became_whole_itself_are_over(launched: Rig) -> None:
