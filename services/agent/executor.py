@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +157,20 @@ class EngineExecutor:
         """Remembered instances whose very process still lives; each is watched from now on."""
         handles = self._state.handles
         living = {i for i, handle in handles.items() if handle.engine in self._drivers and self._is_alive(handle)}
+        busy = {holding.engine for holding in self._state.memory.holdings if holding.consolidation is not None}
         for instance_id in living:
             self._begin(instance_id, "watch", self._watch(handles[instance_id]))
-            if isinstance(driver := self._driver(handles[instance_id]), Mover):
-                finishes = partial(self._tasks.__contains__, (instance_id, "finish"))
-                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id], finishes))
+            if isinstance(driver := self._driver(handles[instance_id]), Mover) and instance_id not in busy:
+                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id]))
         return frozenset(living)
+
+    def processes(self) -> set[int]:
+        """Leaders of all that runs for remembered instances: a stage and what it becomes beside it are two."""
+        found: set[int] = set()
+        for handle in self._state.handles.values():
+            driver = self._drivers.get(handle.engine)
+            found |= {handle.pid, *(driver.processes(handle) if isinstance(driver, Mover) else ())}
+        return found
 
     async def close(self) -> None:
         """Give up every task. Engines live on."""
@@ -446,6 +453,7 @@ class EngineExecutor:
         await self._cancel(effect.instance_id, "finish")
         if isinstance(driver, Mover) and not effect.if_idle:
             await driver.end_stage(handle)
+            driver.forget_moved(handle)
         try:
             if effect.if_idle and isinstance(driver, RefusingSleeper):
                 num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)
@@ -530,8 +538,9 @@ class EngineExecutor:
             await self._report(unknown)
             return
         seen = await self._driver(handle).health(handle)
-        if effect.instance_id in self._moving:
-            return  # it answers, or not, as a stage that has been paused
+        known = self._state.handles.get(effect.instance_id)
+        if effect.instance_id in self._moving or known is None or known.pid != handle.pid:
+            return  # it answers, or not, as a stage that has been paused, or that the engine is no more
         if not seen.alive:
             await self._report_exit(handle)
             return

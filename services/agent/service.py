@@ -114,12 +114,10 @@ class AgentService:
         """Take back what lives, then serve. Returns at once; store and bus are waited for in the background."""
         self.controller.agent_url = self.settings.agent_url or url
         living = self.engines.living()
-        handles = self._state.handles
-        unknown = handles.keys() - self.controller.holdings.keys()
+        unknown = self._state.handles.keys() - self.controller.holdings.keys()
         for instance_id in unknown:
             self._state.drop_handle(instance_id)
-        known_pids = {handle.pid for instance_id, handle in handles.items() if instance_id not in unknown}
-        await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", known_pids)
+        await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", self.engines.processes())
         if living:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))

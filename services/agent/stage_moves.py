@@ -75,12 +75,9 @@ class StageMoves:
         await asyncio.sleep(max(kept_until - self._clock(), 0.0))
         driver.forget_moved(handle)
 
-    async def leave_again(self, driver: Mover, handle: EngineHandle, is_finishing: Callable[[], bool]) -> None:
-        """End what an agent that was killed has left, unless this one is asked to finish it."""
-        kept_until = self._clock() + KV_KEPT_S
-        await asyncio.sleep(STREAMS_MOVE_S)
-        if not is_finishing():
-            await self._leave(driver, handle, kept_until)
+    async def leave_again(self, driver: Mover, handle: EngineHandle) -> None:
+        """End what an agent that was killed has left of a consolidation that was over."""
+        await self._leave(driver, handle, self._clock() + KV_KEPT_S)
 
     async def _is_over(self, handle: EngineHandle, driver: Mover) -> bool:
         """A stage that does not answer may still run something: it is asked again."""

@@ -446,7 +446,7 @@ class Exchange:
 
     def goes_on_at(self, kept: Resumption, instance: Instance, engine: EngineSource | None) -> None:
         self._leave_engine()
-        self._kept, self._log, self.is_flowing = b"", None, False
+        self._kept, self._log, self.is_flowing, self.is_deserted = b"", None, False, False
         self.resumption, self.instance, self.engine = kept, instance, engine
         self._num_attempts += 1
         kept.lost(resumption.DRAINED)

@@ -296,6 +296,11 @@ class Mover(Protocol):
         None where a consolidation is not over, or there was none."""
         ...
 
+    def processes(self, handle: EngineHandle) -> tuple[int, ...]:
+        """The living processes that belong to a handle besides its own, by their leaders: of a whole engine the stage
+        that it was, of a stage what becomes whole beside it."""
+        ...
+
     async def move_requests(self, handle: EngineHandle) -> Moved:
         """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, which pause for it and go
         on. Whoever owns a stream continues it at the whole engine's url, with the prompt and the tokens so far as its

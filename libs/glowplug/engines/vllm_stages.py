@@ -164,6 +164,11 @@ class StagedVllm(HostedDriver, Stager):
         data = {**kept, **beside.data, OF_STAGE: handle.to_json().decode()}
         return self._report(replace(beside, data=data), ready)
 
+    def processes(self, handle: EngineHandle) -> tuple[int, ...]:
+        """As the port says."""
+        others = (stage_of(handle), self._beside(handle))
+        return tuple(other.pid for other in others if other is not None and self.adopt(other))
+
     async def move_requests(self, handle: EngineHandle) -> Moved:
         """As the port says. A later stage has no requests of its own."""
         stage = stage_of(handle)
@@ -204,9 +209,13 @@ class StagedVllm(HostedDriver, Stager):
     async def _num_in_stage(self, stage: EngineHandle) -> int:
         """Of a first stage. vLLM's own samples stand still once it runs nothing more."""
         status, text = await self._ask(stage, "/glowplug/requests", self._settings.health_timeout_s)
+        why = f"{self.name} {stage.instance_id}: its stage does not say what runs: {text[:300]!r}"
         if status != 200:
-            raise EngineFailed(f"{self.name} {stage.instance_id}: its stage does not say what runs: {text[:300]!r}")
-        return int(json.loads(text)["num_requests"])
+            raise EngineFailed(why)
+        try:
+            return int(json.loads(text)["num_requests"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineFailed(why) from error
 
     async def end_stage(self, handle: EngineHandle) -> None:
         """As the port says. Said twice, it does nothing."""

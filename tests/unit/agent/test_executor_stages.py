@@ -4,22 +4,27 @@ import asyncio
 import errno
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import StageAddress
 from glowplug.engines import process
 from glowplug.engines.port import EngineHandle
+from glowplug.events.facts import NodeLeft
 from glowplug.policies.start_times import StartKind
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent import executor, stage_moves
+from services.agent.processes import kill_orphans
 from tests.agent_rig import write_weights
-from tests.unit.agent.executor_rig import MODEL, FakeMover, Rig, rig_of
+from tests.fleet_builder import an_event, an_instance
+from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, Rig, rig_of
 from tests.waiting import until
 
 
@@ -179,6 +184,23 @@ async def test_a_stage_that_ends_while_its_requests_move_does_not_end_the_engine
         assert not rig.saw(msg.EngineExited) and rig.state.handles["i-1"].pid == rig.driver.beside.pid
 
 
+async def test_a_stage_that_was_asked_for_its_health_before_it_ended_does_not_end_the_engine(tmp_path: Path) -> None:
+    """The answer may be there before the move is over and the question is cancelled."""
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        stage = await rig.launch()
+        rig.driver.may_answer.clear()
+        await rig.do(msg.CheckHealth("i-1"))
+        await asyncio.sleep(0)
+        rig.outcomes.clear()
+        whole = await rig.launch("i-2")
+        rig.state.put_handle(replace(whole, instance_id="i-1"))
+        process.kill_group(stage.pid, stage.pid_started_at)
+        await until(lambda: not rig.driver.adopt(stage), "the stage has ended")
+        rig.driver.may_answer.set()
+        await asyncio.sleep(0.01)
+        assert not rig.saw(msg.EngineExited, msg.HealthSeen)
+
+
 async def test_a_stage_that_ends_while_its_requests_move_in_vain_ends_the_engine(tmp_path: Path) -> None:
     async with rig_of(tmp_path, FakeMover()) as rig:
         rig.driver.may_move.clear()
@@ -228,17 +250,42 @@ async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: P
         assert ("move" in rig.driver.calls) is not is_new
 
 
+@pytest.mark.parametrize("state", [None, *ConsolidationState])
 async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, state: ConsolidationState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once the consolidation is over: before that something may run there still, and the controller asks again."""
     monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
+        holding = Holding(
+            state=State.READY,
+            instance=an_instance("i-1"),
+            model=MODEL,
+            cause=an_event(NodeLeft(node_id="node-1", reason="")),
+            consolidation=Consolidation(state=state, deadline_at=0.0) if state is not None else None,
+        )
+        rig.state.remember(msg.AgentMemory(holdings=(holding,)))
         later = executor.EngineExecutor(rig.settings, {"fake": rig.driver}, rig.state)
         later.connect(rig.keep)
         assert later.living() == {"i-1"}
-        await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
+        if state is None:
+            await until(lambda: rig.driver.calls == ["end stage", "forget"], "it is over")
+        await asyncio.sleep(0.01)
+        assert rig.driver.calls == (["end stage", "forget"] if state is None else [])
         await later.close()
+
+
+async def test_an_agent_that_starts_again_knows_the_stage_beside_a_whole_engine(tmp_path: Path) -> None:
+    """What still runs there ends there: its process is no orphan."""
+    async with rig_of(tmp_path, FakeMover()) as rig:
+        stage = await becomes_whole(rig)
+        await rig.outcome(msg.EngineConsolidated)
+        whole = rig.state.handles["i-1"]
+        assert rig.engines.processes() == {whole.pid, stage.pid} and whole.pid != stage.pid
+        assert kill_orphans(rig.settings.node_dir / "run", rig.engines.processes()) == []
+        process.kill_group(stage.pid, stage.pid_started_at)
+        await until(lambda: rig.engines.processes() == {whole.pid}, "a pid that may be another's by now is none")
 
 
 @pytest.mark.parametrize("left_s", [60.0, 0.05])
@@ -262,6 +309,21 @@ async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
             rig.driver.is_over = True
         assert (await rig.outcome(msg.StagesFinished)).cut is (left_s < 1)
         await until(lambda: rig.driver.calls == ["end stage", "forget"], "the stage's process ends")
+
+
+async def test_an_engine_that_goes_to_sleep_keeps_nothing_of_the_stage_that_it_was(tmp_path: Path) -> None:
+    """Whoever finished its stages would have forgotten in time what was moved, and is cancelled."""
+
+    class SleepingMover(FakeMover, FakeSleeper):
+        pass
+
+    async with rig_of(tmp_path, SleepingMover()) as rig:
+        await rig.launch()
+        rig.driver.is_over = False
+        await rig.do(msg.FinishStages("i-1", time.time() + 60))
+        await rig.do(msg.SleepEngine("i-1", "swapped_out"))
+        await rig.outcome(msg.EngineAsleep)
+        assert rig.driver.calls == ["end stage", "forget", "swapped_out"]
 
 
 async def test_stages_of_an_engine_that_became_whole_itself_are_over(launched: Rig) -> None:

@@ -15,6 +15,7 @@ from glowplug.controllers.placer.messages import CORDONS, Cordon
 from glowplug.controllers.placer.placement import stop
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.facts import InstanceFailed, NodeLeft
+from glowplug.policies.scaling.port import needed_by_pipeline
 
 
 class Nodes:
@@ -108,10 +109,14 @@ class Nodes:
 
     def _who_leaves(self, instance: Instance) -> Instance | None:
         """Whom to stop so that an instance ends: of a pipeline that serves its first stage, which has the streams;
-        none while that becomes whole, since the others end then."""
-        first = self.fleet.instances.by_id.get(instance.part_of)
-        if first is None or first.is_whole or first.state not in (InstanceState.READY, InstanceState.DRAINING):
+        none while that becomes whole and ends what runs in its stages, since the others end then. A later stage that
+        serves for itself already runs its layers until then."""
+        known = self.fleet.instances.by_id
+        first = known.get(instance.part_of or needed_by_pipeline(instance.instance_id, known))
+        if first is None or first.state not in (InstanceState.READY, InstanceState.DRAINING):
             return instance
+        if first.is_whole:
+            return None if first.stages_busy else instance
         return None if first.consolidating else first
 
     def _stop(self, instance: Instance, node_id: str, now_s: float) -> list[Effect]:

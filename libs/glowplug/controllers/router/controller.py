@@ -227,7 +227,7 @@ class RouterController:
             return
         queue.num_running -= 1
         self.balances.left(request, response_tokens, now_s)
-        request.instance_id = ""
+        request.instance_id, request.leaves = "", None
 
     def _first_token(self, s: msg.FirstToken, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
@@ -384,7 +384,7 @@ class RouterController:
             self._failures.forget(instance.model_key)
             return effects + self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.DRAINING:
-            return effects + self._moves.begin(now_s)
+            return effects or self._moves.begin(now_s)  # who is recalled leaves anyhow; who stays is asked at a tick
         was_dormant = before is not None and before.state.is_dormant
         if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
             reason = instance.reason or "the instance failed"

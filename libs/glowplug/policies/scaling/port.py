@@ -186,7 +186,7 @@ def _drain(
         if serving - worth[instance.instance_id] < wanted:
             continue
         must_go = view.model.suspended or after >= view.ceiling
-        if not must_go and needed_by_pipeline(instance.instance_id, rows):
+        if needed_by_pipeline(instance.instance_id, rows):
             continue
         if not must_go and (not may_go(instance) or (after == 0 and not view.is_idle(instance, keep_alive_s))):
             continue

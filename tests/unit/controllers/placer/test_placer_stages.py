@@ -242,6 +242,26 @@ def test_a_node_with_a_later_stage_is_drained_by_its_first_one_or_once_that_is_w
     assert drained(consolidating=True) == []
     whole = [("x.1", "node-2", 0.0), ("x.1", "node-2", 30.0)]  # since the first one serves alone, and for the drain
     assert drained(num_stages=1, workers=an_instance("x").workers) == whole
+    assert drained(num_stages=1, workers=an_instance("x").workers, stages_busy=True) == []
+
+
+def test_a_drain_waits_for_the_pipeline_that_needs_a_stage_which_serves_for_itself():
+    """Section 6.2, scale up: it runs its layers of that pipeline's steps as well."""
+
+    def drained(**changes):
+        controller = placer(evict_grace_s=30.0)
+        made = heard(controller)
+        first = replace(as_state(made["x"], InstanceState.READY, 3), **changes)
+        whole = replace(as_state(made["x.1"], InstanceState.READY), part_of="", num_stages=1)
+        for row in (whole, first):
+            controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+        return [s.instance_id for s in sent(controller.handle(Cordon("node-2", True), 4.0), StopInstance)]
+
+    assert drained() == ["x"]
+    assert drained(consolidating=True) == []
+    alone = {"num_stages": 1, "workers": an_instance("x").workers}
+    assert drained(**alone, stages_busy=True) == []
+    assert drained(**alone) == ["x.1"]
 
 
 def test_what_an_earlier_placer_has_begun_by_half_ends_and_is_asked_for_anew():

@@ -155,6 +155,22 @@ def test_one_that_stays_learns_what_became_of_its_instance_meanwhile(state: Inst
     assert run.handle(msg.MoveFailed(1, is_asked=True)) == ([] if state is S.DRAINING else [ended])
 
 
+def test_who_is_recalled_from_an_address_that_is_no_more_is_asked_to_leave_once() -> None:
+    """One row may bring both: a stage that became whole, and drains."""
+    run = running(1)
+    recalled = run.instance("i-1", S.DRAINING, revision=2, url="http://other:1", drain_ends_at=run.now_s)
+    assert recalled == [msg.Recall(1, "the instance has another address", moved=True)]
+    assert moves(run.handle(Tick(), 0.2)) == [(1, "i-2")], "it has not begun, or no other can go on with it"
+
+
+def test_a_stream_that_breaks_leaves_nothing_any_more() -> None:
+    run = running(1)
+    drains(run, 0.0)
+    assert dispatched(run.handle(msg.StreamBroken(1, "died", is_lost=False))) == [(1, "i-2")]
+    run.handle(msg.MoveFailed(1, is_asked=True))
+    assert run.controller.in_flight == {"i-2": 1}
+
+
 def test_where_the_other_one_fails_too_after_the_first_was_lost_the_stream_waits_for_a_third() -> None:
     run = running(1)
     drains(run, 0.0)

@@ -76,3 +76,16 @@ def test_a_stage_that_serves_for_itself_stays_as_long_as_its_pipeline():
     assert drained(later, first) == ("i-1",)
     assert drained(later, replace(first, state=InstanceState.DRAINING)) == ()
     assert drained(later) == ("i-1.1",)
+
+
+@pytest.mark.parametrize("bounds", [{"max_instances": 1}, {"suspended": True}])
+def test_what_must_go_goes_behind_its_pipeline_too(bounds):
+    """Else the one that nobody may stop counts as gone, and the pipeline stays for it."""
+    first, later = (*ready(1, num_stages=2, max_concurrency=16), an_instance("i-1.1", max_concurrency=8))
+
+    def drained(*instances):
+        return Asked(scale, **bounds)(100.0, load(i1=2), [*instances]).drain
+
+    assert drained(later, first) == ("i-1",)
+    assert drained(later, replace(first, num_stages=1, stages_busy=True)) == ("i-1",)
+    assert drained(later) == (("i-1.1",) if "suspended" in bounds else ()), "in the next pass"
