@@ -227,6 +227,11 @@ class Region:
         """Declare that all has landed which that stage reads."""
         _write_json(self._stage(stage, num_stages), asdict(info))
 
+    def forget_stages(self) -> None:
+        """No stage has all that it reads."""
+        for path in self.directory.glob("stage-*.json"):
+            path.unlink(missing_ok=True)
+
     def fail(self, code: str, message: str, *, failed_at: float, instance_ids: Iterable[str] = ()) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._complete.unlink(missing_ok=True)
@@ -241,8 +246,9 @@ class Region:
     def clear_bytes(self) -> None:
         """Drop what has landed, keep the directory (and its failure, if any) for readers."""
         self._complete.unlink(missing_ok=True)  # first, and the layout next: what a reader has begun with is over
-        for path in (self._layout, self._landed, *self.directory.glob("stage-*.json")):
+        for path in (self._layout, self._landed):
             path.unlink(missing_ok=True)
+        self.forget_stages()
         for path in (self._order, self._pieces, self._progress, self._meta, self.blob):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
