@@ -5,11 +5,12 @@ every start, during which the other stages of a pipeline wait for the first one.
 reads the tokenizer by itself when a first structured answer is asked for.
 """
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from glowplug_vllm.replaced import replaced
 
 _ANSWERED_WITHIN_S = 10.0
 
@@ -92,7 +93,7 @@ def install() -> None:
             reading.core_is_answered()
             return tell(*given, **fields)
 
-        with _replaced(utils, "EngineHandshakeMetadata", answer):
+        with replaced(utils, "EngineHandshakeMetadata", answer):
             client = make_client(config, executor_class, log_stats, renderer=reading)
         try:
             renderer = reading.result()
@@ -105,8 +106,8 @@ def install() -> None:
             return client
 
         with (
-            _replaced(async_llm, "renderer_from_config", lambda *_, **__: renderer),
-            _replaced(async_llm.EngineCoreClient, "make_async_mp_client", staticmethod(made)),
+            replaced(async_llm, "renderer_from_config", lambda *_, **__: renderer),
+            replaced(async_llm.EngineCoreClient, "make_async_mp_client", staticmethod(made)),
         ):
             construct(self, **options)
 
@@ -116,13 +117,3 @@ def install() -> None:
     later = Later()
     later.__set_name__(manager, "tokenizer")
     manager.tokenizer = later
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from glowplug_vllm.replaced import replaced
 from glowplug_vllm.tokenizer_aside import Later, Reading
 
 
@@ -26,6 +27,18 @@ def test_what_fails_in_the_thread_is_raised_to_who_asks() -> None:
     reading.start_mm_warmup_in_background()
     with pytest.raises(OSError, match="is no tokenizer"):
         reading.result()
+
+
+class Client:
+    @staticmethod
+    def make(name: str) -> str:
+        return name
+
+
+def test_a_static_method_that_was_replaced_is_one_again() -> None:
+    with replaced(Client, "make", staticmethod(lambda name: name * 2)):
+        assert Client().make("a") == "aa"
+    assert Client().make("a") == "a"
 
 
 class Manager:
