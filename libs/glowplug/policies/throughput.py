@@ -162,12 +162,16 @@ class Throughput:
         return Capacity(prompt_per_s=prompt, response_per_s=response, total_per_s=prompt + response)
 
     def add(self, one: Served) -> None:
-        """An answer has ended. What lies in windows that have been read already counts no more."""
+        """An answer has ended. What lies in windows that have been read already counts no more, but for its prompt,
+        which counts in the first one after them."""
         width = self.params.window_s
         last = math.floor(one.ended_at / width)
-        for number in range(max(math.floor(one.sent_at / width), self._closed + 1, last - LATE_WINDOWS), last + 1):
+        first = max(math.floor(one.sent_at / width), self._closed + 1, last - LATE_WINDOWS)
+        for number in range(first, last + 1):
             here = self._windows.setdefault(number, {}).setdefault(one.instance_id, InstanceWindow())
             here.add(one, number * width, (number + 1) * width)
+            if number == first and one.first_at < first * width:
+                here.prompt_tokens += one.prompt_tokens
 
     def close(
         self,
