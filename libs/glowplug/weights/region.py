@@ -205,6 +205,12 @@ class Region:
     def write_order(self, order: Order) -> None:
         _write_json(self._order, order.to_json())
 
+    def renew_order(self) -> None:
+        """Say how it is cut into stages where an earlier version, which cut otherwise, has not."""
+        if "stages" not in _read_json(self._order) and (order := self.read_order()) is not None:
+            self.forget_stages()
+            self.write_order(order)
+
     def write_piece_digests(self, layout: Layout, digests: Sequence[str]) -> None:
         _write_json(self._pieces, piece_digests_json(layout, digests))
 
