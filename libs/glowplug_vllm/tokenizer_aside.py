@@ -2,9 +2,11 @@
 
 vLLM forks the engine core with the tokenizer read, and the core wants it for structured output alone: half a second of
 every start, during which the other stages of a pipeline wait for the first one. Here the core is forked before, and
-reads the tokenizer by itself when a first structured answer is asked for.
+reads the tokenizer by itself when a first structured answer is asked for, or some seconds after its model was loaded:
+later its files may be gone from host memory.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any
 
 from glowplug_vllm.replaced import replaced
 
+READ_AFTER_S = 10.0  # when the first answers are on their way: reading holds up the core for half a second
 _ANSWERED_WITHIN_S = 10.0
 
 
@@ -49,13 +52,23 @@ class Reading:
 
 
 class Later:
-    """An attribute that may be set to a call without arguments (a partial), which is made when it is first read."""
+    """An attribute that may be set to a call without arguments (a partial), which is made when it is first read, and
+    after `READ_AFTER_S` at the latest."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
+        self._reading = threading.Lock()
 
     def __set__(self, owner: Any, value: Any) -> None:
         owner.__dict__[self._name] = value
+        if isinstance(value, partial):
+            timer = threading.Timer(READ_AFTER_S, self._read_by_itself, (owner,))
+            timer.daemon = True
+            timer.start()
+
+    def _read_by_itself(self, owner: Any) -> None:
+        with contextlib.suppress(Exception):  # raised to who asks
+            self.__get__(owner)
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         if owner is None:
@@ -65,7 +78,10 @@ class Later:
         except KeyError:
             raise AttributeError(self._name) from None
         if isinstance(value, partial):
-            value = owner.__dict__[self._name] = value()
+            with self._reading:
+                value = owner.__dict__[self._name]
+                if isinstance(value, partial):
+                    value = owner.__dict__[self._name] = value()
         return value
 
 
