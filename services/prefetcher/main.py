@@ -59,7 +59,7 @@ def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsF
     inventory = read_inventory(settings.shm_dir, settings.node_id)
     for name in inventory.rubbish:
         Region.at(settings.shm_dir, settings.node_id, name).remove()
-    for digest in (one.digest for one in (*inventory.complete, *inventory.partial)):
+    for digest in [*(one.digest for one in inventory.complete), *(one.digest for one in inventory.partial)]:
         with contextlib.suppress(OSError):  # host memory is full: that region is for no pipeline
             Region.at(settings.shm_dir, settings.node_id, digest).renew_order()
     partial = tuple((p.digest, p.num_bytes, p.changed_at) for p in inventory.partial)
