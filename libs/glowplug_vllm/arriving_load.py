@@ -18,6 +18,7 @@ import torch
 from glowplug_vllm import arriving
 from glowplug_vllm.landing import Landing
 from glowplug_vllm.region import Region
+from glowplug_vllm.replaced import replaced
 
 _READ = "safetensors_weights_iterator"  # of vllm.model_executor.model_loader.default_loader
 _PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: each layer imports it when it packs
@@ -64,7 +65,7 @@ def _arriving(
     def is_elsewhere(name: str) -> bool:
         return bool(is_pp_missing_parameter(name, model))
 
-    with _replaced(default_loader, _READ, partial(in_order, landing, is_elsewhere)):
+    with replaced(default_loader, _READ, partial(in_order, landing, is_elsewhere)):
         yield from _packing(read(), model)
 
 
@@ -129,15 +130,5 @@ def _packing_once() -> Iterator[None]:
             packed.add(layer)
             pack(layer, remove_weight)
 
-    with _replaced(utils, _PACK, once):
+    with replaced(utils, _PACK, once):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)

@@ -27,6 +27,7 @@ ORDER_S = 60.0  # so long order.json may take, once the headers are there that i
 WATCH_S = 1.0  # between two signs of a stage
 SILENT_S = 15.0
 _CUT = "glowplug-cut"
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configurations call it
 _POLL_S = 0.005
 
 
@@ -53,12 +54,21 @@ def partition(directory: Path, num_stages: int, arrives: bool) -> str:
         config = json.loads((directory / "config.json").read_bytes())
     except (FileNotFoundError, KeyError):
         return ""
-    counts, num_layers = stages.get(str(num_stages)), (config.get("text_config") or config).get("num_hidden_layers")
+    counts = stages.get(str(num_stages))
     if stages and counts is None:
         raise BadCut(f"the weights are cut into {', '.join(stages)} stages, not into {num_stages}")
-    if not counts or sum(counts) != num_layers:  # layers that the model does not run, of another kind
-        return ""
-    return ",".join(map(str, counts))
+    return ",".join(map(str, _run(counts or [], config)))
+
+
+def _run(counts: list[int], config: dict[str, Any]) -> list[int]:
+    """Of the layers in the files those that the model runs: without what lies behind the last one (to predict several
+    tokens). None where that leaves the last stage without any, or says too few. A sum that is wrong vLLM refuses."""
+    text = config.get("text_config") or config.get("llm_config") or config
+    num_layers = next((text[name] for name in _NUM_LAYERS if name in text), None)
+    if not counts or num_layers is None or sum(counts) == num_layers:
+        return counts
+    extra = sum(counts) - num_layers
+    return [*counts[:-1], counts[-1] - extra] if 0 < extra < counts[-1] else []
 
 
 def agree(store: Any, rank: int) -> None:

@@ -2,15 +2,19 @@
 
 vLLM forks the engine core with the tokenizer read, and the core wants it for structured output alone: half a second of
 every start, during which the other stages of a pipeline wait for the first one. Here the core is forked before, and
-reads the tokenizer by itself when a first structured answer is asked for.
+reads the tokenizer by itself when a first structured answer is asked for, or some seconds after its model was loaded:
+later its files may be gone from host memory.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from glowplug_vllm.replaced import replaced
+
+READ_AFTER_S = 10.0  # when the first answers are on their way: reading holds up the core for half a second
 _ANSWERED_WITHIN_S = 10.0
 
 
@@ -48,13 +52,23 @@ class Reading:
 
 
 class Later:
-    """An attribute that may be set to a call without arguments (a partial), which is made when it is first read."""
+    """An attribute that may be set to a call without arguments (a partial), which is made when it is first read, and
+    after `READ_AFTER_S` at the latest."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
+        self._reading = threading.Lock()
 
     def __set__(self, owner: Any, value: Any) -> None:
         owner.__dict__[self._name] = value
+        if isinstance(value, partial):
+            timer = threading.Timer(READ_AFTER_S, self._read_by_itself, (owner,))
+            timer.daemon = True
+            timer.start()
+
+    def _read_by_itself(self, owner: Any) -> None:
+        with contextlib.suppress(Exception):  # raised to who asks
+            self.__get__(owner)
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         if owner is None:
@@ -64,7 +78,10 @@ class Later:
         except KeyError:
             raise AttributeError(self._name) from None
         if isinstance(value, partial):
-            value = owner.__dict__[self._name] = value()
+            with self._reading:
+                value = owner.__dict__[self._name]
+                if isinstance(value, partial):
+                    value = owner.__dict__[self._name] = value()
         return value
 
 
@@ -92,7 +109,7 @@ def install() -> None:
             reading.core_is_answered()
             return tell(*given, **fields)
 
-        with _replaced(utils, "EngineHandshakeMetadata", answer):
+        with replaced(utils, "EngineHandshakeMetadata", answer):
             client = make_client(config, executor_class, log_stats, renderer=reading)
         try:
             renderer = reading.result()
@@ -105,8 +122,8 @@ def install() -> None:
             return client
 
         with (
-            _replaced(async_llm, "renderer_from_config", lambda *_, **__: renderer),
-            _replaced(async_llm.EngineCoreClient, "make_async_mp_client", staticmethod(made)),
+            replaced(async_llm, "renderer_from_config", lambda *_, **__: renderer),
+            replaced(async_llm.EngineCoreClient, "make_async_mp_client", staticmethod(made)),
         ):
             construct(self, **options)
 
@@ -116,13 +133,3 @@ def install() -> None:
     later = Later()
     later.__set_name__(manager, "tokenizer")
     manager.tokenizer = later
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)

@@ -1,6 +1,7 @@
 """Start the prefetcher of one node."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsF
     inventory = read_inventory(settings.shm_dir, settings.node_id)
     for name in inventory.rubbish:
         Region.at(settings.shm_dir, settings.node_id, name).remove()
+    for digest in [*(one.digest for one in inventory.complete), *(one.digest for one in inventory.partial)]:
+        with contextlib.suppress(OSError):  # host memory is full: that region is for no pipeline
+            Region.at(settings.shm_dir, settings.node_id, digest).renew_order()
     partial = tuple((p.digest, p.num_bytes, p.changed_at) for p in inventory.partial)
     regions = [Region.at(settings.shm_dir, settings.node_id, one.digest) for one in inventory.complete]
     regions += [disk.copies.region(one.digest) for one in disk.whole] if disk.copies else []

@@ -19,7 +19,7 @@ from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.eviction.shares import Shares
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.placement.links import Fetch, LinkLedger
+from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose
@@ -61,8 +61,7 @@ class Scanning(NodeIndex):
         return {n.node_id for n in self for c in n.cached if names & {c.digest, *c.model_keys}}
 
     def disk_holders(self, model):
-        names = {model.weights.digest, model.key}
-        there = {n.node_id for n in self for c in n.on_disk if names & {c.digest, *c.model_keys}}
+        there = {n.node_id for n in self for c in n.on_disk if c.digest == model.weights.digest}
         return there if model.weights.uri else set()
 
     def copies(self, model):
@@ -260,6 +259,15 @@ def assert_fits(capacity: Capacity, node: Node, decision: PlaceDecision, key: st
     stays = known is not None and any(holder not in rest for holder in known.holders)
     need = decision.stages[0].bytes_per_gpu - (known.num_bytes if known is not None and stays else 0)
     assert left + capacity.reserved.get(gpu.gpu_id, 0) + need <= gpu.total_bytes
+
+
+def test_a_copy_on_disk_of_the_weights_that_a_model_had_before_is_none() -> None:
+    model: Model = MODELS[1]
+    before = CachedWeights(digest="of before", num_bytes=1, model_keys=(model.key,))
+    node = Node(node_id="n", gpus=(), engines=("emulated",), agent_url="", on_disk=(before,))
+    assert not NodeIndex([node]).disk_holders(model) and not has_copy_on_disk(node, model)
+    now = replace(node, on_disk=(replace(before, digest=model.weights.digest),))
+    assert NodeIndex([now]).disk_holders(model) == {"n"} and has_copy_on_disk(now, model)
 
 
 def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() -> None:

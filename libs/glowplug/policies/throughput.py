@@ -12,11 +12,11 @@ is tokens over the seconds used, of all windows together, the newest weighed mos
     u_f = rho + (1 - rho) f / F used of the cache or the slots, of which f is full: requests stay longer as steps do
     mu  = tokens / (u seconds), u = max(u_s, u_f)
 
-a is what the engine reports of its own step (Instance.step_s), or the shortest mean step of any window where that is
-less; M and slots are what it reports, too (Instance.kv_tokens, max_concurrency). tau* is the model's objective; without
-one it is `slowdown` times a, as in section 5.1, where 0.2 s are about three times what a request takes alone. F is
-T_mem of section 4.3. With n requests at once rho counts up to n / (1 + n), as in a queue whose server is shared: what
-slows an engine that has less to do is its neighbours' load.
+a is what the engine reports of its own step (Instance.step_s), or the shortest mean step of any window of some steps
+where that is less; M and slots are what it reports, too (Instance.kv_tokens, max_concurrency). tau* is the model's
+objective; without one it is `slowdown` times a, as in section 5.1, where 0.2 s are about three times what a request
+takes alone. F is T_mem of section 4.3. With n requests at once rho counts up to n / (1 + n), as in a queue whose server
+is shared: what slows an engine that has less to do is its neighbours' load.
 
 A window counts (it is clean) if its instance was READY for all of it and has not drained since, and used at least
 `busy_ratio`: an instance that starts, drains or has too little to do does not show what it takes. Where the model has
@@ -35,7 +35,8 @@ from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO
 
 DECLARED, MEASURED = "declared", "measured"  # `Throughput.source`; "" while nothing is known
 LATE_WINDOWS = 2  # a window is read so many later: an answer that runs still is counted at its end
-LEAST_STEP_S = 1e-4  # an answer whose tokens come faster is no stream: they came at once
+LEAST_STEP_S = 1e-3  # an answer whose tokens come faster is no stream: they came at once
+LEAST_STEPS = 16  # of a window that shows what a step takes alone
 LEAST_RHO = 0.1  # of what an objective allows: one below the step alone leaves nothing
 
 
@@ -161,12 +162,16 @@ class Throughput:
         return Capacity(prompt_per_s=prompt, response_per_s=response, total_per_s=prompt + response)
 
     def add(self, one: Served) -> None:
-        """An answer has ended. What lies in windows that have been read already counts no more."""
+        """An answer has ended. What lies in windows that have been read already counts no more, but for its prompt,
+        which counts in the first one after them."""
         width = self.params.window_s
         last = math.floor(one.ended_at / width)
-        for number in range(max(math.floor(one.sent_at / width), self._closed + 1, last - LATE_WINDOWS), last + 1):
+        first = max(math.floor(one.sent_at / width), self._closed + 1, last - LATE_WINDOWS)
+        for number in range(first, last + 1):
             here = self._windows.setdefault(number, {}).setdefault(one.instance_id, InstanceWindow())
             here.add(one, number * width, (number + 1) * width)
+            if number == first and one.first_at < first * width:
+                here.prompt_tokens += one.prompt_tokens
 
     def close(
         self,
@@ -190,7 +195,7 @@ class Throughput:
 
     def _read(self, window: InstanceWindow, row: Instance, slo: Slo) -> None:
         alone_s = self._alone_s.get(row.instance_id, row.step_s)
-        if window.num_steps:
+        if window.num_steps >= LEAST_STEPS:
             alone_s = self._alone_s[row.instance_id] = min(alone_s or math.inf, window.tau_s)
         used = used_share(window, row, alone_s, slo, self.params)
         if used < self.params.busy_ratio:

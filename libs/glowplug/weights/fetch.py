@@ -326,7 +326,7 @@ class Fetch:
             await transfer.bring([self._range(writer)])
             return
         try:
-            ranges = ranges_of_stage(order, self._stage, self._num_stages)
+            ranges = await asyncio.to_thread(ranges_of_stage, order, self._stage, self._num_stages)
         except ValueError as error:
             raise WeightsUnavailable(f"{redacted(self._ref.uri)}: {error}") from error
         await transfer.bring([(one.first, one.last) for one in ranges])
@@ -360,7 +360,7 @@ class Fetch:
         config = next((file for file in layout.files if file.path == "config.json"), None)
         content = writer.read_all(config.start, config.num_bytes) if config else b""
         order = reading_order(layout, headers, content)
-        self.region.write_order(order)
+        await asyncio.to_thread(self.region.write_order, order)  # the cuts take a while
         return order
 
 

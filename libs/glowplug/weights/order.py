@@ -24,6 +24,7 @@ from typing import Any
 from glowplug.weights.pieces import Layout, LayoutFile
 
 MAX_STAGES = 8  # of a pipeline, that an order says the cut of
+MAX_LAYERS = 512  # more are not cut: it takes time by their square
 MAX_HEADER_BYTES = 256 << 20  # a longer header is none
 _MAX_TEXT = 1 << 20  # of a name in a GGUF
 _LENGTH = struct.Struct("<Q")
@@ -214,11 +215,13 @@ def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes =
         size = sizes.get(one.first, (True, 0)) if one.kind is Kind.FILES else (True, 0)
         return (_RANK[one.kind], one.layer, size, one.first)
 
-    layers = {one.layer for one in found if one.kind is Kind.LAYER}
+    num_layers = max((one.layer for one in found if one.kind is Kind.LAYER), default=-1) + 1
+    if num_layers > MAX_LAYERS:
+        num_layers = 0
     return Order(
         ranges=tuple(_joined(sorted(found, key=rank))),
-        num_layers=max(layers, default=-1) + 1,
-        is_tied=bool(layers) and (not has_head or _says_tied(config)),
+        num_layers=num_layers,
+        is_tied=bool(num_layers) and (not has_head or _says_tied(config)),
     )
 
 

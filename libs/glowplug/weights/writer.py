@@ -200,6 +200,7 @@ class RegionWriter:
         """What landed there was wrong: it is to be brought again, in another generation of the region."""
         if self.layout is None or self._landing is None:
             return
+        self.region.forget_stages()
         self.layout = replace(self.layout, generation=Layout.of([]).generation)
         self.region.write_layout(self.layout)  # before any mark goes: a reader that has used them notices
         lost = Intervals(self.layout.rounded(*one) for one in ranges)

@@ -14,6 +14,7 @@ from glowplug.engines import process
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
 from glowplug.weights.pieces import Layout
+from glowplug.weights.region import RegionInfo, RegionState
 from glowplug_vllm import landing as vllms
 from tests.arriving_region import ArrivingRegion
 
@@ -56,7 +57,10 @@ def test_what_was_dropped_while_an_engine_read_it_is_seen_afterwards(arriving: A
     asyncio.run(arriving.land(0.5))
     assert not ours.are_dropped(arriving.root, generation)
     if how == "anew":
+        stage = {"stage": 0, "num_stages": 2}
+        arriving.region.complete_stage(RegionInfo(path="", num_bytes=1, sha256="", source="file", seconds=1.0), **stage)
         arriving.writer.retract([(0, 1)])
+        assert arriving.region.read_state(**stage).state is RegionState.FETCHING
     else:
         arriving.region.fail("weights_corrupt", "other bytes", failed_at=1.0)
     assert ours.are_dropped(arriving.root, generation)

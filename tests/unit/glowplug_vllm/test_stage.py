@@ -100,13 +100,25 @@ def test_a_model_that_is_a_part_of_a_larger_one_is_cut_alike(tmp_path: Path) -> 
     assert stage.partition(files, 2, arrives=False) == "15,15"
 
 
+@pytest.mark.parametrize(
+    ("config", "cut"),
+    [
+        ({"n_layer": 31}, "15,16"),
+        ({"llm_config": {"num_layers": 31}}, "15,16"),
+        ({}, "15,16"),
+        ({"num_hidden_layers": 30}, "15,15"),
+        ({"num_hidden_layers": 15}, ""),
+        ({"num_hidden_layers": 40}, ""),
+    ],
+    ids=["GPT-2", "InternVL", "unnamed", "one behind the last", "an empty stage", "too few"],
+)
+def test_the_model_has_the_layers_that_it_runs(tmp_path: Path, config: dict[str, object], cut: str) -> None:
+    assert stage.partition(cut_weights(tmp_path, {"2": [15, 16]}, **config), 2, arrives=False) == cut
+
+
 def test_vllm_cuts_what_nobody_has_cut(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
     assert stage.partition(tmp_path / "files", 2, arrives=False) == "", "no order"
     assert stage.partition(cut_weights(tmp_path, None, num_hidden_layers=30), 2, arrives=False) == "", "an older one"
-    more = cut_weights(other, {"2": [15, 16]}, num_hidden_layers=30)
-    assert stage.partition(more, 2, arrives=False) == "", "of layers that the model does not run"
 
 
 def test_a_stage_waits_for_its_cut_while_weights_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 
+from glowplug_vllm import tokenizer_aside
+from glowplug_vllm.replaced import replaced
 from glowplug_vllm.tokenizer_aside import Later, Reading
 
 
@@ -28,6 +30,18 @@ def test_what_fails_in_the_thread_is_raised_to_who_asks() -> None:
         reading.result()
 
 
+class Client:
+    @staticmethod
+    def make(name: str) -> str:
+        return name
+
+
+def test_a_static_method_that_was_replaced_is_one_again() -> None:
+    with replaced(Client, "make", staticmethod(lambda name: name * 2)):
+        assert Client().make("a") == "aa"
+    assert Client().make("a") == "a"
+
+
 class Manager:
     tokenizer = Later()
 
@@ -41,3 +55,21 @@ def test_an_attribute_is_made_once_when_it_is_first_read() -> None:
     assert (manager.tokenizer, manager.tokenizer, made) == ("smol", "smol", ["smol"])
     manager.tokenizer = "another"
     assert manager.tokenizer == "another"
+
+
+def test_it_is_made_after_a_while_though_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_aside, "READ_AFTER_S", 0.01)
+    began, may_end = threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def read() -> str:
+        began.set()
+        may_end.wait(5.0)
+        made.append("smol")
+        return "smol"
+
+    manager = Manager()
+    manager.tokenizer = partial(read)
+    assert began.wait(5.0)
+    threading.Timer(0.01, may_end.set).start()
+    assert (manager.tokenizer, made) == ("smol", ["smol"]), "read once, though asked for meanwhile"

@@ -155,6 +155,23 @@ def test_answers_that_are_no_streams_count_with_their_tokens_but_show_no_steps()
     assert made.tau_s == 0.0 and made.num_ended == 1
 
 
+@pytest.mark.parametrize("took_s", [100.0, 600.0])
+def test_a_long_answer_does_not_lose_its_prompt(took_s):
+    made = Throughput(CapacityParams(busy_ratio=0.0, enough_s=0.0))
+    made.add(Served("i-1", 61.0, 62.0, 62.0 + took_s, 1000, 1001))
+    mu = closed(made, 20).capacity
+    assert made.source == MEASURED and mu.prompt_per_s * made.used_s > 900
+
+
+@pytest.mark.parametrize("took_s", [0.05, 0.0005], ids=["no stream", "a short one"])
+def test_one_quick_answer_does_not_make_an_idle_instance_look_full(took_s):
+    silent, made = replace(ROW, step_s=0.0), Throughput()
+    made.add(Served("i-1", 61.0, 61.3, 61.3 + took_s, 10, 101 if took_s > 0.01 else 2))
+    busy(made, 0.1, 2, 60, row=silent)
+    closed(made, 62, silent)
+    assert (made.num_windows, made.source) == (0, "")
+
+
 def test_an_answer_over_two_windows_counts_in_each_for_its_part():
     first, second = InstanceWindow(), InstanceWindow()
     one = Served("i-1", 50.0, 55.0, 65.0, 10, 101)

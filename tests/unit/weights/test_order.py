@@ -162,6 +162,12 @@ def test_weights_without_a_structure_come_by_offset() -> None:
     assert not has_header("a.bin")
 
 
+def test_what_has_too_many_layers_is_not_cut() -> None:
+    order, _ = order_of(["model.embed_tokens.weight", "model.layers.512.q.weight"])
+    assert (order.num_layers, order.is_tied, order.to_json()["stages"]) == (0, False, {})
+    assert stage_ranges(order, 1, 2) == order.ranges
+
+
 def test_the_largest_tower_is_the_one_that_is_cut() -> None:
     names = [f"model.layers.{n}.{part}" for n in range(4) for part in "abc"]
     order, _ = order_of(

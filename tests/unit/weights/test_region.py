@@ -24,6 +24,7 @@ from glowplug.weights.inventory import (
     write_links,
 )
 from glowplug.weights.link import LinkMeter, TokenBucket
+from glowplug.weights.order import Kind, Order, Range
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from tests.waiting import until
 
@@ -68,6 +69,25 @@ def test_the_life_of_a_region(region: Region) -> None:
     assert said.keys() == {"path", "num_bytes", "sha256", "source", "seconds"}
     region.remove()
     assert region.read_state().state is RegionState.ABSENT
+
+
+def test_an_order_of_an_earlier_version_gets_the_cuts_and_its_stages_are_forgotten(region: Region) -> None:
+    region.begin()
+    region.renew_order()
+    assert region.read_order() is None
+    layers = tuple(Range(n, n + 1, Kind.LAYER, n) for n in range(4))
+    region.write_order(Order(ranges=layers, num_layers=4))
+    path = region.directory / "order.json"
+    order = json.loads(path.read_bytes())
+    path.write_text(json.dumps({key: value for key, value in order.items() if key != "stages"}))
+    info = RegionInfo(path="", num_bytes=2, sha256="", source="file", seconds=1.0)
+    region.complete_stage(info, 0, 2)
+    region.renew_order()
+    assert json.loads(path.read_bytes()) == order
+    assert region.read_state(stage=0, num_stages=2).state is RegionState.FETCHING
+    region.complete_stage(info, 0, 2)
+    region.renew_order()
+    assert region.read_state(stage=0, num_stages=2).state is RegionState.COMPLETE
 
 
 def test_a_failure_belongs_to_those_who_waited(region: Region) -> None:

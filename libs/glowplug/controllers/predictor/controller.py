@@ -121,6 +121,7 @@ class PredictorController:
         """The past is nowhere but in the memory of those who lived through it."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
         self._reports, self._horizons, self._throughputs = earlier._reports, earlier._horizons, earlier._throughputs
+        self._unsteady_at = dict(earlier._unsteady_at)
         self._alike = earlier._alike  # that of the forecasters that come with it
 
     @property

@@ -16,10 +16,9 @@ others leave, and delays none: prefetchers let the more urgent bytes pass first.
 paper, nor is a node's disk: weights that are read there (docs/adr/0019) load no link, and stand in no ledger.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from glowplug.domain.hardware import CachedWeights, Node
+from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.policies.start_times import StartKind, StartTimes
 
@@ -142,12 +141,15 @@ def _declared(node: Node, kind: str) -> float:
 
 def has_weights(node: Node, model: Model) -> bool:
     """Whether they lie in its host memory, or there are none to bring. Models of the same weights share a copy."""
-    return not model.weights.uri or _is_among(node.cached, model)
+    digest = model.weights.digest
+    return not model.weights.uri or any(one.digest == digest or model.key in one.model_keys for one in node.cached)
 
 
 def has_copy_on_disk(node: Node, model: Model) -> bool:
-    """Whether a whole copy of its weights lies on the node's disk, which a fetch reads instead of their source."""
-    return bool(model.weights.uri) and _is_among(node.on_disk, model)
+    """Whether a whole copy of its weights lies on the node's disk, which a fetch reads instead of their source. A copy
+    of those that it had before is none."""
+    digest = model.weights.digest
+    return bool(model.weights.uri) and any(one.digest == digest for one in node.on_disk)
 
 
 def found_at(node: Node, model: Model) -> StartKind:
@@ -155,8 +157,3 @@ def found_at(node: Node, model: Model) -> StartKind:
     if has_weights(node, model):
         return StartKind.CACHED
     return StartKind.DISK if has_copy_on_disk(node, model) else StartKind.COLD
-
-
-def _is_among(weights: Iterable[CachedWeights], model: Model) -> bool:
-    digest = model.weights.digest
-    return any(one.digest == digest or model.key in one.model_keys for one in weights)

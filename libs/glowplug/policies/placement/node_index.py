@@ -134,7 +134,8 @@ class IndexedNodes:
 
     def disk_holders(self, model: Model) -> Set[str]:
         """Nodes with a copy of the weights on disk."""
-        return _having(self._on_disk, model) if model.weights.uri and self._on_disk else frozenset()
+        there = model.weights.uri and self._on_disk and self._on_disk.get(model.weights.digest)
+        return there or frozenset()
 
     def among(self, node_ids: Collection[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
         """Those of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""

@@ -112,7 +112,7 @@ def test_a_start_that_an_earlier_placer_ordered_takes_its_share():
     net.found(row, MODEL, moving, 14.0)  # it has ended, and its row does not say so yet
     for other in ({"source": "r"}, {"state": InstanceState.LOADING}):
         net.found(replace(row, instance_id="z", **other), MODEL, NODE, 14.0)
-    there = (CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)
+    there = (CachedWeights(digest=MODEL.weights.digest, num_bytes=1, model_keys=("m",)),)
     net.found(replace(row, instance_id="w"), MODEL, replace(NODE, cached=there), 14.0)
     net.found(replace(row, instance_id="v"), MODEL, replace(NODE, on_disk=there), 14.0)
     assert left(net) == {}
@@ -135,7 +135,7 @@ def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
     ("node", "source", "uri"),
     [
         (replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)), "", "s3://w"),
-        (replace(NODE, on_disk=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)), "", "s3://w"),
+        (replace(NODE, on_disk=(CachedWeights(digest=MODEL.weights.digest, num_bytes=1),)), "", "s3://w"),
         (NODE, "r-1", "s3://w"),
         (NODE, "", ""),
     ],

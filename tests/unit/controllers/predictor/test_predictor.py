@@ -307,6 +307,13 @@ def test_who_leads_next_knows_what_was_measured_and_a_model_that_is_gone_is_forg
     assert second.throughput("m").source == ""
 
 
+def test_who_leads_next_knows_until_when_an_instance_did_not_serve_alone():
+    first, second = predictor(model=PLAIN), predictor(model=PLAIN)
+    first.restore("instances", {"i-1": a_row(consolidating=True)}, 250.0)
+    second.inherit(first, 251.0)
+    assert serving(second).rates_from == ""
+
+
 def test_who_leads_next_forecasts_on():
     first, second = predictor(), predictor()
     first.handle(busy(4), 0.0)

@@ -102,7 +102,7 @@ def test_weights_in_host_memory_make_one_worker_of_it():
     assert place(serverlessllm, [server("node-1", gbps=64), cached]).node_id == "node-9"
 
 
-COPY = CachedWeights(digest="d", num_bytes=WEIGHTS, model_keys=("llama",))
+COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS, model_keys=("llama",))
 
 
 @pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
