@@ -31,9 +31,9 @@ from typing import Final
 
 from bench.measured.fleet import GLOWPLUG, WAIT_S, Ask, at, drive, fleet, recorded, rows_of, write_weights
 from bench.measured.load import load_now
+from glowplug.policies.start_times import FROM_NOTHING
 
 SYSTEMS: Final = ("union", "serverless_vllm", "hydraserve", "preserve", "warmserve", "swapserve", "mcache")
-FRESH: Final = ("cold", "disk", "cached")  # kinds of starts in which a process begins
 NUM_MODELS, NUM_NODES = 8, 3
 MIB: Final = 1 << 20
 GPU_BUDGET: Final = 350 * MIB  # a model takes 234 MiB, a replica of it 94
@@ -188,10 +188,10 @@ def replayed(recording: Path) -> Iterator[float]:
 def shown(name: str, seen: Seen, simulated: bool) -> str:
     """One row of the table."""
     starts = {kind: len(some) for kind, some in seen.starts.items()}
-    fresh = sum(starts.get(kind, 0) for kind in FRESH)
+    fresh = sum(starts.get(kind, 0) for kind in FROM_NOTHING)
     num = max(1, sum(starts.values()))
     wakes, grown = seen.first.get("wake", []), seen.first.get("growth", [])
-    fresh_s = [s for kind in FRESH for s in seen.first.get(kind, [])]
+    fresh_s = [s for kind in FROM_NOTHING for s in seen.first.get(kind, [])]
     cells = [
         name,
         f"{len(seen.ttft)} ({seen.num_failed})",

@@ -195,6 +195,7 @@ class EngineExecutor:
         task = asyncio.create_task(self._guard(kind, instance_id, body))
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
+        task.add_done_callback(lambda _: body.close())  # of one that was ended before it began
 
     async def _guard(self, kind: str, instance_id: str, body: Coroutine[Any, Any, None]) -> None:
         """What an engine or its driver could not do ends what was under way, and so does a fault of ours, which never
@@ -408,9 +409,8 @@ class EngineExecutor:
         handle = with_holds(whole).handle
         self._moving[instance_id] = asyncio.Event()
         try:
-            log.info(
-                "%s becomes whole in another process: %s", instance_id, await self._stage_moves.kv_moved(driver, handle)
-            )
+            came = await self._stage_moves.kv_moved(driver, handle)
+            log.info("%s becomes whole in another process: %s", instance_id, came)
             self._state.put_handle(handle)
         finally:
             self._moving.pop(instance_id).set()

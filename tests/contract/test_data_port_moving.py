@@ -73,6 +73,15 @@ async def rest(client: Client) -> list[Any]:
     return decoded(await client.rest())
 
 
+async def asked_elsewhere(rig: Rig, telling: Telling, reply: Reply) -> tuple[Client, FakeEngine]:
+    """As `begun`; the engine drains, and another one, i-2, has been asked. The client, and the other one."""
+    engine, client = await begun(rig, telling)
+    other = await rig.engine(reply, instance_id="i-2")
+    drains(rig, engine)
+    await rig.until(lambda: len(other.served) == 1)
+    return client, other
+
+
 def rest_of(telling: Telling, path: str = CHAT, **more: Any) -> list[Any]:
     return decoded(as_first(path, **more))[telling.cut :]
 
@@ -100,10 +109,7 @@ async def test_the_other_instance_is_asked_first_and_the_first_one_left_once_it_
 async def test_what_the_first_one_gives_meanwhile_is_not_given_twice() -> None:
     async with a_rig(**MOVES) as rig:
         telling, other = Telling(), Late(Story("2"))
-        engine, client = await begun(rig, telling)
-        next_engine = await rig.engine(other, instance_id="i-2")
-        drains(rig, engine)
-        await rig.until(lambda: len(next_engine.served) == 1)
+        client, _ = await asked_elsewhere(rig, telling, other)
         telling.events, telling.then_hangs = [*telling.events[:5], telling.events[5][:-9]], True
         telling.may_go_on.set()
         await telling.has_gone_on.wait()
@@ -147,10 +153,7 @@ async def test_a_stream_that_the_other_one_does_not_take_stays(how: str) -> None
 async def test_a_stream_that_ends_before_the_other_one_begins_has_ended() -> None:
     async with a_rig(**MOVES) as rig:
         telling = Telling()
-        engine, client = await begun(rig, telling)
-        other = await rig.engine(Late(Story("2")), instance_id="i-2")
-        drains(rig, engine)
-        await rig.until(lambda: len(other.served) == 1)
+        client, other = await asked_elsewhere(rig, telling, Late(Story("2")))
         telling.may_go_on.set()
         assert await rest(client) == rest_of(telling)
         await asyncio.wait_for(other.served[0].left.wait(), 5)
@@ -179,10 +182,7 @@ async def test_where_the_first_one_is_lost_meanwhile_the_other_one_goes_on(is_as
 async def test_where_both_are_lost_a_third_one_goes_on() -> None:
     async with a_rig(**MOVES) as rig:
         telling, other = Telling(then_dies=True), Late(die)
-        engine, client = await begun(rig, telling)
-        next_engine = await rig.engine(other, instance_id="i-2")
-        drains(rig, engine)
-        await rig.until(lambda: len(next_engine.served) == 1)
+        client, _ = await asked_elsewhere(rig, telling, other)
         telling.may_go_on.set()
         await rig.until(lambda: rig.exchange.awaits_next)
         await rig.engine(Story("3"), instance_id="i-3")
@@ -195,10 +195,7 @@ async def test_where_both_are_lost_a_third_one_goes_on() -> None:
 async def test_an_other_one_that_ends_before_it_begins_is_not_waited_for(state: InstanceState) -> None:
     async with a_rig(**MOVES) as rig:
         telling = Telling()
-        engine, client = await begun(rig, telling)
-        other = await rig.engine(Late(Story("2")), instance_id="i-2")
-        drains(rig, engine)
-        await rig.until(lambda: len(other.served) == 1)
+        client, _ = await asked_elsewhere(rig, telling, Late(Story("2")))
         rig.tell(an_instance("i-2", "", state, revision=2, reason="gone"), "node_left")
         assert outcomes(rig) == {("drained", "stayed"): 1.0}
         telling.may_go_on.set()

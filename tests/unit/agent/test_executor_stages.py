@@ -167,13 +167,18 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
         await rig.outcome(msg.EngineExited)
 
 
+async def ends_while_its_requests_move(rig: Rig) -> None:
+    """The stage's process, once the whole engine beside it is there and while `may_move` is awaited."""
+    rig.driver.may_move.clear()
+    stage = await becomes_whole(rig)
+    await until(lambda: "move" in rig.driver.calls, "its requests move")
+    process.kill_group(stage.pid, stage.pid_started_at)
+
+
 async def test_a_stage_that_ends_while_its_requests_move_does_not_end_the_engine(tmp_path: Path) -> None:
     """A later stage was killed, and the first one with it: the whole engine is there, and computes anew what ran."""
     async with rig_of(tmp_path, FakeMover()) as rig:
-        rig.driver.may_move.clear()
-        stage = await becomes_whole(rig)
-        await until(lambda: "move" in rig.driver.calls, "its requests move")
-        process.kill_group(stage.pid, stage.pid_started_at)
+        await ends_while_its_requests_move(rig)
         await rig.do(msg.CheckHealth("i-1"))
         await asyncio.sleep(0.1)
         assert not rig.saw(msg.EngineExited, msg.HealthSeen)
@@ -203,10 +208,7 @@ async def test_a_stage_that_was_asked_for_its_health_before_it_ended_does_not_en
 
 async def test_a_stage_that_ends_while_its_requests_move_in_vain_ends_the_engine(tmp_path: Path) -> None:
     async with rig_of(tmp_path, FakeMover()) as rig:
-        rig.driver.may_move.clear()
-        stage = await becomes_whole(rig)
-        await until(lambda: "move" in rig.driver.calls, "its requests move")
-        process.kill_group(stage.pid, stage.pid_started_at)
+        await ends_while_its_requests_move(rig)
         rig.driver.errors["move"] = RuntimeError("a fault of ours")
         rig.driver.may_move.set()
         await rig.outcome(msg.EngineExited)
