@@ -1,17 +1,17 @@
 """Two cold starts with deadlines on links that others use too, with HydraServe's ledger of the links and without it:
-`python -m bench.contention [REPETITIONS]`, live (emulated engines on three nodes, links throttled) and simulated.
+`python -m bench.contention [--rounds N]`, live (emulated engines on three nodes, links throttled) and simulated.
 
 Three models are asked for, 0.3 s apart. `tight` needs two links to meet its objective, and leaves them little spare
 time; `bulk` has none, and takes the third link; `late` has time enough anywhere. Every link is used once by then, so
 that by the fastest share alone `late` goes where `tight` is fetched. The ledger (Eq. 3-4) sees that `tight` would be
-late there, and sends it to the link of `bulk`. The names of models end with the repetition: each starts cold.
+late there, and sends it to the link of `bulk`. The names of models end with the round's number: each starts cold.
 Figures of the emulated engine are modelled seconds under real processes, real fetches and real links' rates.
 """
 
+import argparse
 import math
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -107,10 +107,10 @@ def _simulated_model(one: Wanted, start: StartSeconds) -> ModelSetup:
     return ModelSetup(model=model, costs={"a100": FITTED[PROFILE]}, kv_bytes_per_token=56 << 10, start=start)
 
 
-def live(placement: str, repetitions: int) -> dict[str, list[float]]:
-    """Seconds to the first token by name, of each repetition."""
+def live(placement: str, num_rounds: int) -> dict[str, list[float]]:
+    """Seconds to the first token by name, of each round."""
     with tempfile.TemporaryDirectory(prefix="gp-contention-", ignore_cleanup_errors=True) as folder:
-        texts = {f"{one.name}-{n}": _text(Path(folder), one, n) for one in STARTS for n in range(repetitions)}
+        texts = {f"{one.name}-{n}": _text(Path(folder), one, n) for one in STARTS for n in range(num_rounds)}
         env = {
             "GLOWPLUG_POLICIES": "hydraserve",
             "GLOWPLUG_POLICY_PLACEMENT": placement,
@@ -120,7 +120,7 @@ def live(placement: str, repetitions: int) -> dict[str, list[float]]:
         }
         with Fleet.start(Path(folder) / "fleet", texts, nodes=NUM_NODES, **env) as fleet:
             found: dict[str, list[float]] = defaultdict(list)
-            for number in range(repetitions):
+            for number in range(num_rounds):
                 _ask(fleet.url("data"), number, found)
                 _until_idle(fleet)
             return found
@@ -163,26 +163,29 @@ def _until_idle(fleet: Fleet) -> None:
 
 
 def line(how: str, kind: str, found: Mapping[str, list[float]]) -> str:
-    """Medians, each beside its objective, and how often it was met."""
+    """Medians, the longest where there are several, and how often the objective was met."""
     cells = []
     for one in STARTS:
         values = found[one.name]
         met = sum(value <= one.ttft_s for value in values)
         kept = f", {met} of {len(values)} within {one.ttft_s:g} s" if one.ttft_s else ""
-        cells.append(f"{statistics.median(values):.2f} s{kept}")
+        most = f" (at most {max(values):.2f})" if len(values) > 1 else ""
+        cells.append(f"{statistics.median(values):.2f} s{most}{kept}")
     return f"| {how} | {kind} | {' | '.join(cells)} |"
 
 
-def main(repetitions: int) -> None:
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    num_rounds: int = parser.parse_args().rounds
     before = os.getloadavg()[0]
     table: dict[tuple[str, str], Mapping[str, list[float]]] = {}
     for how, placement in LEDGER.items():
         table[how, "simulated"] = {name: [seconds] for name, seconds in simulated(placement).items()}
-        table[how, "live, emulated"] = live(placement, repetitions)
+        table[how, "live, emulated"] = live(placement, num_rounds)
     after = os.getloadavg()[0]
-    print(
-        f"{NUM_NODES} nodes at {LINK_BYTES_PER_S / 1e6:g} MB/s, {repetitions} repetitions, medians of the first token;"
-    )
+    print(f"{NUM_NODES} nodes at {LINK_BYTES_PER_S / 1e6:g} MB/s, {num_rounds} rounds, medians of the first token;")
     print(f"{os.cpu_count()} cores, load {before:.1f} before, {after:.1f} after\n")
     print(f"| | | {' | '.join(one.name for one in STARTS)} |\n|---|---|{'---|' * len(STARTS)}")
     for (how, kind), found in table.items():
@@ -195,4 +198,4 @@ def main(repetitions: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    main()
