@@ -272,9 +272,10 @@ def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
 
 
 def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
-    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever."""
+    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever. Routers are shown
+    the new end of a drain."""
     start, drain, consolidation, pipeline = holding.start, holding.drain, holding.consolidation, holding.pipeline
-    transaction.note(
+    shifted = transaction.note(
         replace(
             holding,
             start=start and replace(start, deadline_at=start.deadline_at + by_s),
@@ -294,6 +295,8 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
             health_asked_at=holding.health_asked_at + by_s,
         )
     )
+    if shifted.state is State.DRAINING and shifted.instance.drain_ends_at:
+        transaction.publish(shifted, drain_ends_at=shifted.instance.drain_ends_at + by_s)
 
 
 def _predicted(expected: Mapping[str, float], phases: Iterable[Phase]) -> tuple[Phase, ...]:

@@ -149,6 +149,11 @@ class Holding:
         return not self.instance.is_whole and not self.instance.part_of
 
     @property
+    def is_later_stage(self) -> bool:
+        """Whether it is a stage of a pipeline that another one answers for."""
+        return bool(self.instance.part_of)
+
+    @property
     def own_workers(self) -> tuple[Worker, ...]:
         """The GPU processes that are this row's own: all, but of a pipeline's first stage, which lists one (or one
         tensor group) of each stage, the first."""
