@@ -61,6 +61,7 @@ class Start:
     fetch: Phase | None = None
     shared_bytes: int = 0  # that its engine reported as in EngineReady, before its weights were checked
     grew_from: InstanceState | None = None  # what the instance was that it took over
+    tries_left: int = 0  # other nodes on which it may be tried, should its weights not be had here
     has_restarted: bool = False  # it was broken off and begun again: its seconds are no measure
 
 
