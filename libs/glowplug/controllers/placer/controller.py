@@ -165,6 +165,7 @@ class PlacerController:
         """Instances, demand, what starts took, and cordons, which an emptied store gets from us. Not the nodes: those
         of the table have a whole lease to speak, however long we have not listened."""
         self.fleet.network.times.restore(earlier.fleet.network.times.rows)
+        self.fleet.network.stage_bytes = earlier.fleet.network.stage_bytes
         self.fleet.take_over(earlier.instances, earlier.loads, now_s)
         self.fleet.capacity.cordoned |= earlier.fleet.capacity.cordoned
         self.fleet.failed_nodes.by_digest = earlier.fleet.failed_nodes.by_digest

@@ -44,6 +44,7 @@ class Fleet:
             return False
         self._by_silence.pop(node.node_id, None)
         self._by_silence[node.node_id] = None
+        self.network.cached(node)
         return self.capacity.put_node(node)
 
     def node_left(self, node_id: str) -> None:
@@ -132,6 +133,7 @@ class Fleet:
             times=self.network.times,
             seconds=self.network.seconds,
             first_token_s=self.network.first_token_s,
+            stage_bytes=self.network.stage_bytes,
             start_stages=self.params.start_stages,
         )
 

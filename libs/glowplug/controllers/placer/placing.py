@@ -397,6 +397,8 @@ class Placing:
         figures: dict[str, float | int | str] = {}
         if failed := failed_nodes.of(model, now_s):
             figures |= {"failed_on": ", ".join(sorted(failed)), "tries_left": sent.tries_left}
+        if parts := [stage.part_bytes for stage in decision.stages if stage.part_bytes]:
+            figures["parts"] = ", ".join(map(show_bytes, parts))
         if disks := self._read_from_disk(model, decision):
             figures["read_from_disk"] = ", ".join(disks)
             if rate := min(disks.values()):
