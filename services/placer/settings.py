@@ -22,6 +22,8 @@ class PlacerSettings(ElectedSettings):
     sleeper_patience: float = Field(1.0, ge=0)  # a start waits so many times what waking a sleeper saves; 0: not at all
     evict_becomes: Becomes = "swapped_out"  # what a victim turns into where its engine can
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens
+    avoid_node_s: float = Field(120.0, ge=0)  # a node where weights could not be had is asked for them again after this
+    max_start_nodes: int = Field(3, ge=1)  # a start whose weights cannot be had is tried on so many nodes; 1: on one
     network_bytes_per_s: float = Field(2e9, gt=0)  # of a node's network card that tells no rate
     pcie_bytes_per_s: float = Field(32e9, gt=0)  # host memory to GPU, likewise
     start_container_s: float = Field(0.0, ge=0)  # stages of a start, in place of every prior; all 0: the priors

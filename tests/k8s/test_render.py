@@ -4,6 +4,7 @@ Prometheus finds its targets."""
 import copy
 import json
 import re
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -13,6 +14,7 @@ import yaml
 from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, parse_ports, picture, table
 from tests.k8s.rendering import (
     K8S,
+    MONITORED,
     OVERLAYS,
     ROOT,
     SCHEMAS,
@@ -142,6 +144,36 @@ def test_stages_meet_where_nodes_may_reach_each_other_and_nobody_else(overlay: s
     assert reach == {("node", "node")}
     assert stages in every_connection(manifests)[("node", "node")]
     assert "/dev/shm" in {mount["mountPath"] for mount in agent["volumeMounts"]}, "vLLM's queues take more than 64 MiB"
+
+
+def node_pod(target: str) -> dict[str, Any]:
+    """The pod of a node, as an overlay has it."""
+    return pod_spec(next(m for m in of_kind(render(target), *WORKLOADS) if m["metadata"]["name"] == "node"))
+
+
+def what_stages_need(target: str) -> dict[str, Any]:
+    """Of the nodes of an overlay: where stages meet, which ports the kernel gives, who may reach them, and by which
+    address."""
+    manifests, pod = render(target), node_pod(target)
+    (agent,) = (c for c in pod["containers"] if c["name"] == "agent")
+    given = {entry["name"]: entry for entry in agent["env"]}
+    return {
+        "met": given["GLOWPLUG_STAGE_PORTS"],
+        "address": given["GLOWPLUG_ADVERTISE_HOST"],
+        "kernel": pod["securityContext"]["sysctls"],
+        "policy": named(manifests, "NetworkPolicy", "stages")["spec"],
+    }
+
+
+@pytest.mark.parametrize("target", ["gpu", *MONITORED])
+def test_nodes_with_gpus_have_what_stages_need_as_those_without_have(target: str) -> None:
+    """NCCL's sockets take ports that the kernel gives, as gloo's do."""
+    assert what_stages_need(target) == what_stages_need("sim")
+    pod = node_pod(target)
+    assert not pod.get("hostNetwork"), "no policy holds for it, and the kernel's ports would be the server's"
+    (memory,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
+    least = 8 if target.startswith("gpu") else 1
+    assert memory["medium"] == "Memory" and int(memory["sizeLimit"].removesuffix("Gi")) >= least
 
 
 def _meet(one: Ports, other: Ports) -> bool:

@@ -122,6 +122,23 @@ def test_corrupt_weights_are_never_served_and_everybody_is_answered(seed):
     fleet.settle()
 
 
+@pytest.mark.parametrize("seed", SEEDS[:4])
+@pytest.mark.parametrize("num_bad", [2, 3])
+def test_weights_that_some_nodes_cannot_have_are_had_on_another(seed, num_bad):
+    """Who waits is refused only where no node could, and not before each has been tried."""
+    fleet = Fleet(seed, 1, num_nodes=3)
+    digest = digest_of(fleet.models["m0"].model.weights)
+    for number in range(1, num_bad + 1):
+        fleet.nodes[f"node-{number}"].fetching.failing[digest] = "no_space"
+    fleet.advance(3.0)
+    tickets = [fleet.come("m0") for _ in range(10)]
+    fleet.advance(40.0)
+    assert {fleet.outcome[t] for t in tickets} == {"200" if num_bad < 3 else "503 no_space"}, f"seed {seed}"
+    tried = [decision.node_id for decision in fleet.decisions if decision.kind == "place"]
+    assert set(tried) == {"node-1", "node-2", "node-3"} or num_bad < 3, f"seed {seed}: {tried}"
+    fleet.settle()
+
+
 def test_a_thousand_at_once_for_one_cold_model_cause_one_start():
     fleet = Fleet(7, 1, lose=0.0, double=0.0, max_queue=2000)
     fleet.advance(3.0)

@@ -118,6 +118,9 @@ class NoSpace(WeightsUnavailable):
     code = "no_space"
 
 
+WEIGHTS_CODES = frozenset({WeightsUnavailable.code, ChecksumMismatch.code, NoSpace.code})  # one node may fail so alone
+
+
 class StaleEpoch(GlowplugError):
     """A command came from a controller that has been replaced."""
 

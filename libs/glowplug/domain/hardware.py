@@ -148,6 +148,7 @@ class CachedWeights:
     num_bytes: int
     model_keys: tuple[str, ...] = ()
     last_used_at: float = 0.0
+    stage_bytes: tuple[int, ...] = ()  # what stages of a pipeline of 2 fetch, then those of 3, then of 4; (): unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

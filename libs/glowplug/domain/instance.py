@@ -122,6 +122,7 @@ class Instance:
     drain_ends_at: float = 0.0  # while it drains: when what still runs there ends; 0: not known
     stages_busy: bool = False  # it has become whole in another process, and the stages that it was end what they began
     step_s: float = 0.0  # seconds of a decode step of one sequence alone, as its engine measured them; 0: not known
+    tries_left: int = 0  # FAILED for weights that could not be had on its node: others on which its start may be tried
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,6 +33,21 @@ OF_STAGE = "of_stage"  # ... of a whole engine: the handle of the stage that it 
 WHOLE, HANDLE = "whole", "handle.json"  # in a stage's run directory: the whole engine's own, and its handle there
 RECOMPUTE_BELOW = 128  # tokens, one of vLLM's blocks on a CPU: a shorter KV cache is computed anew (bench/stages.py)
 _SHARED_MEMORY = Path("/dev/shm")
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _ExportedRequest(msgspec.Struct):
+    num_bytes: _Count
+    num_computed: _Count = 0
+
+
+class _Exported(msgspec.Struct):
+    """The answer of /glowplug/export, as far as it is read (glowplug_vllm/sleeping.py)."""
+
+    requests: list[_ExportedRequest]
+    pause_s: float
+    export_s: float
 
 
 def handle_data(request: LaunchRequest) -> dict[str, str]:
@@ -181,15 +196,19 @@ class StagedVllm(HostedDriver, Stager):
         )
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: its KV cache is lost: {text[:300]!r}")
-        answer = json.loads(text)
-        moved = [request for request in answer["requests"] if request["num_bytes"]]
+        try:
+            answer = msgspec.json.decode(text, type=_Exported)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            why = f"{self.name} {handle.instance_id}: its stage does not say what it has written: {error}"
+            raise EngineFailed(why) from error
+        moved = [request for request in answer.requests if request.num_bytes]
         return Moved(
-            num_requests=len(answer["requests"]),
+            num_requests=len(answer.requests),
             num_pulled=len(moved),
-            num_tokens=sum(request["num_computed"] for request in moved),
-            num_bytes=sum(request["num_bytes"] for request in moved),
-            pause_s=answer["pause_s"],
-            export_s=answer["export_s"],
+            num_tokens=sum(request.num_computed for request in moved),
+            num_bytes=sum(request.num_bytes for request in moved),
+            pause_s=answer.pause_s,
+            export_s=answer.export_s,
         )
 
     async def is_stage_over(self, handle: EngineHandle) -> bool:

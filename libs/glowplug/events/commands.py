@@ -66,6 +66,7 @@ class StartInstance:
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds it is expected to take
     predicted_s: float = 0.0  # the whole start, from this command to READY; 0: not known
     rendezvous: str = ""  # "host:port" on the first stage's node, where the stages of a pipeline find one another
+    tries_left: int = 0  # other nodes on which it may be tried, should its weights not be had on this one
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -32,13 +32,15 @@ class ScaleDecision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDecision:
     """One pipeline stage of an instance: the GPUs of one node that it takes (several: a tensor group), and the bytes on
-    each. `fetch_bytes` of the model come first, those from `first_byte` on; 0 means all of it."""
+    each. `fetch_bytes` of the model come first, those from `first_byte` on; 0 means all of it. `part_bytes`: what it
+    fetches where a node has seen how the layers are cut, else 0."""
 
     node_id: str
     gpu_ids: tuple[str, ...]
     bytes_per_gpu: int
     first_byte: int = 0
     fetch_bytes: int = 0
+    part_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,6 +235,7 @@ class Fetch:
             sha256=sha256,
             source=self._source.scheme,
             seconds=self._clock() - started,
+            stage_bytes=self.region.stage_bytes(),
         )
 
     # peers

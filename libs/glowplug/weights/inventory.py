@@ -116,6 +116,7 @@ def _complete(region: Region) -> CachedWeights | None:
         num_bytes=num_bytes,
         model_keys=region.model_keys(),
         last_used_at=region.last_used_at(),
+        stage_bytes=status.info.stage_bytes,
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from glowplug.weights.pieces import Layout, LayoutFile
 
 MAX_STAGES = 8  # of a pipeline, that an order says the cut of
+MAX_PARTS = 4  # stages of a pipeline whose bytes a node says (Node.cached): placements make no more
 MAX_LAYERS = 512  # more are not cut: it takes time by their square
 MAX_HEADER_BYTES = 256 << 20  # a longer header is none
 _MAX_TEXT = 1 << 20  # of a name in a GGUF
@@ -93,11 +94,19 @@ class Order:
     is_tied: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """`stages`: of each number of stages, how many layers each of them has (for engines)."""
+        """`stages`: of each number of stages, how many layers each of them has (for engines). `parts`: what the stages
+        of a pipeline of 2 read, in bytes, then of 3, and so on up to MAX_PARTS (for placements)."""
         ranges = [[r.first, r.last, r.kind.value, r.layer] for r in self.ranges]
-        numbers = range(2, min(MAX_STAGES, self.num_layers) + 1)
-        stages = {str(number): [len(layers) for layers in layers_of_stage(self, number)] for number in numbers}
-        return {"num_layers": self.num_layers, "is_tied": self.is_tied, "stages": stages, "ranges": ranges}
+        cuts = {number: layers_of_stage(self, number) for number in range(2, min(MAX_STAGES, self.num_layers) + 1)}
+        stages = {str(number): [len(layers) for layers in cut] for number, cut in cuts.items()}
+        parts = [
+            sum(one.last - one.first for one in _ranges_of(self, stage, cut))
+            for number, cut in cuts.items()
+            if number <= MAX_PARTS
+            for stage in range(number)
+        ]
+        known = {"num_layers": self.num_layers, "is_tied": self.is_tied, "stages": stages, "parts": parts}
+        return known | {"ranges": ranges}
 
     @classmethod
     def from_json(cls, value: Any) -> "Order | None":
@@ -181,8 +190,12 @@ def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]
         raise ValueError(f"there is no stage {stage} of {num_stages}")
     if num_stages == 1 or not order.num_layers:
         return order.ranges
-    layers = layers_of_stage(order, num_stages)[stage]
-    is_first, is_last = stage == 0, stage == num_stages - 1
+    return _ranges_of(order, stage, layers_of_stage(order, num_stages))
+
+
+def _ranges_of(order: Order, stage: int, cut: Sequence[range]) -> tuple[Range, ...]:
+    """What one stage reads of a model that is cut so."""
+    layers, is_first, is_last = cut[stage], stage == 0, stage == len(cut) - 1
     wanted = {
         Kind.EMBEDDING: is_first or (is_last and order.is_tied),
         Kind.FINAL: is_last,

@@ -59,6 +59,7 @@ class RegionInfo:
     sha256: str
     source: str
     seconds: float
+    stage_bytes: tuple[int, ...] = ()  # as in CachedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,11 @@ class Region:
     def read_order(self) -> Order | None:
         """In which order an engine reads the bytes; None while that is not known."""
         return Order.from_json(_read_json(self._order))
+
+    def stage_bytes(self) -> tuple[int, ...]:
+        """What the stages of pipelines read of it, as in CachedWeights; () while that is not known."""
+        parts = _read_json(self._order).get("parts")
+        return tuple(parts) if isinstance(parts, list) and all(map(_is_count, parts)) else ()
 
     def last_used_at(self) -> float:
         """Epoch seconds of the last `touch`; 0.0 when not complete."""

@@ -292,6 +292,39 @@ async def test_a_stage_that_says_something_else_than_what_runs_has_not_answered(
         await driver.is_stage_over(of_stage(tmp_path))
 
 
+REQUEST = b'{"num_bytes": 8, "num_computed": 4}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"requests": null, "pause_s": 0.1, "export_s": 0.2}',
+        b'{"requests": [{"num_computed": 4}], "pause_s": 0.1, "export_s": 0.2}',
+        b'{"requests": [{"num_bytes": -8, "num_computed": 4}], "pause_s": 0.1, "export_s": 0.2}',
+        b'{"requests": [' + REQUEST + b'], "pause_s": "short", "export_s": 0.2}',
+        b'{"requests": [' + REQUEST + b'], "pause_s": 0.1}',
+    ],
+)
+async def test_stages_that_do_not_say_what_they_have_written_have_moved_nothing(
+    tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller computes anew then (services/agent/stage_moves.py)."""
+    driver, given = VllmDriver(), [(200, body)]
+
+    async def answer(*_: Any, **__: Any) -> tuple[int, bytes]:
+        return given[0]
+
+    monkeypatch.setattr(driver, "_ask", answer)
+    with pytest.raises(EngineFailed, match="does not say what it has written"):
+        await driver.move_requests(of_stage(tmp_path))
+    given[0] = 200, b'{"requests": [' + REQUEST + b', {"num_bytes": 0}], "pause_s": 0, "export_s": 0.2, "more": 1}'
+    moved = await driver.move_requests(of_stage(tmp_path))
+    assert (moved.num_requests, moved.num_pulled, moved.num_tokens, moved.num_bytes) == (2, 1, 4, 8)
+
+
 def test_a_process_beside_an_engine_is_one_of_it_while_it_lives(tmp_path: Path) -> None:
     driver, whole = VllmDriver(), of_stage(tmp_path)
     stage = vllm_stages.stage_of(whole)

@@ -121,6 +121,16 @@ def test_the_largest_stage_is_a_ninth_above_the_mean():
     assert [worker.fetch_bytes for worker in layout.workers] == pytest.approx([12.5e9 / 4 / 0.9] * 4)
 
 
+def test_stages_of_layers_whose_sizes_are_known_are_taken_as_they_are():
+    """The embeddings make the ends of a pipeline larger; what it takes is said by the largest part: 5 GB at 2 GB/s,
+    which is more than the 2 s that the process takes beside it, as equal stages take."""
+    parts = [5 * GB, int(2.5 * GB), int(2.5 * GB), 5 * GB]
+    layout = allocate(replace(LLAMA_7B, num_required=4, parts={4: parts}), FOUR, 0.0)
+    assert [worker.fetch_bytes for worker in layout.workers] == parts
+    equal = allocate(replace(LLAMA_7B, num_required=4, parts={2: [1, 1]}), FOUR, 0.0)
+    assert layout.ttft_s - equal.ttft_s == pytest.approx(2.5 - 2.0, abs=0.01)
+
+
 def test_section_7_a_stage_is_a_tensor_group_of_one_server():
     """70B on four GPUs: of servers of eight, three have four that are large enough; two halves meet what one start
     misses, with one fetch a server, and the four lanes of each carry a quarter of its half."""

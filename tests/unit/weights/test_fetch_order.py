@@ -12,7 +12,9 @@ import pytest
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.domain.model import WeightsRef
+from glowplug.policies.placement.shape import parts_of
 from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
+from glowplug.weights.inventory import read_cached
 from glowplug.weights.link import COLD_START, SERVING, LinkMeter, Rank, RateEstimate
 from glowplug.weights.order import Kind, stage_ranges
 from glowplug.weights.parts import Parts
@@ -99,6 +101,9 @@ async def test_a_stage_is_there_before_the_rest_which_completes_the_same_region(
     assert rest.tally.num_bytes == len(DATA) - fetch.tally.num_bytes
     assert region.read_state().state is RegionState.COMPLETE
     assert region.read_state().generation == generation, "what was read of the stage counts"
+    (cached,) = read_cached(region.directory.parent.parent, region.directory.parent.name)
+    parts = [sum(r.last - r.first for r in stage_ranges(order, stage, 2)) for stage in range(2)]
+    assert parts_of(cached.stage_bytes, 2) == tuple(parts) and sum(parts) >= len(DATA), "its node says how it is cut"
 
 
 async def test_stages_of_weights_without_layers_bring_their_bytes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from glowplug.policies.placement.shape import parts_of
 from glowplug.weights.order import (
     Header,
     Kind,
@@ -229,6 +230,16 @@ def test_what_engines_read_says_every_cut() -> None:
     said = order.to_json()
     assert said["stages"] == {str(n): [len(layers) for layers in layers_of_stage(order, n)] for n in range(2, 7)}
     assert Order.from_json(said) == order
+
+
+@pytest.mark.parametrize(("num_layers", "most"), [(6, 4), (3, 3), (1, 1)])
+def test_what_placements_read_says_the_bytes_of_each_stage(num_layers: int, most: int) -> None:
+    order = order_with(num_layers, 20, is_tied=True)
+    said = order.to_json()["parts"]
+    for number in range(2, most + 1):
+        parts = [sum(r.last - r.first for r in stage_ranges(order, stage, number)) for stage in range(number)]
+        assert parts_of(said, number) == tuple(parts)
+    assert parts_of(said, most + 1) == () and parts_of(said, 1) == ()
 
 
 def test_stages_read_everything_between_them_and_layers_once() -> None:

@@ -66,7 +66,7 @@ def test_the_life_of_a_region(region: Region) -> None:
     status = region.read_state()
     assert (status.state, status.num_bytes_done, status.info) == (RegionState.COMPLETE, 7, info)
     said = json.loads((region.directory / "complete.json").read_bytes())
-    assert said.keys() == {"path", "num_bytes", "sha256", "source", "seconds"}
+    assert said.keys() == {"path", "num_bytes", "sha256", "source", "seconds", "stage_bytes"}
     region.remove()
     assert region.read_state().state is RegionState.ABSENT
 

@@ -259,6 +259,11 @@ class AgentController:
         for instance_id, holding in list(self.holdings.items()):
             if holding.state is not State.LOST:  # else its row is another node's
                 self._compare(transaction, holding, rows.get(instance_id))
+            first = rows.get(holding.instance.part_of)
+            is_over = first is not None and first.state.is_gone
+            if is_over and self.holdings[instance_id].state is State.DRAINING:
+                why = f"its pipeline {holding.instance.part_of} has ended"
+                transaction.step(instance_id, msg.StopAsked(instance_id, why, 0.0))
         for instance_id, row in rows.items():
             if instance_id not in self.holdings and row.workers and row.node_id == self.node_id:
                 self._disown(transaction, row)

@@ -8,6 +8,7 @@ SwapServeLLM section 3 (swap out and in). Departures:
   0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. The rest that is seen is granted to it (owner `sleeper`), and
   it gives way to whatever starts (AgentController._make_way). One that keeps more than its kind may is stopped. On host
   memory a process takes some of its own beside its grant, asleep as awake, which is not granted.
+- A later stage of a pipeline ends when its first stage has, or at its own deadline: what runs is the first one's.
 - An engine that refuses what comes while it sleeps (EngineKind.refuses) is asked to sleep at once, unless it is busy.
   Another one drains for `drain_quiet_s`, in which routers learn of it.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
@@ -127,13 +128,14 @@ def on_ready_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
 
 
 def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
-    """As for a READY one; and end the drain at its deadline, or ask what still runs."""
+    """As for a READY one; and end the drain at its deadline, or ask what still runs. A later stage does not know that:
+    it runs its layers until its pipeline has ended."""
     on_ready_tick(transaction, holding, tick)
     holding = transaction.holdings[holding.instance.instance_id]
     assert holding.drain is not None
     if transaction.now_s >= holding.drain.deadline_at:
         _expire(transaction, holding)
-    elif transaction.now_s >= holding.drain.quiet_until:
+    elif transaction.now_s >= holding.drain.quiet_until and not holding.is_later_stage:
         transaction.ask(msg.CountInFlight(holding.instance.instance_id))
 
 
@@ -194,7 +196,7 @@ def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight)
     """End the drain of an engine that has nothing left, once routers have had time to learn of it; cut the KV cache
     of one that has."""
     assert holding.drain is not None
-    if transaction.now_s < holding.drain.quiet_until:
+    if transaction.now_s < holding.drain.quiet_until or holding.is_later_stage:
         return
     if seen.num_in_flight == 0:
         _end(transaction, holding, transaction.params.stop_grace_s)

@@ -14,8 +14,9 @@ from glowplug.controllers.agent import sharing
 from glowplug.controllers.agent.record import ENDED, FETCHING, Holding, Start, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
-from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.errors import WEIGHTS_CODES, OutOfMemory
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
+from glowplug.domain.phrasing import counted
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.start_times import StartKind, kind_from
 
@@ -180,11 +181,15 @@ def check_health(transaction: Transaction, holding: Holding) -> Holding:
 
 
 def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
-    """FAILED for everyone at once; the bytes stay granted until the process is gone."""
+    """FAILED for everyone at once; the bytes stay granted until the process is gone. Of a start whose weights cannot be
+    had here it says on how many other nodes they may be tried."""
     was = holding.instance.state
+    tries_left = holding.start.tries_left if holding.start is not None and code in WEIGHTS_CODES else 0
+    if tries_left:
+        reason = f"{reason}; {counted(tries_left, 'other node')} may be tried"
     if holding.state is State.SWAPPED_OUT:
         holding = transaction.ungrant(holding)  # a sleeper's rest gives way to what starts, and a failed one cannot
-    holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason)
+    holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason, tries_left=tries_left)
     if was.is_coming:
         transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))
     if holding.stop is None and (holding.shares or was.is_dormant):
@@ -224,7 +229,10 @@ def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) 
     elif state is State.RESTARTING and holding.start is not None:
         decided = tuple(p for p in holding.instance.phases if p.name in BEFORE_START)
         instance = replace(holding.instance, source="", phases=decided)
-        start = Start(deadline_at=holding.start.deadline_at, predicted=holding.start.predicted, has_restarted=True)
+        begun = holding.start
+        start = Start(
+            deadline_at=begun.deadline_at, predicted=begun.predicted, tries_left=begun.tries_left, has_restarted=True
+        )
         again = holding.enter(State.STARTING, instance=instance, start=start, engine_id="")
         begin(transaction, transaction.keep(again))
     else:
@@ -272,9 +280,10 @@ def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
 
 
 def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
-    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever."""
+    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever. Routers are shown
+    the new end of a drain."""
     start, drain, consolidation, pipeline = holding.start, holding.drain, holding.consolidation, holding.pipeline
-    transaction.note(
+    shifted = transaction.note(
         replace(
             holding,
             start=start and replace(start, deadline_at=start.deadline_at + by_s),
@@ -294,6 +303,8 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
             health_asked_at=holding.health_asked_at + by_s,
         )
     )
+    if shifted.state is State.DRAINING and shifted.instance.drain_ends_at:
+        transaction.publish(shifted, drain_ends_at=shifted.instance.drain_ends_at + by_s)
 
 
 def _predicted(expected: Mapping[str, float], phases: Iterable[Phase]) -> tuple[Phase, ...]:

@@ -61,6 +61,7 @@ class Start:
     fetch: Phase | None = None
     shared_bytes: int = 0  # that its engine reported as in EngineReady, before its weights were checked
     grew_from: InstanceState | None = None  # what the instance was that it took over
+    tries_left: int = 0  # other nodes on which it may be tried, should its weights not be had here
     has_restarted: bool = False  # it was broken off and begun again: its seconds are no measure
 
 
@@ -147,6 +148,11 @@ class Holding:
     def is_first_stage(self) -> bool:
         """Whether it is the stage of a pipeline that answers for all of them."""
         return not self.instance.is_whole and not self.instance.part_of
+
+    @property
+    def is_later_stage(self) -> bool:
+        """Whether it is a stage of a pipeline that another one answers for."""
+        return bool(self.instance.part_of)
 
     @property
     def own_workers(self) -> tuple[Worker, ...]:

@@ -97,7 +97,11 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         instance=instance,
         model=model,
         cause=replace(event, data=None),
-        start=Start(deadline_at=now_s + transaction.params.start_deadline_s, predicted=command.predicted),
+        start=Start(
+            deadline_at=now_s + transaction.params.start_deadline_s,
+            predicted=command.predicted,
+            tries_left=command.tries_left,
+        ),
         pipeline=None if instance.is_whole else Pipeline(stage=command.stage, rendezvous=command.rendezvous),
     )
 

@@ -23,7 +23,8 @@ What it promises
     drains first), cancels starts that are wanted no more, and drains what is spare.
   - A model that is deployed or pinned asleep has an instance that serves or an engine that sleeps, as soon as there is
     free memory for it: keeping.py.
-  - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that.
+  - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that. One
+    that may be tried on another node (`Instance.tries_left`) is tried there at once.
   - No instance gets a stop and a resume within `repeat_s`, and what an operator has unloaded is not taken back.
   - An instance of a model that is not deployed is stopped once it has been unknown for `orphan_s`.
   - A row of a deployed model that is lost from the store is written again, one of an undeployed model removed.
@@ -212,7 +213,7 @@ class AutoscalerController:
         """The next start waits. Nobody waits for a replica or a copy that is to sleep, and a stage's end is its
         pipeline's too."""
         if not (instance.replica or instance.part_of or record.kept.last_lost == instance.instance_id):
-            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
+            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s, instance.tries_left)
 
     def _note(self, instance: Instance, now_s: float) -> ModelRecord:
         """What the new state of an instance answers."""

@@ -20,6 +20,7 @@ from glowplug.events.facts import ModelDeployed
 from glowplug.fleet.status import check_nowhere_else
 from glowplug.policies.prediction.port import until
 
+AT_ONCE = 8  # starts that fail in a row before the next one waits, though each may be tried on another node
 PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
 
 
@@ -141,8 +142,12 @@ class ModelRecord:
         edges = (at for f in self.forecasts for at in (f.starts_at - horizon_s, f.starts_at, f.starts_at + f.window_s))
         return min((at for at in edges if at > at_s), default=math.inf)
 
-    def failed(self, now_s: float, backoff_s: float, max_backoff_s: float) -> None:
-        """A start has failed: the next one waits, longer each time."""
+    def failed(self, now_s: float, backoff_s: float, max_backoff_s: float, tries_left: int = 0) -> None:
+        """A start has failed: the next one waits, longer each time. `tries_left`: on so many other nodes it may be
+        tried, and is at once."""
+        if tries_left and self.num_failures < AT_ONCE:
+            self.num_failures += 1
+            return
         self.asked = ""
         if self.model is not None:
             self.num_failures += 1

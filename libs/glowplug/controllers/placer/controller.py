@@ -24,7 +24,9 @@ What it promises
     5. A pipeline serves when all of its stages are ready, and goes when one of them does.
     6. A start waits for where an engine of its model sleeps no longer than the wake is expected to save (sleepers.py).
     7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
-    8. Commands of a service that has been fenced off are refused (StaleEpoch).
+    8. Where the weights of a start cannot be had on its node, the next start of its model goes to another one, on
+       `max_start_nodes` in all, and that node is avoided for `avoid_node_s` (failed_nodes.py).
+    9. Commands of a service that has been fenced off are refused (StaleEpoch).
 
 What it never does
     It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
@@ -163,8 +165,10 @@ class PlacerController:
         """Instances, demand, what starts took, and cordons, which an emptied store gets from us. Not the nodes: those
         of the table have a whole lease to speak, however long we have not listened."""
         self.fleet.network.times.restore(earlier.fleet.network.times.rows)
+        self.fleet.network.stage_bytes = earlier.fleet.network.stage_bytes
         self.fleet.take_over(earlier.instances, earlier.loads, now_s)
         self.fleet.capacity.cordoned |= earlier.fleet.capacity.cordoned
+        self.fleet.failed_nodes.by_digest = earlier.fleet.failed_nodes.by_digest
 
     def cordons(self, now_s: float) -> dict[str, bool]:
         """Every cordoned node by id, also one that is away: whether it is alive now."""
@@ -183,6 +187,7 @@ class PlacerController:
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         self._notice_jump(now_s)
         self.fleet.loads.expire(now_s)
+        self.fleet.failed_nodes.expire(now_s, self.nodes.by_id.__contains__)
         self._drop_unasked(now_s)
         drained = self._nodes.drain(now_s) if self.fleet.capacity.cordoned else []
         return [
@@ -265,6 +270,8 @@ class PlacerController:
 
     def _instance(self, event: Event, now_s: float) -> list[Effect]:
         instance: Instance = event.data.instance
+        if isinstance(event.data, facts.InstanceFailed):
+            self.fleet.failed(instance, event.data.code, now_s)
         self._prewarming.row_changed(instance, now_s)
         may_free_bytes = self.fleet.row(instance, now_s)
         self._end_placement(instance)
@@ -291,6 +298,7 @@ class PlacerController:
 
     def _model(self, event: Event, now_s: float) -> list[Effect]:
         self.fleet.models[event.data.model.key] = event.data.model
+        self.fleet.failed_nodes.forget(event.data.model)
         return []
 
     def _load(self, event: Event, now_s: float) -> list[Effect]:
@@ -309,6 +317,9 @@ class PlacerController:
 
     def _fetched(self, event: Event, now_s: float) -> list[Effect]:
         node_id, model_key = event.data.node_id, event.data.model_key
+        model = self.models.get(model_key)
+        if model is not None and isinstance(event.data, facts.WeightsFetched):
+            self.fleet.failed_nodes.forget(model, node_id)
         rows = [i for i in self.fleet.on_node(node_id) if i.model_key == model_key]
         ids = [*(row.instance_id for row in rows), *(rest_of(row) for row in rows)]
         self.fleet.network.fetched(node_id, ids, now_s)

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from glowplug.controllers.naming import Ids
+from glowplug.controllers.placer.failed_nodes import FailedNodes
 from glowplug.controllers.placer.network import Network
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.errors import WEIGHTS_CODES, WeightsUnavailable
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
@@ -30,6 +32,7 @@ class Fleet:
         self.scores: dict[str, float] = {}  # replica -> its worth when last planned
         self.promised: set[str] = set()  # replicas whose start was sent and that no agent has reported yet
         self.learned: dict[str, StartRow] = {}  # rows of starts that the store does not have yet
+        self.failed_nodes = FailedNodes(params)
         self.born_at: float | None = None
         self._by_silence: dict[
             str, None
@@ -41,6 +44,7 @@ class Fleet:
             return False
         self._by_silence.pop(node.node_id, None)
         self._by_silence[node.node_id] = None
+        self.network.cached(node)
         return self.capacity.put_node(node)
 
     def node_left(self, node_id: str) -> None:
@@ -52,6 +56,7 @@ class Fleet:
     def shift(self, by_s: float, now_s: float) -> None:
         """Our clock has jumped: every lease moves with it, and nodes that seemed silent may not have been."""
         self.nodes.shift(by_s)
+        self.failed_nodes.shift(by_s)
         for node_id, node in self.nodes.by_id.items():
             if node_id not in self._by_silence and self.nodes.is_alive(node_id, now_s):
                 self._by_silence[node_id] = None
@@ -68,6 +73,8 @@ class Fleet:
         changed = self.instances.restore(rows, now_s)
         for instance in changed:
             self._took(instance, now_s)
+            if instance.tries_left:  # its fact was lost, and with it the code
+                self.failed(instance, WeightsUnavailable.code, now_s)
         self.capacity.keep_only(self.instances.by_id.keys() | self.promised)
         return changed
 
@@ -76,6 +83,12 @@ class Fleet:
         self.instances, self.loads = instances, loads
         for instance in instances.by_id.values():
             self._took(instance, now_s)
+
+    def failed(self, instance: Instance, code: str, now_s: float) -> None:
+        """Its weights could not be had on its node: the next start of its model goes elsewhere."""
+        model = self.models.get(instance.model_key)
+        if model is not None and code in WEIGHTS_CODES:
+            self.failed_nodes.failed(model, instance.node_id, code, now_s)
 
     def forget(self, instance_id: str) -> None:
         self.instances.forget(instance_id)
@@ -120,6 +133,7 @@ class Fleet:
             times=self.network.times,
             seconds=self.network.seconds,
             first_token_s=self.network.first_token_s,
+            stage_bytes=self.network.stage_bytes,
             start_stages=self.params.start_stages,
         )
 

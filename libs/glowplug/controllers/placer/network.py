@@ -22,8 +22,8 @@ from glowplug.events.facts import RequestFinished
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
 from glowplug.policies.placement.links import Fetch, LinkLedger, begin, finish, found_at, gpu_kind_of, network_rate
-from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.start_times import KEPT, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
+from glowplug.policies.placement.shape import bytes_per_gpu, parts_of
+from glowplug.policies.start_times import KEPT, MAX_ROWS, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
 
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
@@ -44,6 +44,7 @@ class Network:
             network_bytes_per_s=params.network_bytes_per_s,
             pcie_bytes_per_s=params.pcie_bytes_per_s,
         )
+        self.stage_bytes: dict[str, tuple[int, ...]] = {}  # weights digest -> what stages of it fetch, as nodes say
         self.seconds: dict[str, StageSeconds] = {}
         self.quickest_s: dict[str, float] = {}  # model_key -> the shortest prefill of a warm request
         self.first_token_s: dict[str, float] = {}  # model_key -> from READY to the first token of who waited for it
@@ -71,7 +72,7 @@ class Network:
             if node is None or found_at(node, model) is not StartKind.COLD:
                 continue
             due = max(now_s, placement.command.wanted_at + slo_s - self._after_fetch_s(node, model, len(stages)))
-            fetch = Fetch(fetch_id=fetch_id, left_bytes=stage.fetch_bytes or whole, deadline_at=due)
+            fetch = Fetch(fetch_id=fetch_id, left_bytes=stage.part_bytes or stage.fetch_bytes or whole, deadline_at=due)
             self._begin(fetch, node, model, now_s)
 
     def _begin(self, fetch: Fetch, node: Node, model: Model, now_s: float) -> None:
@@ -88,7 +89,7 @@ class Network:
         self._ordered[row.instance_id] = None
         if found_at(node, model) is not StartKind.COLD:
             return
-        part = -(-model.fetch_bytes // row.num_stages)
+        part = self._part_bytes(model, row) or -(-model.fetch_bytes // row.num_stages)
         nic = next((link for link in node.links if link.link_id.endswith("/nic")), None)
         moving = nic.bytes_in_flight if nic is not None and nic.num_transfers else part
         wanted_at = min((phase.started_at for phase in row.phases), default=row.created_at)
@@ -101,10 +102,24 @@ class Network:
 
     def rest(self, row: Instance, model: Model, node: Node, now_s: float) -> None:
         """The rest of the model that a stage is to have all of has been asked for."""
-        left = model.fetch_bytes - model.fetch_bytes // row.num_stages
+        part = self._part_bytes(model, row) or model.fetch_bytes // row.num_stages
+        left = max(0, model.fetch_bytes - part)
         fetch = Fetch(fetch_id=rest_of(row), left_bytes=left, deadline_at=float("inf"), is_background=True)
         if fetch.fetch_id not in self._fetching:
             self._begin(fetch, node, model, now_s)
+
+    def cached(self, node: Node) -> None:
+        """How weights that lie there are cut into stages."""
+        for one in node.cached:
+            if one.stage_bytes and self.stage_bytes.get(one.digest) != one.stage_bytes:
+                self.stage_bytes[one.digest] = one.stage_bytes
+                if len(self.stage_bytes) > MAX_ROWS:
+                    del self.stage_bytes[next(iter(self.stage_bytes))]
+
+    def _part_bytes(self, model: Model, row: Instance) -> int:
+        """What a stage fetches; 0 where its layers' sizes are not known."""
+        parts = parts_of(self.stage_bytes.get(model.weights.digest, ()), row.num_stages)
+        return parts[row.stage] if parts and row.stage < len(parts) else 0
 
     def _after_fetch_s(self, node: Node, model: Model, num_stages: int) -> float:
         """Seconds between a stage's last byte there and its being warm."""

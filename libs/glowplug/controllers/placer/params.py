@@ -37,9 +37,11 @@ class PlacerParams:
     follows_parts: bool = False  # prefetchers say when a stage has its part, and bring the rest of what becomes whole;
     # False: it is there when the stage loads, and the rest is for its engine to bring, as in scenarios
     hole_grace_s: float = 0.0  # how long a stage that becomes whole has to go on without one that is gone
+    avoid_node_s: float = 120.0  # a node where weights could not be had is asked for them again after this
+    max_start_nodes: int = 3  # on how many nodes a start is tried before whoever waits for it is refused
     network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate: 16 Gbit/s
     pcie_bytes_per_s: float = 32e9  # host to GPU, of a node that tells no rate
     start_stages: StageSeconds = field(default_factory=StageSeconds)  # of models that have not been started yet
 
     def __post_init__(self) -> None:
-        check_bounds(self, above_0=("network_bytes_per_s", "pcie_bytes_per_s"))
+        check_bounds(self, above_0=("network_bytes_per_s", "pcie_bytes_per_s", "max_start_nodes"))

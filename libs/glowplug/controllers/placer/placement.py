@@ -43,6 +43,7 @@ class Sent:
     expected: Expected | None = None  # of its start
     decision_id: str = ""
     rendezvous: str = ""  # of several stages
+    tries_left: int = 0  # nodes on which it may be tried where its weights cannot be had here
 
     @property
     def promised(self) -> tuple[str, ...]:
@@ -183,6 +184,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
             predicted=sent.expected.by_phase[number] if sent.expected else {},
             predicted_s=sent.expected.start_s if sent.expected else 0.0,
             rendezvous=sent.rendezvous,
+            tries_left=sent.tries_left,
         )
         if model.weights.uri and not sent.source:
             commands.append(_fetch(placement, sent, number))

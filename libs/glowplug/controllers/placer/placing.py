@@ -276,12 +276,26 @@ class Placing:
         return decision
 
     def _view(self, placement: Placement, now: Pass) -> PlacementView:
-        """Without the nodes whose agents did not answer it, unless they are all there are; or only the node that it is
-        asked for."""
+        """Without the nodes whose agents did not answer it, and those where its weights could not be had lately, unless
+        they are all there are; or only the node that it is asked for."""
         if only := placement.command.node_id:
             return _narrowed(now.view, [n for n in now.view.nodes if n.node_id == only])
-        answering = [n for n in now.view.nodes if n.node_id not in placement.silent] if placement.silent else []
-        return _narrowed(now.view, answering) if answering else now.view
+        nodes = self._elsewhere(placement, now)
+        if placement.silent:
+            answering = [n for n in nodes or now.view.nodes if n.node_id not in placement.silent]
+            nodes = answering or nodes
+        return _narrowed(now.view, nodes) if nodes else now.view
+
+    def _elsewhere(self, placement: Placement, now: Pass) -> list[Node]:
+        """Where its model could run, where its weights could not be had on some nodes lately: all but these, and where
+        a copy of it lies dormant. None where they could be had, or nothing else is left."""
+        model, failed_nodes = placement.command.model, self.fleet.failed_nodes
+        failed = failed_nodes.of(model, now.now_s)
+        if not failed or not (others := list(failed_nodes.others(model, now.view.nodes, now.now_s))):
+            return []
+        dormant = {row.node_id for row in now.view.fleet.copies(model)} & failed.keys()
+        known = {node.node_id for node in others}
+        return [*others, *(n for n in now.view.nodes if n.node_id in dormant - known)]
 
     def _wanting(self, placement: Placement, now: Pass) -> int:
         """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
@@ -295,7 +309,7 @@ class Placing:
     ) -> tuple[StageDecision, EvictDecision] | None:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
-        home, only = _sleeps_at(model, now.view), self._gpus_asked(placement)
+        home, only = _sleeps_at(model, now.view), self._gpus_asked(placement, now)
         home = home & only if only else home
         if home and (found := now.victims.make(now.victims.wanted(model, wanting=wanting), self._evict, home)):
             return found
@@ -311,10 +325,11 @@ class Placing:
             now.no_victims.add(wanted)
         return found
 
-    def _gpus_asked(self, placement: Placement) -> frozenset[str]:
-        """Those of the one node that it is asked for; none where any will do."""
+    def _gpus_asked(self, placement: Placement, now: Pass) -> frozenset[str]:
+        """Those of the one node that it is asked for, or of those that are left to it; none where any will do."""
         node = self.fleet.nodes.by_id.get(placement.command.node_id)
-        return frozenset(gpu.gpu_id for gpu in node.gpus) if node else frozenset()
+        nodes = [node] if node else self._elsewhere(placement, now)
+        return frozenset(gpu.gpu_id for node in nodes for gpu in node.gpus)
 
     def _evict_for(
         self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass
@@ -349,7 +364,7 @@ class Placing:
         chosen = None if waits else self._make_space(placement, now, decision, 0)
         if chosen is None and not decision.stages:
             wanted = now.victims.wanted(model, wanting=0)
-            return Preview(decision, None, held=now.victims.held(wanted, self._gpus_asked(placement)))
+            return Preview(decision, None, held=now.victims.held(wanted, self._gpus_asked(placement, now)))
         if chosen is None:
             return Preview(decision, expect(decision, request, now.view))
         stage, eviction = chosen
@@ -370,17 +385,26 @@ class Placing:
         if len(decision.stages) > 1 and (first := self.fleet.nodes.by_id.get(decision.node_id)) is not None:
             sent.rendezvous = rendezvous(first.stages_at, placement.instance_id)
         sent.expected = expect(decision, _request(placement, now_s), now.view)
+        model, failed_nodes = placement.command.model, self.fleet.failed_nodes
+        if not placement.command.node_id:
+            begins_on = {stage.node_id for stage in decision.stages}
+            sent.tries_left = failed_nodes.tries_left(model, begins_on, now.view.nodes, now_s)
         placement.state = sent
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
-        reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
+        reason = f"{model.name} starts on {_chosen(decision)}: {decision.reason}"
+        reason += failed_nodes.said(model, sent.tries_left, now_s)
         figures: dict[str, float | int | str] = {}
-        if disks := self._read_from_disk(placement.command.model, decision):
+        if failed := failed_nodes.of(model, now_s):
+            figures |= {"failed_on": ", ".join(sorted(failed)), "tries_left": sent.tries_left}
+        if parts := [stage.part_bytes for stage in decision.stages if stage.part_bytes]:
+            figures["parts"] = ", ".join(map(show_bytes, parts))
+        if disks := self._read_from_disk(model, decision):
             figures["read_from_disk"] = ", ".join(disks)
             if rate := min(disks.values()):
                 figures["disk_bytes_per_s"] = rate
             reason += f"; its weights are read from the disk of {listed(list(disks))}"
-        if shared := self.shared_bytes(placement.command.model, decision):
+        if shared := self.shared_bytes(model, decision):
             figures["shared_bytes"] = shared
             reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
         decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)

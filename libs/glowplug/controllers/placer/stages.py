@@ -5,7 +5,7 @@ Paper: HydraServe sections 4 and 6. The placement starts the stages; this file m
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
 - one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
   `hole_grace_s` before that: with all of the weights it goes on alone, and says so. Where one drains the first stage
-  drains with it, or becomes whole;
+  drains with it and ends before it, or becomes whole;
 - one of which no agent has spoken for `give_up_s` was never begun (its placer was killed before it had sent all of the
   starts), and the others end;
 - later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
@@ -21,6 +21,8 @@ from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.instance import Instance, InstanceState, StageAddress
 from glowplug.events.commands import FetchWeights, JoinStages
 from glowplug.policies.placement.links import has_weights
+
+ENDS_AHEAD_S = 0.5  # the first stage's drain ends so long before that of a later one
 
 
 class Stages:
@@ -77,7 +79,7 @@ class Stages:
         if first.is_whole:
             left = [p for p in living if not p.is_whole and not p.consolidating]
             is_busy = first.stages_busy and first.state in (InstanceState.READY, InstanceState.DRAINING)
-            if is_busy and all(p.state is InstanceState.READY for p in parts):
+            if is_busy and all(p.state in (InstanceState.READY, InstanceState.DRAINING) for p in parts):
                 return []
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
@@ -87,8 +89,7 @@ class Stages:
                 return []
         if hole is not None:
             why = f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}"
-            grace_s = 0.0 if hole.state.is_gone else self.fleet.params.evict_grace_s
-            return self._end([first], why, now_s, grace_s)
+            return self._end([first], why, now_s, self._grace_s(hole, now_s))
         is_late = first.state.is_coming and now_s - first.created_at > self.fleet.params.give_up_s
         if is_late and len(parts) < first.num_stages - 1:
             why = f"{len(parts)} of its {first.num_stages - 1} later stages have been begun"
@@ -98,6 +99,13 @@ class Stages:
             later = tuple(_address(part) for part in sorted(living, key=lambda part: part.stage))
             return [Publish(JoinStages(target=first.node_id, instance_id=whole, stages=later))]
         return []
+
+    def _grace_s(self, hole: Instance, now_s: float) -> float:
+        """How long the first stage may drain, so that it ends before a later one does."""
+        if hole.state.is_gone:
+            return 0.0
+        most_s = self.fleet.params.evict_grace_s
+        return min(most_s, max(0.0, hole.drain_ends_at - ENDS_AHEAD_S - now_s)) if hole.drain_ends_at else most_s
 
     def _end(self, rows: list[Instance], why: str, now_s: float, grace_s: float = 0.0) -> list[Effect]:
         return [

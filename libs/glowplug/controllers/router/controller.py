@@ -2,8 +2,8 @@
 
 Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
 ClientLeft, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick; facts about
-instances and models, weights.fetch_failed and the load reports of all routers. `restore` takes the tables of models,
-instances and start times.
+instances and models, and the load reports of all routers. `restore` takes the tables of models, instances and start
+times.
 
 Asks for: Dispatch, Hold, Reject, Recall and MoveStream of a request (messages.py), and Publish of request.waiting and
 request.rejected. Load reports are made from `loads()`, and request.finished is the data port's.
@@ -12,7 +12,8 @@ A request is answered by the first rule that applies:
  1. Its model is not known: 404. The router is stopping: 503.
  2. An instance is ready with a free slot, and nobody waits: dispatch, by the routing policy.
  3. The model is cold and its operator has drained it: 503.
- 4. A moment ago the weights could not be had, or no GPU could hold them, and nothing else runs: 503 with that reason.
+ 4. A moment ago the weights could not be had on any node that was tried, or no GPU could hold them, and nothing else
+    runs: 503 with that reason.
  5. It is cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
  6. The queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise
     it is held in order of arrival, and request.waiting is published.
@@ -109,7 +110,6 @@ class RouterController:
             **dict.fromkeys(get_args(facts.InstanceChange), self._instance_reported),
             facts.ModelDeployed: self._model_deployed,
             facts.ModelUndeployed: self._model_undeployed,
-            facts.WeightsFetchFailed: self._fetch_failed,
             facts.RouterLoadReported: self._load_reported,
         }
 
@@ -356,9 +356,6 @@ class RouterController:
         self.fleet.model_table.forget(model.key)
         return self._model_gone(model)
 
-    def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:
-        return self._start_failed(event.data.model_key, event.data.code, event.data.message, now_s)
-
     def _load_reported(self, event: Event, now_s: float) -> list[Effect]:
         if not self.balances.peer_reported(event.data, now_s):
             return []
@@ -389,7 +386,7 @@ class RouterController:
         if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
             reason = instance.reason or "the instance failed"
             recalls = self._recall(instance.instance_id, reason) if code == "node_left" else effects
-            return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]
+            return [*recalls, *self._start_failed(instance, code, reason, now_s)]
         return effects
 
     def _learn_start(self, instance: Instance) -> None:
@@ -408,9 +405,11 @@ class RouterController:
         running = [ticket for ticket, r in self.requests.items() if r.instance_id == instance_id]
         return [msg.Recall(ticket, reason, ended, moved) for ticket in running]
 
-    def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
-        """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
-        failure = self._failures.remember(model_key, code, message, now_s)
+    def _start_failed(self, instance: Instance, code: str, message: str, now_s: float) -> list[Effect]:
+        """Remember why; when it is the weights, no other node is tried and nothing else can serve, nobody waits for
+        nothing."""
+        model_key = instance.model_key
+        failure = self._failures.remember(model_key, code, message, now_s, tries_left=instance.tries_left)
         queue = self.queues.get(model_key)
         served = self.fleet.ready(model_key) or self.fleet.coming(model_key)
         if queue is None or served or not failure.is_hopeless:

@@ -25,10 +25,12 @@ class Failure:
     code: str
     message: str
     failed_at: float
+    tries_left: int = 0  # other nodes on which the start may be tried
+    num_nodes: int = 1  # on which it was tried, one after the other
 
     @property
     def is_hopeless(self) -> bool:
-        return self.code in HOPELESS_CODES
+        return self.code in HOPELESS_CODES and not self.tries_left
 
 
 class Failures:
@@ -38,11 +40,15 @@ class Failures:
         self._memory_s = memory_s
         self._by_model: dict[str, Failure] = {}
 
-    def remember(self, model_key: str, code: str, message: str, now_s: float) -> Failure:
-        """The newest failure counts, except that a hopeless one is not forgotten over another kind."""
-        failure = Failure(code or code_in(message), message, now_s)
+    def remember(self, model_key: str, code: str, message: str, now_s: float, *, tries_left: int = 0) -> Failure:
+        """The newest failure counts, except that a hopeless one is not forgotten over another kind. `tries_left`: of a
+        start that was not the last try, on which nobody is refused."""
         known = self._by_model.get(model_key)
-        if known is None or failure.is_hopeless or not known.is_hopeless:
+        num_nodes = known.num_nodes + 1 if known is not None and known.tries_left else 1
+        if num_nodes > 1:
+            message = f"{message} (it was tried on {num_nodes} nodes)"
+        failure = Failure(code or code_in(message), message, now_s, tries_left, num_nodes)
+        if known is None or failure.is_hopeless or not known.is_hopeless or tries_left:
             self._by_model[model_key] = failure
         return failure
 

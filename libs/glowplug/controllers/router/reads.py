@@ -16,7 +16,6 @@ READS: Final = Reads(
         *get_args(facts.InstanceChange),
         facts.ModelDeployed,
         facts.ModelUndeployed,
-        facts.WeightsFetchFailed,
     ),
     telemetry=(facts.RouterLoadReported,),
     effects=EFFECTS,

@@ -131,12 +131,15 @@ def _stage(
 ) -> tuple[StartKind, float, Mapping[str, float]]:
     kind = found_at(node, model)
     offer = offer_of(node, model, view, kind)
-    part_bytes = stage.fetch_bytes or model.fetch_bytes
+    part_bytes = stage.part_bytes or stage.fetch_bytes or model.fetch_bytes
+    loaded = model.weights_bytes / num_stages
+    if stage.part_bytes:
+        loaded = model.weights_bytes * stage.part_bytes / model.fetch_bytes
     took = view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
     here = replace(
         took,
         fetch_s=part_bytes / offer.link.share(),
-        load_s=model.weights_bytes / num_stages / len(stage.gpu_ids) / offer.pcie_bytes_per_s,
+        load_s=loaded / len(stage.gpu_ids) / offer.pcie_bytes_per_s,
     )
     assert offer.stages is not None
     if offer.streams:

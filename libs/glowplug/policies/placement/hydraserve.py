@@ -86,6 +86,11 @@ def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraservePa
         waited_s=request.waited_s,
         num_required=request.num_required,
         num_gpus=model.num_gpus,
+        parts={
+            number: parts
+            for number in range(2, params.allocation.max_stages + 1)
+            if (parts := view.parts(model, number))
+        },
     )
 
 
@@ -202,6 +207,7 @@ def _offers(
 def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     model, fleet, num_stages = request.model, view.fleet, layout.num_stages
     stages, drops = [], list[str]()
+    parts = view.parts(model, num_stages)
     for number, worker in enumerate(layout.workers):
         need = bytes_per_gpu(model) if num_stages == 1 else worker.num_bytes
         first, last = stage_bytes(model, number, num_stages)
@@ -212,6 +218,7 @@ def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, param
                 bytes_per_gpu=need,
                 first_byte=first,
                 fetch_bytes=(last or model.fetch_bytes) - first if num_stages > 1 else 0,
+                part_bytes=parts[number] if parts else 0,
             )
         )
         node = fleet.node(worker.node_id) if params.clear else None

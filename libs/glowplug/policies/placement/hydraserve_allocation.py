@@ -22,7 +22,8 @@ Departures:
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here it is the first server that holds the
   model and where nobody else becomes late, else the first that holds it, and the reason says that somebody does; if
   none holds it there is no layout and the request waits (E19).
-- Stages are never equal: the largest is taken as 1/0.9 of the mean, as in the published code.
+- Stages are never equal: where the sizes of the layers are known each is taken with its own bytes (`ColdStart.parts`),
+  else the largest as 1/0.9 of the mean, as in the published code. A server is admitted for the largest.
 - Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
   `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
   over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
@@ -80,6 +81,7 @@ class ColdStart:
     num_required: int = 1
     num_gpus: int = 1
     file_bytes: int = 0  # of its weights as they are fetched; 0: as many as lie on the GPUs
+    parts: Mapping[int, Sequence[int]] = field(default_factory=dict)  # number of stages -> what each of them fetches
 
     @property
     def memory_bytes(self) -> int:
@@ -196,9 +198,8 @@ def _scheme(
     num_full: int,
 ) -> Layout | None:
     """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
-    evenness = params.skew if num_stages > 1 else 1.0
-    part = (start.file_bytes or start.weight_bytes) / num_stages / evenness
-    loaded = start.weight_bytes / num_stages / evenness
+    parts, loads = _parts(start, params, num_stages)
+    part, loaded = max(parts), max(loads)
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
     spare_s = now_s + start.slo_ttft_s - start.waited_s - besides_s(start.stages, num_stages, num_full)
 
@@ -224,7 +225,7 @@ def _scheme(
                 node_id=server.node_id,
                 gpu_ids=gpus,
                 num_bytes=num_bytes,
-                fetch_bytes=part,
+                fetch_bytes=parts[len(chosen)],
                 is_full=is_full,
                 is_shared=not server.empty_gpus.issuperset(gpus),
             )
@@ -233,7 +234,8 @@ def _scheme(
                 break
         if len(chosen) < wanted:
             return None
-    ttft_s = max(ready_s(start.stages, part, server, params, start.num_gpus, loaded) for server, _ in chosen)
+    sizes = zip(chosen, parts, loads, strict=True)
+    ttft_s = max(ready_s(start.stages, part, on, params, start.num_gpus, loaded) for (on, _), part, loaded in sizes)
     ttft_s += besides_s(start.stages, num_stages, num_full)
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
@@ -248,6 +250,18 @@ def _scheme(
         tpot_s=tpot_s,
         meets_slo=meets,
         reason=f"{_named(num_stages, num_full)} {first} after {ttft_s:.2f} s{_per_token(tpot_s)}, {verdict}",
+    )
+
+
+def _parts(start: ColdStart, params: AllocationParams, num_stages: int) -> tuple[list[float], list[float]]:
+    """Of each stage: what it fetches, and what it loads onto its GPUs."""
+    file_bytes = start.file_bytes or start.weight_bytes
+    if known := start.parts.get(num_stages):
+        return [float(part) for part in known], [start.weight_bytes * part / file_bytes for part in known]
+    evenness = params.skew if num_stages > 1 else 1.0
+    return (
+        [file_bytes / num_stages / evenness] * num_stages,
+        [start.weight_bytes / num_stages / evenness] * num_stages,
     )
 
 

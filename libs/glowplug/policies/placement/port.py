@@ -11,6 +11,7 @@ from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import LinkLedger
 from glowplug.policies.placement.node_index import FleetView
+from glowplug.policies.placement.shape import parts_of
 from glowplug.policies.start_times import StartTimes
 
 NO_STAGES = StageSeconds()
@@ -48,11 +49,17 @@ class PlacementView(FleetView):
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> its warm inference, measured
     first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> from READY to the first token of
     # who waited for it, measured
+    stage_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # digest -> CachedWeights.stage_bytes
     start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet
 
     def warm(self, model: Model) -> StageSeconds | None:
         """The model's warm inference; None where no request has shown it."""
         return self.seconds.get(model.key)
+
+    def parts(self, model: Model, num_stages: int) -> tuple[int, ...]:
+        """What each stage of a pipeline of so many fetches; () where no node has seen how its layers are cut."""
+        known = self.stage_bytes.get(model.weights.digest, ()) if self.stage_bytes else ()
+        return parts_of(known, num_stages)
 
     def first_tokens(self, model: Model, otherwise_s: float) -> float:
         """Seconds from READY to the first token of a request that waited for it."""

@@ -1,6 +1,6 @@
 """What one instance takes on each of its GPUs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.model import Model
@@ -21,6 +21,13 @@ def stage_bytes(model: Model, stage: int, num_stages: int) -> tuple[int, int]:
     long they prove to be."""
     first, last = (model.fetch_bytes * number // num_stages for number in (stage, stage + 1))
     return first, 0 if stage == num_stages - 1 else last
+
+
+def parts_of(stage_bytes: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """What each stage of a pipeline of so many fetches, of `CachedWeights.stage_bytes`; () where it does not say."""
+    first = num_stages * (num_stages - 1) // 2 - 1  # behind those of 2, 3, ... stages
+    parts = tuple(stage_bytes[first : first + num_stages]) if num_stages > 1 else ()
+    return parts if len(parts) == num_stages and all(part > 0 for part in parts) else ()
 
 
 def free_bytes(gpu: Gpu, reserved: Mapping[str, int]) -> int:

@@ -307,6 +307,27 @@ def test_node_tells_engines_cache_and_grows_in_revision() -> None:
     assert rows[1].revision > rows[0].revision and rows[1].heartbeat_at == 6.0
 
 
+@pytest.mark.parametrize(
+    ("found", "left"),
+    [("no_space", 2), ("weights_unavailable", 2), ("weights_corrupt", 2), ("internal_error", 0)],
+)
+def test_weights_that_cannot_be_had_here_may_be_elsewhere(found: str, left: int) -> None:
+    agent = make()
+    agent.handle(start(tries_left=2), 10.0)
+    effects = agent.handle(msg.WeightsFailed("i-1", found, "it is full"), 11.0)
+    assert code(effects) == found and agent.instance().tries_left == left
+    assert agent.instance().reason == ("it is full; 2 other nodes may be tried" if left else "it is full")
+
+
+def test_on_how_many_nodes_a_start_may_be_tried_outlives_a_restart() -> None:
+    agent = make()
+    agent.handle(start(tries_left=1), 10.0)
+    reborn, _ = agent.restarted(["i-1"], 11.0)
+    reborn.handle(msg.EngineGone("i-1"), 12.0)
+    reborn.handle(msg.WeightsFailed("i-1", "no_space", "it is full"), 13.0)
+    assert reborn.instance().tries_left == 1
+
+
 def test_clock_that_jumps_back_does_not_silence_the_beat() -> None:
     agent = make()
     agent.handle(Tick(), 1000.0)

@@ -115,6 +115,8 @@ def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
     agent.handle(Tick(), 20.1)
     effects = agent.handle(Tick(), 20.2 + jump_s)
     assert not of(msg.StopEngine, effects) and not of(msg.CountInFlight, effects)
+    assert facts(effects) == ["instance.draining"], "routers are shown when it ends by the new clock"
+    assert agent.instance().drain_ends_at == pytest.approx(30.1 + jump_s)
     assert of(msg.CheckHealth, agent.handle(Tick(), 21.4 + jump_s))
     for tenth in range(14, 102):
         effects = agent.handle(Tick(), 20.1 + tenth / 10 + jump_s)

@@ -154,6 +154,38 @@ def test_two_stages_of_one_pipeline_may_share_a_node() -> None:
     assert [agent.used(n) for n in (0, 1)] == [100, 100] and launch.stage == 1 and launch.gpu_index == 1
 
 
+def drained_by_its_node() -> CheckedAgent:
+    """A later stage whose node is asked to end at 20.0, for 30 s at most."""
+    agent = later(make(abilities=STAGES))
+    agent.handle(msg.NodeStopping("the agent was asked to stop", 30.0), 20.0)
+    return agent
+
+
+def test_a_later_stage_runs_its_layers_until_its_pipeline_has_ended() -> None:
+    agent = drained_by_its_node()
+    assert agent.instance("i-9.1").drain_ends_at == 50.0
+    effects = [*agent.handle(Tick(), 21.0), *agent.handle(msg.InFlight("i-9.1", 0), 21.0)]
+    assert not of(msg.CountInFlight, effects) and not of(msg.StopEngine, effects)
+    effects = agent.handle(stop("i-9.1", grace_s=0.0), 22.0)
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-9.1", PARAMS.stop_grace_s)]
+
+
+def test_a_later_stage_whose_pipeline_does_not_end_drains_for_its_grace() -> None:
+    agent = drained_by_its_node()
+    assert not of(msg.StopEngine, agent.handle(Tick(), 49.9))
+    assert of(msg.StopEngine, agent.handle(Tick(), 50.0))
+
+
+def test_a_later_stage_reads_in_the_store_that_its_pipeline_has_ended() -> None:
+    agent = drained_by_its_node()
+    mine = agent.instance("i-9.1")
+    running = replace(mine, instance_id="i-9", part_of="", workers=(FAR, *mine.workers), state=InstanceState.DRAINING)
+    assert not of(msg.StopEngine, agent.restore("instances", {"i-9": running, "i-9.1": mine}, 22.0))
+    assert not of(msg.StopEngine, agent.restore("instances", {"i-9.1": mine}, 22.5)), "an emptied store says nothing"
+    gone = replace(running, state=InstanceState.STOPPED)
+    assert of(msg.StopEngine, agent.restore("instances", {"i-9": gone, "i-9.1": mine}, 23.0))
+
+
 def test_stages_may_be_tensor_groups() -> None:
     agent = make(abilities=STAGES, gpus=4)
     model = a_model(weights_bytes=240 * MIB, kv_bytes=160 * MIB, num_gpus=2)

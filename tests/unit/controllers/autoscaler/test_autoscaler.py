@@ -178,6 +178,26 @@ def test_failed_starts_back_off_and_an_operator_may_try_at_once():
     assert len(published(other.handle(operator.Load("m"), 10.1), PlaceInstance)) == 1
 
 
+def test_a_start_that_may_be_tried_on_another_node_is_at_once_but_not_for_ever():
+    controller = autoscaler(a_model())
+    starts, num = published(controller.handle(waiting(), 9.0), PlaceInstance), 0
+    while starts:
+        failed = an_instance(starts[0].instance_id, state=InstanceState.FAILED, tries_left=2)
+        effects = controller.handle(an_event(InstanceFailed(instance=failed, code="no_space")), 10.0)
+        starts, num = published(effects, PlaceInstance), num + 1
+    assert num == 9, "eight at once; the ninth that has failed is waited for"
+
+
+def test_what_an_operator_has_loaded_is_tried_on_another_node():
+    controller = autoscaler(a_model())
+    (first,) = published(controller.handle(operator.Load("m"), 9.0), PlaceInstance)
+    failed = an_instance(first.instance_id, state=InstanceState.FAILED, tries_left=1)
+    (again,) = published(controller.handle(an_event(InstanceFailed(instance=failed)), 10.0), PlaceInstance)
+    assert again.instance_id != first.instance_id and again.reason == "an operator has loaded it"
+    last = an_instance(again.instance_id, state=InstanceState.FAILED)
+    assert published(controller.handle(an_event(InstanceFailed(instance=last)), 11.0), PlaceInstance) == []
+
+
 def test_a_failure_that_the_table_shows_before_its_fact_comes_counts_once():
     controller = autoscaler(a_model())
     starting = an_instance("i-1", state=InstanceState.STARTING)

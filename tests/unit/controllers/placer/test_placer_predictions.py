@@ -8,13 +8,14 @@ import pytest
 
 from glowplug.controllers.effects import Record, Remove, Save
 from glowplug.controllers.placer.controller import PlacerController
-from glowplug.domain.hardware import Node
+from glowplug.domain.hardware import CachedWeights, Link, Node
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Slo
-from glowplug.events.commands import StartInstance
+from glowplug.events.commands import FetchWeights, StartInstance
 from glowplug.events.facts import InstanceReady
 from glowplug.policies.placement import hydraserve, union
 from glowplug.policies.placement.first_fit import place as first_fit
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
 from tests.unit.controllers.placer.rig import a_placer, asked, beat, finished, payloads
 
@@ -127,3 +128,29 @@ def test_requests_teach_only_a_placement_that_reads_seconds(place: Callable[...,
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 2.0)
     controller.handle(an_event(finished()), 12.0)
     assert ("m" in controller.fleet.network.seconds) == learns == controller.reads_ends
+
+
+def test_stages_are_predicted_by_what_a_node_has_seen_of_the_layers() -> None:
+    """A node that has had the weights says how they are cut; its beat is remembered when they have left it, and by the
+    placer that follows."""
+    model = replace(MODEL, slo=Slo(ttft_s=1.15))
+    whole = model.fetch_bytes
+    link = Link(link_id="/nic", bytes_per_s=whole / 1.5)
+    able = {"abilities": ("emulated:stages", "emulated:stream"), "links": (link,)}
+    nodes = [a_node(f"node-{n}", revision=1, gpus_mib=(400,), **able) for n in (1, 2)]
+    stages = {"start_stages": StageSeconds(container_s=0.1, library_s=0.01)}
+    made = {"place": "hydraserve", "models": [model], "settle_s": 0.0, "node_lease_s": 900.0, **stages}
+    parts = (whole * 7 // 10, whole * 4 // 10)
+    seen = CachedWeights(digest=model.weights.digest, num_bytes=whole, stage_bytes=(*parts, 1, 1, 1))
+    first = a_placer(*nodes, **made)
+    beat(first, 1.0, replace(nodes[0], revision=2, cached=(seen,)))
+    beat(first, 2.0, replace(nodes[0], revision=3))
+    controller = a_placer(*nodes, **made)
+    controller.inherit(first, 2.5)
+    effects = controller.handle(asked(model, "i-1", wanted_at=3.0), 3.0)
+    starts = payloads(effects, StartInstance)
+    assert [start.predicted["fetch"] for start in starts] == pytest.approx([1.05, 0.6], abs=1e-3)
+    (record,) = [e.decision for e in effects if isinstance(e, Record)]
+    assert record.inputs["parts"] == "210 MiB, 120 MiB"
+    fetches = payloads(effects, FetchWeights)
+    assert [(one.first_byte, one.last_byte) for one in fetches] == [(0, whole // 2), (whole // 2, 0)], "as ever"

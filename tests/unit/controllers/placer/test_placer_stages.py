@@ -228,6 +228,29 @@ def test_a_stage_that_drains_lets_the_others_finish():
     assert (stop.instance_id, stop.grace_s) == ("x", 30.0)
 
 
+@pytest.mark.parametrize(("ends_at", "grace_s"), [(22.0, 12.5), (100.0, 30.0), (9.2, 0.0)])
+def test_the_first_stage_ends_before_one_that_drains_does(ends_at, grace_s):
+    controller = placer(evict_grace_s=30.0)
+    made = heard(controller)
+    controller.handle(an_event(InstanceReady(instance=as_state(made["x"], InstanceState.READY))), 2.0)
+    draining = replace(as_state(made["x.1"], InstanceState.DRAINING), drain_ends_at=ends_at)
+    (stop,) = sent(controller.handle(an_event(InstanceDraining(instance=draining)), 9.0), StopInstance)
+    assert stop.instance_id == "x" and stop.grace_s == grace_s
+
+
+def test_a_later_stage_that_drains_runs_what_an_engine_that_is_whole_has_left_there():
+    controller = placer(evict_grace_s=30.0)
+    made = heard(controller)
+    draining = as_state(made["x.1"], InstanceState.DRAINING)
+    controller.handle(an_event(InstanceDraining(instance=draining)), 2.0)
+    first = replace(as_state(made["x"], InstanceState.READY, 3), num_stages=1, workers=made["x"].workers[:1])
+    busy = replace(first, stages_busy=True)
+    assert sent(controller.handle(an_event(InstanceReady(instance=busy)), 5.0), StopInstance) == []
+    ended = replace(first, revision=4)
+    (stop,) = sent(controller.handle(an_event(InstanceReady(instance=ended)), 6.0), StopInstance)
+    assert (stop.instance_id, stop.grace_s) == ("x.1", 0.0)
+
+
 def test_a_node_with_a_later_stage_is_drained_by_its_first_one_or_once_that_is_whole():
     def drained(**changes):
         controller = placer(evict_grace_s=30.0)

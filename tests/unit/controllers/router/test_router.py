@@ -137,6 +137,27 @@ def test_bad_weights_on_one_node_do_not_matter_while_another_instance_comes() ->
     assert not rejected(run.instance(state=InstanceState.FAILED, code="weights_corrupt"))
 
 
+def test_who_waits_is_refused_when_the_last_node_has_failed() -> None:
+    run, bad = Run(), {"state": InstanceState.FAILED, "reason": "no space left", "code": "no_space"}
+    run.arrive()
+    assert not rejected(run.instance("i-1", tries_left=2, **bad))
+    assert isinstance(run.arrive()[0], msg.Hold), "who comes between two tries waits too"
+    run.instance("i-2", InstanceState.STARTING)
+    assert not rejected(run.instance("i-2", tries_left=1, revision=2, **bad))
+    effects = run.instance("i-3", **bad)
+    assert rejected(effects) == [(1, 503, "no_space"), (2, 503, "no_space")]
+    assert effects[0].message.endswith("no space left (it was tried on 3 nodes)")
+    assert rejected(run.arrive()) == [(3, 503, "no_space")]
+
+
+def test_a_try_elsewhere_ends_what_an_earlier_failure_said() -> None:
+    run, bad = Run(), {"state": InstanceState.FAILED, "code": "weights_unavailable"}
+    run.instance("i-1", **bad)
+    assert rejected(run.arrive())
+    run.instance("i-2", tries_left=1, **bad)
+    assert isinstance(run.arrive()[0], msg.Hold)
+
+
 def test_another_failure_leaves_the_waiters_and_is_told_when_their_time_is_out() -> None:
     run = Run()
     run.arrive()

@@ -9,6 +9,7 @@ from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef
 from glowplug.policies.placement import hydraserve, serverlessllm, union
+from glowplug.policies.placement.expect import expect
 from glowplug.policies.placement.hydraserve_allocation import AllocationParams, StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
@@ -67,6 +68,25 @@ def test_two_stages_where_one_server_would_be_late_each_with_its_half():
     assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, WEIGHTS // 2), (WEIGHTS // 2, WEIGHTS // 2)]
     assert len({s.node_id for s in decision.stages}) == 2
     assert [s.bytes_per_gpu for s in decision.stages] == [17 * GB, 17 * GB // 2]  # the first may grow whole
+
+
+def test_stages_are_predicted_by_the_layers_that_they_fetch():
+    """What is asked of a prefetcher stays an even part: it cuts by layers itself, where the weights have any."""
+    seen = {SEVEN_B.weights.digest: (7 * GB, 5 * GB)}
+    decision = place(hydraserve, servers(3), stage_bytes=seen)
+    assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, WEIGHTS // 2), (WEIGHTS // 2, WEIGHTS // 2)]
+    assert [s.part_bytes for s in decision.stages] == [7 * GB, 5 * GB]
+    request = PlaceRequest(instance_id="i-1", model=SEVEN_B)
+    view = PlacementView(now_s=0.0, nodes=servers(3), stage_bytes=seen)
+    expected = expect(decision, request, view)
+    assert [phases["fetch"] for phases in expected.by_phase] == pytest.approx([3.5, 2.5])
+    assert expected.by_phase[0]["load"] == pytest.approx(expected.by_phase[1]["load"] * 7 / 5)
+
+
+def test_stages_that_would_be_late_by_their_layers_are_not_made():
+    seen = {SEVEN_B.weights.digest: (12 * GB, 11 * GB)}
+    assert len(place(hydraserve, servers(2)).stages) == 2
+    assert len(place(hydraserve, servers(2), stage_bytes=seen).stages) == 1
 
 
 def test_one_server_where_its_link_is_fast_enough():

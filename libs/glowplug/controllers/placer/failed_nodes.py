@@ -1,0 +1,97 @@
+"""Nodes where weights could not be had lately: a start of a model of these weights goes elsewhere for a while.
+
+A fetch that is refused, a disk that is full or wrong bytes may be one node's trouble alone (no way to the source,
+another cache before it). Where another node could run the model, the next start is tried there: `tries_left` of the
+failed instance shows routers that whoever waits need not be refused, and the autoscaler that it need not pause. A start
+is tried on `max_start_nodes` at most. A node is taken again after `avoid_node_s`, once the weights lie there, once its
+model is deployed anew, or where every other node has failed too.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from glowplug.controllers.placer.params import PlacerParams
+from glowplug.domain.hardware import Node
+from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted, listed
+from glowplug.policies.placement.links import has_weights
+from glowplug.policies.placement.shape import bytes_per_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class FailedNode:
+    """A start failed there with that error code."""
+
+    code: str
+    at: float
+
+
+@dataclass(slots=True)
+class FailedNodes:
+    """weights digest -> node_id -> the last failure there."""
+
+    params: PlacerParams
+    by_digest: dict[str, dict[str, FailedNode]] = field(default_factory=dict)
+
+    def failed(self, model: Model, node_id: str, code: str, now_s: float) -> None:
+        """A start of the model failed on that node because of its weights."""
+        if model.weights.uri and node_id:
+            self.by_digest.setdefault(model.weights.digest, {})[node_id] = FailedNode(code, now_s)
+
+    def forget(self, model: Model, node_id: str = "") -> None:
+        """That node has the weights by now; "": its owner has declared the model anew."""
+        known = self.by_digest.get(model.weights.digest)
+        if known is not None and node_id:
+            known.pop(node_id, None)
+        if not known or not node_id:
+            self.by_digest.pop(model.weights.digest, None)
+
+    def expire(self, now_s: float, is_known: Callable[[str], bool]) -> None:
+        """Drop what is over, and nodes that have left."""
+        for digest, known in list(self.by_digest.items()):
+            left = {n: one for n, one in known.items() if is_known(n) and now_s - one.at < self.params.avoid_node_s}
+            self.by_digest[digest] = left
+            if not left:
+                del self.by_digest[digest]
+
+    def shift(self, by_s: float) -> None:
+        """Move every wait by a jump of the clock."""
+        for known in self.by_digest.values():
+            known |= {node_id: FailedNode(one.code, one.at + by_s) for node_id, one in known.items()}
+
+    def of(self, model: Model, now_s: float) -> dict[str, FailedNode]:
+        """Nodes to avoid for a start of that model."""
+        if not self.by_digest:
+            return {}
+        known = self.by_digest.get(model.weights.digest, {})
+        return {node_id: one for node_id, one in known.items() if now_s - one.at < self.params.avoid_node_s}
+
+    def others(self, model: Model, nodes: Iterable[Node], now_s: float) -> Iterator[Node]:
+        """Those of `nodes` that could run the model and where its weights have not failed lately, or lie by now."""
+        failed = self.of(model, now_s)
+        return (n for n in nodes if could_run(n, model) and (n.node_id not in failed or has_weights(n, model)))
+
+    def tries_left(self, model: Model, begins_on: Collection[str], nodes: Iterable[Node], now_s: float) -> int:
+        """On how many more nodes a start may be tried that begins on these, should its weights not be had there."""
+        num_tried = len(self.of(model, now_s).keys() - begins_on) + 1
+        most = self.params.max_start_nodes - num_tried
+        if most <= 0 or not model.weights.uri:
+            return 0
+        others = (n for n in self.others(model, nodes, now_s) if n.node_id not in begins_on)
+        return sum(1 for _ in islice(others, most))
+
+    def said(self, model: Model, tries_left: int, now_s: float) -> str:
+        """What a decision says of it, "" where nothing has failed."""
+        failed = [f"{node_id} ({one.code})" for node_id, one in sorted(self.of(model, now_s).items())]
+        if not failed:
+            return ""
+        more = f"; if they cannot here either, {counted(tries_left, 'more node')} may be tried"
+        return f"; its weights could not be had on {listed(failed)} in the last {self.params.avoid_node_s:g} s{more}"
+
+
+def could_run(node: Node, model: Model) -> bool:
+    """Whether it may be given an instance of the model, were its GPUs empty."""
+    need = bytes_per_gpu(model)
+    is_able = not node.draining and model.engine in node.engines
+    return is_able and sum(gpu.total_bytes >= need for gpu in node.gpus) >= model.num_gpus
