@@ -68,7 +68,7 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         loading: AbstractContextManager[Any] = stage.own_tensors(directory) if is_stage else nullcontext()
         if os.environ.get(SHARED) == "1":
             loading = shared_load.in_place(directory)
-        with loading as shared:
+        with loading as shared, stage.without_head(get_pp_group().is_last_rank):
             super().load_model(**options)
         if is_stage:
             sign = stage.report_loaded(self.local_rank)

@@ -7,6 +7,7 @@ round trip and `QUEUE_S` more: by bandwidth and delay, as BBR does (Cardwell et 
 receiver, who knows the link. Windows larger than the kernel lets a program ask for are left to the kernel.
 """
 
+import asyncio
 import socket
 import struct
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 QUEUE_S = 0.02  # of the link's time, that may wait in front of it
 LEAST_BYTES = 32 << 10  # of a window
+GATHER_BYTES, GATHER_S = 48 << 10, 0.008  # a read that had to wait and gives less is followed by a pause
+WAITED_S = 0.0005
 SLACK = 0.25  # a window is left as it is while what is wanted differs by no more
 
 WindowOf = Callable[[float], int]  # round trip in seconds -> bytes of one connection's window; 0: as the kernel has it
@@ -66,11 +69,24 @@ def of_stream(stream: Any, wanted: WindowOf | None) -> Window | None:
     return Window(found, wanted)
 
 
-async def followed(chunks: AsyncIterator[bytes], window: Window | None) -> AsyncIterator[bytes]:
-    """The same chunks; before each of them the connection has the window that is wanted by then."""
+async def followed(pieces: AsyncIterator[bytes], window: Window | None, num_bytes: int) -> AsyncIterator[bytes]:
+    """The same bytes in chunks of `num_bytes`, the last one smaller. Before each of them the connection has the window
+    that is wanted by then. Where little has come in a while, more is waited for: each read takes as long, much or
+    little."""
+    chunk, clock = bytearray(), asyncio.get_running_loop().time
     if window is not None:
         window.follow()
-    async for chunk in chunks:
-        if window is not None:
-            window.follow()
-        yield chunk
+    asked_at = clock()
+    async for piece in pieces:
+        is_little = len(piece) < GATHER_BYTES and clock() - asked_at > WAITED_S
+        chunk += piece
+        while len(chunk) >= num_bytes:
+            yield bytes(memoryview(chunk)[:num_bytes])
+            del chunk[:num_bytes]
+            if window is not None:
+                window.follow()
+        if is_little:
+            await asyncio.sleep(GATHER_S)
+        asked_at = clock()
+    if chunk:
+        yield bytes(chunk)

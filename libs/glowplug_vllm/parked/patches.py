@@ -33,9 +33,14 @@ NEEDED = (
     ("vllm.v1.engine.async_llm", "maybe_register_config_serialize_by_value"),
     ("vllm.v1.engine.utils", "EngineHandshakeMetadata"),
     ("vllm.v1.structured_output", "cached_tokenizer_from_config"),
+    ("vllm.renderers.hf", "maybe_make_thread_pool"),
     # not replaced here: what stage.py, moving.py and connector.py use
     ("vllm.model_executor.model_loader.default_loader", "DefaultModelLoader.get_all_weights"),
     ("vllm.model_executor.models.utils", "is_pp_missing_parameter"),
+    (
+        "vllm.model_executor.layers.vocab_parallel_embedding",
+        "UnquantizedEmbeddingMethod.process_weights_after_loading",
+    ),
     ("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1.get_num_new_matched_tokens"),
     ("vllm.v1.core.kv_cache_manager", "KVCacheManager.get_block_ids"),
     ("torch.distributed.distributed_c10d", "_get_default_store"),

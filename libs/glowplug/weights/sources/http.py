@@ -87,7 +87,7 @@ class WebReader:
         async with self.ask("GET", address, headers) as answer:
             check(answer)
             window = of_stream(answer.response.extensions.get("network_stream"), self._window)
-            async for chunk in followed(answer.response.aiter_bytes(self._chunk_bytes), window):
+            async for chunk in followed(answer.response.aiter_bytes(), window, self._chunk_bytes):
                 yield chunk
 
     def check(self, response: httpx.Response) -> None:

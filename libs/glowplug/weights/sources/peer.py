@@ -103,7 +103,7 @@ class PeerRegion:
             async with self._client.stream("GET", f"{self._path}/bytes", headers=asked) as response:
                 _check(response, 206)
                 window = of_stream(response.extensions.get("network_stream"), self._window)
-                async for chunk in followed(response.aiter_bytes(self._chunk_bytes), window):
+                async for chunk in followed(response.aiter_bytes(), window, self._chunk_bytes):
                     yield chunk
         except httpx.HTTPError as error:
             raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
