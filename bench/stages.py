@@ -40,7 +40,7 @@ LENGTHS = (64, 128, 256, 512)  # tokens of the prompts that run when a pipeline 
 ARGS = {"dtype": "float32", "num_threads": 1}
 MODEL: dict[str, Any] = {"engine_args": ARGS, "kv_bytes": 256 << 20}  # memory for all that runs at once
 LATEST = 1 << 30  # tokens: no cache is worth moving
-TURNS = 3  # of two engines with a stream each, one after the other
+TURNS = 4  # of two engines with a stream each, one after the other
 
 Figures = dict[str, list[float]]
 
@@ -188,9 +188,9 @@ async def consolidate_once(
             out.gap_s.append(rest.at[0] - streams[n].at[-1] if rest.at else float("inf"))
         for turn in range(TURNS):
             prompt = prompt_of(100 + turn)
-            here = await Stream().read(url, prompt, NUM_TOKENS)
-            there = await Stream().read(alone.url, prompt, NUM_TOKENS)
-            out.between_s.append((here.between_s, there.between_s))
+            asked = [url, alone.url] if turn % 2 else [alone.url, url]  # which goes first makes no difference
+            between_s = {one: (await Stream().read(one, prompt, NUM_TOKENS)).between_s for one in asked}
+            out.between_s.append((between_s[url], between_s[alone.url]))
         await driver.stop(report.handle, 0.0)
     return out
 
