@@ -71,7 +71,7 @@ class FromPrevious:
         (num_bytes,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
         if num_bytes > _MAX_LIST_BYTES:
             raise HopBroken(f"the stage before sends a list of {num_bytes} bytes")
-        for name, kind, shape in json.loads(self._read(bytearray(num_bytes))):
+        for name, kind, shape in json.loads(bytes(self._read(bytearray(num_bytes)))):
             self._read(buffer_of((name, kind, shape)))
 
     def _read(self, into: bytearray | memoryview) -> bytearray | memoryview:
