@@ -9,8 +9,8 @@ is the hop's. Then a pipeline becomes whole while it streams, once with the KV c
 anew: seconds of the move, and to the next token by the tokens there were. Tokens are compared with the one engine's.
 
 With `--consolidations` nothing else is measured: two streams run in each pipeline and are continued in the engine that
-it becomes. What breaks, and tokens that differ from one engine's, are counted; then that engine and one that was never
-a pipeline take turns with the same streams, and the ratio of their seconds between tokens is printed.
+it becomes. What breaks, and tokens that differ from one engine's, are counted; then that engine and a new one that was
+never a pipeline take turns with the same streams, and the ratio of their seconds between tokens is printed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LENGTHS = (64, 128, 256, 512)  # tokens of the prompts that run when a pipeline 
 ARGS = {"dtype": "float32", "num_threads": 1}
 MODEL: dict[str, Any] = {"engine_args": ARGS, "kv_bytes": 256 << 20}  # memory for all that runs at once
 LATEST = 1 << 30  # tokens: no cache is worth moving
-TURNS = 3  # of two engines with a stream each, one after the other
+TURNS = 4  # of two engines with a stream each, one after the other
 
 Figures = dict[str, list[float]]
 
@@ -157,9 +157,7 @@ class Consolidated:
     between_s: list[tuple[float, float]] = field(default_factory=list)  # ... of the new engine, of one that was none
 
 
-async def consolidate_once(
-    case: EngineCase, num_stages: int, alone: EngineHandle, expected: dict[int, list[int]]
-) -> Consolidated:
+async def consolidate_once(case: EngineCase, num_stages: int, expected: dict[int, list[int]]) -> Consolidated:
     """Both streams to their ends, through the consolidation."""
     driver, out = case.driver, Consolidated()
     assert isinstance(driver, VllmDriver)
@@ -186,17 +184,19 @@ async def consolidate_once(
             elif (common := min(len(said), len(expected[n]))) and said[:common] != expected[n][:common]:
                 out.why = f"the tokens behind a prompt of {n} differ from one engine's"
             out.gap_s.append(rest.at[0] - streams[n].at[-1] if rest.at else float("inf"))
+        alone = (await case.start(**MODEL)).handle  # an engine that has run for a while is slower than a new one
         for turn in range(TURNS):
             prompt = prompt_of(100 + turn)
-            here = await Stream().read(url, prompt, NUM_TOKENS)
-            there = await Stream().read(alone.url, prompt, NUM_TOKENS)
-            out.between_s.append((here.between_s, there.between_s))
+            asked = [url, alone.url] if turn % 2 else [alone.url, url]  # which goes first makes no difference
+            between_s = {one: (await Stream().read(one, prompt, NUM_TOKENS)).between_s for one in asked}
+            out.between_s.append((between_s[url], between_s[alone.url]))
+        await driver.stop(alone, 0.0)
         await driver.stop(report.handle, 0.0)
     return out
 
 
 async def consolidations(num_stages: int, num: int) -> None:
-    """As many in a row; an engine that is none of them lives beside."""
+    """As many in a row."""
     seen: list[Consolidated] = []
     loads = [load_now()]
     with tempfile.TemporaryDirectory(prefix="gp-bench-") as folder:
@@ -208,9 +208,10 @@ async def consolidations(num_stages: int, num: int) -> None:
             lengths = (64, 256)
             reads = (Stream().read(alone.url, prompt_of(length), NUM_TOKENS * 4) for length in lengths)
             expected = {n: s.token_ids for n, s in zip(lengths, await asyncio.gather(*reads), strict=True)}
+            await case.driver.stop(alone, 5.0)
             for number in range(num):
                 try:
-                    one = await consolidate_once(case, num_stages, alone, expected)
+                    one = await consolidate_once(case, num_stages, expected)
                 except (EngineFailed, httpx.HTTPError) as error:
                     one = Consolidated(why=f"{type(error).__name__}: {error}")
                 seen.append(one)

@@ -215,9 +215,17 @@ class Machines:
             self.ask("POST", f"{self.url('placer')}/v1/nodes/{node}/{verb}").raise_for_status()
 
     def deploy(self, model: Mapping[str, Any]) -> None:
-        answer = self.ask("POST", f"{self.url('autoscaler')}/v1/models", json=dict(model))
+        """Or change it, where it is deployed."""
+        answer = self.ask("PUT", f"{self.url('autoscaler')}/v1/models/{model['name']}", json=dict(model))
         if answer.is_error:
             raise RuntimeError(answer.text)
+
+    def cost(self, name: str, verb: str) -> dict[str, Any]:
+        """What a verb would take now, as the placer expects it."""
+        answer = self.ask("GET", f"{self.url('placer')}/v1/models/{name}/cost", params={"verb": verb})
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
 
     def remove(self, name: str) -> None:
         """The model and all of its instances go."""

@@ -9,9 +9,9 @@ the network alone needs: bytes / (stages x bytes per second).
     python -m bench.coldstart.run --kinds parked streamed    (those alone)
     python -m bench.coldstart.run --kinds streamed stages-2 --tokens 600    (stages become one engine within the answer)
 
-A kind is played on the nodes that it is for, while the others take nothing in: `whole` on one whose engines load after
+A kind is played on the nodes that it is for, while the others take nothing in: `parked` on one whose engines load after
 the fetch, `streamed` on one whose engines load beside it, stages on as many as there are stages, with an objective for
-the first token that one node cannot meet (Algorithm 1 chooses; the table says how many stages there were).
+the first token that fewer would miss (Algorithm 1 chooses; the placer is asked beforehand what it would choose).
 
 TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are
 those that the instance's row says, of the slowest of its stages; they overlap where a start streams. CPU seconds are
@@ -40,7 +40,9 @@ from glowplug.engines import vllm_env, vllm_sample
 MIB: Final = 1 << 20
 PROMPT: Final = "Why is the sky blue?"
 NUM_TOKENS, WAIT_S = 24, 240.0
-SPARE_S: Final = 2.5  # of an objective, beside the fetch of each stage: what else a start takes
+TIGHTER: Final = 0.97  # an objective after one that fewer stages would meet than are wanted
+LEAST_TTFT_S: Final = 0.1
+KNOWN_S: Final = 0.2  # until the placer has a model as it was deployed
 PARK_S: Final = 150.0  # every node parks vLLM at first, on the same cores
 MODEL: Final = {
     "engine": "vllm",
@@ -61,12 +63,6 @@ class Kind:
     streams: bool = True
     model: Mapping[str, Any] = field(default_factory=dict)
 
-    def objective(self, num_bytes: int, rate: float) -> dict[str, float]:
-        """One that so many stages meet and no fewer."""
-        if self.num_stages == 1:
-            return {}
-        return {"ttft_s": num_bytes / self.num_stages / SKEW / rate + SPARE_S}
-
 
 KINDS: Final = (
     Kind("fresh", streams=False, model={"engine_args": {"parked": False}}),
@@ -75,7 +71,6 @@ KINDS: Final = (
     Kind("stages-2", num_stages=2),
     Kind("stages-4", num_stages=4),
 )
-SKEW: Final = 0.9  # of the largest stage, as Algorithm 1 has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +87,17 @@ class Seen:
     cpu_s: Mapping[str, float]  # until the first text, by what the process is (cpu.py)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What every start is asked."""
-
-    num_bytes: int  # of the model
-    rate: float  # bytes per second of each node
-    num_tokens: int
-
-
-def start_once(machines: Machines, kind: Kind, name: str, asked: Asked) -> Seen:
+def start_once(machines: Machines, kind: Kind, name: str, num_tokens: int) -> Seen:
     """A model of that name is asked for the first time, and removed."""
     nodes = [node for node in machines.nodes if (node in machines.plain) is not kind.streams]
     machines.open(nodes[: kind.num_stages])
     engine_args = {"num_threads": 1, **kind.model.get("engine_args", {})}
     weights = {"uri": f"hf:bench/{name}"}
-    slo = kind.objective(asked.num_bytes, asked.rate)
-    machines.deploy({**MODEL, **kind.model, "name": name, "weights": weights, "engine_args": engine_args, "slo": slo})
+    model = {**MODEL, **kind.model, "name": name, "weights": weights, "engine_args": engine_args}
+    if kind.num_stages > 1:
+        deploy_for(machines, kind, model)
+    else:
+        machines.deploy(model)
     load = load_now()
     try:
         with ThreadPoolExecutor(1) as aside:
@@ -119,7 +108,7 @@ def start_once(machines: Machines, kind: Kind, name: str, asked: Asked) -> Seen:
                 spent.append(cpu_now(machines.namespaces))
                 looks.append(aside.submit(machines.rows, "placer", "/v1/instances", model=name))
 
-            seen = machines.inside(lambda: stream(machines.url("data"), name, asked.num_tokens, look))
+            seen = machines.inside(lambda: stream(machines.url("data"), name, num_tokens, look))
         rows = looks[0].result()
         phases: dict[str, float] = {}
         for phase in (phase for row in rows for phase in row["phases"]):
@@ -129,6 +118,20 @@ def start_once(machines: Machines, kind: Kind, name: str, asked: Asked) -> Seen:
         return Seen(*seen, phases, num_stages, load, spent[1].since(spent[0]))
     finally:
         machines.remove(name)
+
+
+def deploy_for(machines: Machines, kind: Kind, model: Mapping[str, Any]) -> None:
+    """Deploy a model with an objective for the first token that as many stages meet as the kind has, and fewer miss, as
+    the placer expects it. Raises RuntimeError."""
+    ttft_s, num_stages = WAIT_S, 0
+    while ttft_s > LEAST_TTFT_S:
+        machines.deploy({**model, "slo": {"ttft_s": ttft_s}})
+        time.sleep(KNOWN_S)
+        cost = machines.cost(str(model["name"]), "load")
+        if (num_stages := len(cost["gpu_ids"])) == kind.num_stages:
+            return
+        ttft_s = TIGHTER * (cost["seconds"] if ttft_s == WAIT_S else ttft_s)
+    raise RuntimeError(f"{kind.name}: the placer never chooses {kind.num_stages} stages, and {num_stages} in the end")
 
 
 def stream(url: str, model: str, num_tokens: int, on_first: Callable[[], None]) -> tuple[float, float, float, str]:
@@ -233,13 +236,12 @@ def main() -> None:
     }
     seen: dict[str, list[Seen]] = {kind.name: [] for kind in kinds}
     repos = {f"bench/{name}": files for _, _, name in names}
-    asked = Asked(num_bytes, rate, args.tokens)
     num_plain = int(any(not kind.streams for kind in kinds))
     num_nodes = num_plain + max((kind.num_stages for kind in kinds if kind.streams), default=0)
     with Machines(num_nodes, rate, repos, env, node_env, num_plain) as machines:
         until_parked(machines)
         for number, kind, name in names:
-            one = start_once(machines, kind, name, asked)
+            one = start_once(machines, kind, name, args.tokens)
             seen[kind.name].append(one)
             print(f"round {number + 1}, {kind.name}, {one.num_stages} stages: {one.ttft_s:.2f} s", flush=True)
     print(f"\n{num_bytes / 1e6:.0f} MB at {args.mbytes_per_s:g} MB/s; seconds, medians of {args.rounds}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from glowplug_vllm import arriving, rundir
+from glowplug_vllm.replaced import replaced
 
 START = "_GLOWPLUG_START"  # in the environment of a stage: where and when it was started, as JSON
 PARTITION = "VLLM_PP_LAYER_PARTITION"  # vLLM's: "4,11,11,4" layers of each stage; its own cut without it
@@ -117,6 +118,19 @@ def own_tensors(directory: Path) -> Iterator[None]:
         yield
     finally:
         DefaultModelLoader.get_all_weights = read
+
+
+@contextlib.contextmanager
+def without_head(is_last: bool) -> Iterator[None]:
+    """Within it only the last stage packs embeddings for the multiplication with them: the head, where they are tied.
+    Others look rows up, and packing would take them a second copy and the time of a fifth of their load."""
+    if is_last:
+        yield
+        return
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    with replaced(UnquantizedEmbeddingMethod, "process_weights_after_loading", lambda *_: None):
+        yield
 
 
 def make_buffers(runner: Any) -> None:

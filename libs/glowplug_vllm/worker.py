@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.utils.network_utils import get_ip
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from glowplug_vllm import groups, shared_load, stage
+from glowplug_vllm import groups, hops, shared_load, stage
 from glowplug_vllm.cpu_weights import CpuWeights
 
 SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
@@ -52,6 +53,7 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         super().init_device()
         if stage.START in os.environ:
             stage.agree(_get_default_store(), self.rank)
+            hops.install(get_pp_group(), _get_default_store(), get_ip())
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: those that were granted. Nothing of them is touched yet, so vLLM's question, whether
@@ -66,7 +68,7 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         loading: AbstractContextManager[Any] = stage.own_tensors(directory) if is_stage else nullcontext()
         if os.environ.get(SHARED) == "1":
             loading = shared_load.in_place(directory)
-        with loading as shared:
+        with loading as shared, stage.without_head(get_pp_group().is_last_rank):
             super().load_model(**options)
         if is_stage:
             sign = stage.report_loaded(self.local_rank)

@@ -73,8 +73,9 @@ class Fetcher:
     ) -> None:
         self.shm_dir, self.node_id = shm_dir, node_id
         self._put, self._metrics, self._tracing = put, metrics, tracing
-        self._fetch_options, self._source_options, self._seed = fetch_options, source_options, seed
+        self._fetch_options, self._seed = fetch_options, seed
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
+        self._source_options = replace(source_options, window=self.link.window)
         self._disk_link = LinkMeter(f"{node_id}/disk", 0.0)
         self._copies = copies
         self._max_peers, self._peer_token = max_peers, peer_token(admin_token)
@@ -208,7 +209,8 @@ class Fetcher:
 
     def _peers(self, effect: msg.StartFetch) -> list[PeerRegion]:
         chunk_bytes, urls = self._source_options.chunk_bytes, effect.peers[: self._max_peers]
-        return [PeerRegion(url, effect.digest, self._peer_token, chunk_bytes) for url in urls]
+        window = self.link.window
+        return [PeerRegion(url, effect.digest, self._peer_token, chunk_bytes, window=window) for url in urls]
 
     async def _failed(self, running: _Running, code: str, message: str) -> msg.FetchEnded:
         """Decide what of the bytes is worth keeping for the next try."""

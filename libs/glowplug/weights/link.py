@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from glowplug.weights.window import LEAST_BYTES, QUEUE_S
+
 COLD_START = 1_000_000  # the priority from which on an instance waits for the bytes
 SERVING = -1  # of bytes that go to other nodes
 ACTIVE_S = 0.5  # a class is under way while a byte of it came within so long
@@ -124,6 +126,14 @@ class LinkMeter:
         """A transfer is over; `num_bytes_left` of what it asked for never came."""
         self.num_transfers -= 1
         self.bytes_in_flight -= num_bytes_left
+
+    def window(self, rtt_s: float) -> int:
+        """Bytes that one of the transfers under way has on its way at once, over a connection with that round trip
+        (window.py). 0: no rate is known, and the kernel decides."""
+        rate = self.bytes_per_s or self.rate.bytes_per_s
+        if rate <= 0:
+            return 0
+        return max(LEAST_BYTES, int(rate * (rtt_s + QUEUE_S) / max(1, self.num_transfers)))
 
     async def take(self, num_bytes: int, priority: int = 0, fetch: str = "", *, is_remote: bool = True) -> None:
         """Account for bytes of a fetch that came, and wait until rate and rank allow them. Those of no fetch pass in

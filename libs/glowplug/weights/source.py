@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 import httpx
 
 from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.window import WindowOf
 
 MAX_REDIRECTS = 5
 STATUSES = frozenset({301, 302, 303, 307, 308})
@@ -44,6 +45,7 @@ class SourceOptions:
     hf_cache_dir: Path | None = None  # None: HF_HUB_CACHE, then `hub` in HF_HOME
     hf_offline: bool | None = None  # None: HF_HUB_OFFLINE
     hf_token: str | None = field(default=None, repr=False)  # None: HF_TOKEN, then the token's file; "": no token
+    window: WindowOf | None = field(default=None, repr=False)  # of each connection; None: as the kernel has it
     hf_falls_back: bool = True  # where the hub does not answer, its cache on this machine does
 
 

@@ -140,3 +140,10 @@ def test_stages_with_different_cuts_do_not_start(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(stage.PARTITION)
     with pytest.raises(stage.BadCut, match="4,11,11,4 layers, and this one of even"):
         stage.agree(store, 2)
+
+
+def test_the_last_stage_loads_as_vllm_has_it_and_the_others_without_the_head() -> None:
+    with stage.without_head(is_last=True):
+        pass  # nothing of vLLM is touched
+    with pytest.raises(ModuleNotFoundError), stage.without_head(is_last=False):
+        pass

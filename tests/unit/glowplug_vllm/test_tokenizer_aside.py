@@ -7,7 +7,7 @@ import pytest
 
 from glowplug_vllm import tokenizer_aside
 from glowplug_vllm.replaced import replaced
-from glowplug_vllm.tokenizer_aside import Later, Reading
+from glowplug_vllm.tokenizer_aside import Later, Reading, with_one_copy
 
 
 def test_what_is_read_waits_until_the_core_has_its_answer() -> None:
@@ -73,3 +73,8 @@ def test_it_is_made_after_a_while_though_nobody_reads_it(monkeypatch: pytest.Mon
     assert began.wait(5.0)
     threading.Timer(0.01, may_end.set).start()
     assert (manager.tokenizer, made) == ("smol", ["smol"]), "read once, though asked for meanwhile"
+
+
+def test_a_pool_of_tokenizers_begins_with_one_copy() -> None:
+    make = with_one_copy(lambda tokenizer, copies: (tokenizer, copies))
+    assert [make("smol", 4), make("smol"), make("smol", 0)] == [("smol", 1), ("smol", 1), ("smol", 0)]

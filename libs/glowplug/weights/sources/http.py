@@ -21,6 +21,7 @@ from glowplug.weights.source import (
     next_url,
     redacted,
 )
+from glowplug.weights.window import followed, of_stream
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
@@ -51,6 +52,7 @@ class WebReader:
     ) -> None:
         self._shown, self._bearer = shown, bearer
         self._chunk_bytes, self._hosts = options.chunk_bytes, (*options.redirect_hosts, *hosts)
+        self._window = options.window
         self._client = httpx.AsyncClient(
             follow_redirects=False,
             timeout=httpx.Timeout(options.stall_timeout_s, connect=options.connect_timeout_s),
@@ -84,7 +86,8 @@ class WebReader:
         """The bytes of the answer, once `check` has let it pass."""
         async with self.ask("GET", address, headers) as answer:
             check(answer)
-            async for chunk in answer.response.aiter_bytes(self._chunk_bytes):
+            window = of_stream(answer.response.extensions.get("network_stream"), self._window)
+            async for chunk in followed(answer.response.aiter_bytes(), window, self._chunk_bytes):
                 yield chunk
 
     def check(self, response: httpx.Response) -> None:

@@ -19,6 +19,7 @@ from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
 from glowplug.weights.source import SourceFile, SourceInterrupted, checked_relative
 from glowplug.weights.transfer import Holding, PeerBusy
+from glowplug.weights.window import WindowOf, followed, of_stream
 
 MAX_ANSWER_BYTES = 64 << 20  # of what a peer says that it holds
 STALL_S = 3.0  # without a byte: another holder is asked
@@ -63,9 +64,16 @@ class PeerRegion:
     """One set of weights on another node. `url` is that of its prefetcher."""
 
     def __init__(
-        self, url: str, digest: str, token: str, chunk_bytes: int = 1 << 20, *, stall_s: float = STALL_S
+        self,
+        url: str,
+        digest: str,
+        token: str,
+        chunk_bytes: int = 1 << 20,
+        *,
+        stall_s: float = STALL_S,
+        window: WindowOf | None = None,
     ) -> None:
-        self.name = url
+        self.name, self._window = url, window
         self._path, self._chunk_bytes = f"/v1/regions/{digest}", chunk_bytes
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -94,7 +102,8 @@ class PeerRegion:
         try:
             async with self._client.stream("GET", f"{self._path}/bytes", headers=asked) as response:
                 _check(response, 206)
-                async for chunk in response.aiter_bytes(self._chunk_bytes):
+                window = of_stream(response.extensions.get("network_stream"), self._window)
+                async for chunk in followed(response.aiter_bytes(), window, self._chunk_bytes):
                     yield chunk
         except httpx.HTTPError as error:
             raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error

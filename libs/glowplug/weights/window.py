@@ -1,0 +1,92 @@
+"""How many bytes of a download are on their way at once.
+
+TCP asks a sender for as much as there is memory for. What the link into a node cannot carry at once waits in front of
+it, and so does everything else that the node is sent: with windows of megabytes a message between two stages of a
+pipeline waits for tenths of a second while weights come. A download asks for what its part of the link carries in a
+round trip and `QUEUE_S` more: by bandwidth and delay, as BBR does (Cardwell et al., ACM Queue 14(5), 2016), but at the
+receiver, who knows the link. Windows larger than the kernel lets a program ask for are left to the kernel.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+QUEUE_S = 0.02  # of the link's time, that may wait in front of it
+LEAST_BYTES = 32 << 10  # of a window
+GATHER_BYTES, GATHER_S = 48 << 10, 0.008  # a read that had to wait and gives less is followed by a pause
+WAITED_S = 0.0005
+SLACK = 0.25  # a window is left as it is while what is wanted differs by no more
+
+WindowOf = Callable[[float], int]  # round trip in seconds -> bytes of one connection's window; 0: as the kernel has it
+
+_MIN_RTT = struct.Struct("=148xI")  # of struct tcp_info (linux/tcp.h): tcpi_min_rtt, microseconds
+_WINDOW_CLAMP, _BUF_LOCK = 10, 72  # TCP_WINDOW_CLAMP; SO_BUF_LOCK, since Linux 5.14
+
+
+class Window:
+    """Of one connection. `follow` is called as bytes come; what the operating system refuses changes nothing."""
+
+    def __init__(self, connection: Any, wanted: WindowOf) -> None:
+        self._socket, self._wanted, self._is_set_to = connection, wanted, 0
+
+    def follow(self) -> None:
+        try:
+            num_bytes = self._wanted(self._round_trip_s())
+            if abs(num_bytes - self._is_set_to) > SLACK * self._is_set_to:
+                self._set(num_bytes)
+                self._is_set_to = num_bytes
+        except (OSError, ValueError):  # ValueError of uvloop: the connection is closed
+            self._wanted = unlimited
+
+    def _round_trip_s(self) -> float:
+        """The shortest that the kernel has seen; 0.0 before one."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+        rtt_us = _MIN_RTT.unpack(info)[0] if len(info) == _MIN_RTT.size else 0
+        return rtt_us / 1e6 if rtt_us < 0xFFFF_FFFF else 0.0
+
+    def _set(self, num_bytes: int) -> None:
+        # The kernel doubles it, for its own structures.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
+        if not num_bytes or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) < 2 * num_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, _BUF_LOCK, 0)  # more than net.core.rmem_max: the kernel grows it
+        else:
+            self._socket.setsockopt(socket.IPPROTO_TCP, _WINDOW_CLAMP, num_bytes)
+
+
+def unlimited(_: float) -> int:
+    return 0
+
+
+def of_stream(stream: Any, wanted: WindowOf | None) -> Window | None:
+    """The window of the connection that httpx reads `stream` from (its extension network_stream); None where there is
+    none to set."""
+    found = stream.get_extra_info("socket") if stream is not None and wanted is not None else None
+    if found is None or wanted is None or not sys.platform.startswith("linux") or found.family == socket.AF_UNIX:
+        return None
+    return Window(found, wanted)
+
+
+async def followed(pieces: AsyncIterator[bytes], window: Window | None, num_bytes: int) -> AsyncIterator[bytes]:
+    """The same bytes in chunks of `num_bytes`, the last one smaller. Before each of them the connection has the window
+    that is wanted by then. Where little has come in a while, more is waited for: each read takes as long, much or
+    little."""
+    chunk, clock = bytearray(), asyncio.get_running_loop().time
+    if window is not None:
+        window.follow()
+    asked_at = clock()
+    async for piece in pieces:
+        is_little = len(piece) < GATHER_BYTES and clock() - asked_at > WAITED_S
+        chunk += piece
+        while len(chunk) >= num_bytes:
+            yield bytes(memoryview(chunk)[:num_bytes])
+            del chunk[:num_bytes]
+            if window is not None:
+                window.follow()
+        if is_little:
+            await asyncio.sleep(GATHER_S)
+        asked_at = clock()
+    if chunk:
+        yield bytes(chunk)

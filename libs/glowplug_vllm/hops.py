@@ -1,0 +1,173 @@
+"""What one stage of a pipeline gives to the next: one message a step, over a connection of their own.
+
+vLLM sends what a layer leaves as four messages of gloo: a length, names and shapes, and each tensor. gloo asks the
+receiver before each of them, so a hop takes four times the way there and back, through links that may be full of
+weights. Here a worker has a connection to the one of the next stage, which carries names, shapes and bytes in one go:
+
+    length of the list (4 bytes), [[name, type, shape], ...] as JSON, the bytes of each tensor
+
+Workers find each other through the store of the pipeline; who connects shows the key that lies there. A receiver waits
+when the tensors are needed, so that it prepares its step while they are on their way.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+INLINE_BYTES = 256 << 10  # a larger message is sent beside the next step
+BUFFER_BYTES = 4 << 20
+MEET_S = 60.0
+_KEY_BYTES = 32
+_LENGTH = struct.Struct("<I")
+_MAX_LIST_BYTES = 1 << 20
+
+Described = tuple[str, str, list[int]]  # a tensor's name, type and shape
+
+
+class HopBroken(ConnectionError):
+    """The other stage is gone, or sends what is no message of a hop."""
+
+
+class ToNext:
+    """The sender's side."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._aside = connection, ThreadPoolExecutor(1, "HopToNext")
+        self._sending: Future[None] | None = None
+
+    def send(self, tensors: Iterable[tuple[Described, bytes | memoryview]]) -> None:
+        """Return once they may be overwritten. Raises HopBroken, of this message or of the one before."""
+        if self._sending is not None:
+            self._sending.result()
+            self._sending = None
+        listed, parts = zip(*tensors, strict=True)
+        head = json.dumps(listed).encode()
+        message = b"".join([_LENGTH.pack(len(head)), head, *parts])
+        if len(message) <= INLINE_BYTES:
+            self._send(message)
+        else:
+            self._sending = self._aside.submit(self._send, message)
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._connection.sendall(message)
+        except OSError as error:
+            raise HopBroken(f"the next stage is gone: {error}") from error
+
+
+class FromPrevious:
+    """The receiver's side."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def receive(self, buffer_of: Callable[[Described], bytearray | memoryview]) -> None:
+        """Read one message, each tensor into the buffer that is given for it. Waits for it. Raises HopBroken."""
+        (num_bytes,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
+        if num_bytes > _MAX_LIST_BYTES:
+            raise HopBroken(f"the stage before sends a list of {num_bytes} bytes")
+        for name, kind, shape in json.loads(bytes(self._read(bytearray(num_bytes)))):
+            self._read(buffer_of((name, kind, shape)))
+
+    def _read(self, into: bytearray | memoryview) -> bytearray | memoryview:
+        left = memoryview(into)
+        try:
+            while left:
+                taken = self._connection.recv_into(left)
+                if not taken:
+                    raise HopBroken("the stage before has closed its connection")
+                left = left[taken:]
+        except OSError as error:
+            raise error if isinstance(error, HopBroken) else HopBroken(f"the stage before is gone: {error}") from error
+        return into
+
+
+def meet(
+    store: Any, rank: int, before: int | None, after: int | None, host: str, timeout_s: float = MEET_S
+) -> tuple[FromPrevious | None, ToNext | None]:
+    """Connect this worker with those of the stages before and after it, by their ranks; None for none. `store` has
+    `set` and a `get` that waits. Raises OSError, TimeoutError, HopBroken."""
+    listening = None
+    if before is not None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, 0), family=family)
+        key = secrets.token_hex(_KEY_BYTES // 2)
+        store.set(_name(rank), json.dumps([host, listening.getsockname()[1], key]))
+    to_next = ToNext(_connect(json.loads(store.get(_name(after))), timeout_s)) if after is not None else None
+    if listening is None:
+        return None, to_next
+    with listening:
+        return FromPrevious(_accept(listening, key, timeout_s)), to_next
+
+
+def _connect(address: tuple[str, int, str], timeout_s: float) -> socket.socket:
+    host, port, key = address
+    connection = socket.create_connection((host, port), timeout_s)
+    connection.sendall(key.encode())
+    return _ready(connection)
+
+
+def _accept(listening: socket.socket, key: str, timeout_s: float) -> socket.socket:
+    """The first that shows the key."""
+    listening.settimeout(timeout_s)
+    while True:
+        connection, _ = listening.accept()
+        connection.settimeout(timeout_s)
+        shown = b""
+        while len(shown) < _KEY_BYTES and (more := connection.recv(_KEY_BYTES - len(shown))):
+            shown += more
+        if hmac.compare_digest(shown, key.encode()):
+            return _ready(connection)
+        connection.close()
+
+
+def _ready(connection: socket.socket) -> socket.socket:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    return connection
+
+
+def _name(rank: int) -> str:
+    return f"glowplug-hop-{rank}"
+
+
+def install(group: Any, store: Any, host: str) -> None:
+    """In the place of vLLM's own sends and receives between the stages of `group`, its group of a pipeline."""
+    import torch
+
+    ranks, own = list(group.ranks), group.rank_in_group
+    before = ranks[own - 1] if own else None
+    after = ranks[own + 1] if own + 1 < len(ranks) else None
+    from_previous, to_next = meet(store, ranks[own], before, after, host)
+
+    def isend(tensors: Mapping[str, Any], *_: Any, **__: Any) -> list[Any]:
+        assert to_next is not None, "the last stage has none behind it"
+        described = ((name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items())
+        to_next.send(zip(described, map(_bytes_of, tensors.values()), strict=True))
+        return []
+
+    def irecv(*_: Any, **__: Any) -> tuple[dict[str, Any], list[Any], list[Callable[[], None]]]:
+        """Tensors come into the dictionary once the function is called that waits for them."""
+        assert from_previous is not None, "the first stage has none before it"
+        tensors: dict[str, Any] = {}
+
+        def buffer_of(described: Described) -> memoryview:
+            name, kind, shape = described
+            tensors[name] = torch.empty(shape, dtype=getattr(torch, kind))
+            return _bytes_of(tensors[name])
+
+        return tensors, [], [lambda: from_previous.receive(buffer_of)]
+
+    group.isend_tensor_dict, group.irecv_tensor_dict = isend, irecv
+
+
+def _bytes_of(tensor: Any) -> memoryview:
+    import torch
+
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
