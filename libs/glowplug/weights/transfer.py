@@ -26,6 +26,7 @@ LOOK_S = 0.5  # between two questions to a peer that brings the weights itself
 GIVE_UP_S = 10.0  # without a byte, once the source is lost
 SLOW_RATIO = 0.1  # of the fastest holder's rate: a peer below it, over `SLOW_AFTER_S` of reading, is left out
 SLOW_AFTER_S = 2.0
+KNOWN_AFTER_S = 0.25  # of reading a holder's rate says how long its parts are: before, it is that of its first answers
 PAUSE_S = 1.0  # of a peer that is busy
 
 
@@ -207,7 +208,8 @@ class Transfer:
                 await run.idle()
                 continue
             rate = holder.rate(now_s) / max(1, holder.num_readers)
-            part = run.parts.take(holder.name, rate, holder.landed, now_s)
+            known = rate if holder.seconds(now_s) >= KNOWN_AFTER_S else 0.0
+            part = run.parts.take(holder.name, known, holder.landed, now_s)
             if part is None and len(self._holders) > 1:
                 part = run.parts.take_over(holder.name, rate, holder.landed, now_s)
             if part is None:

@@ -1,8 +1,8 @@
 """HTTP/1.1 for large bodies: connections that are kept, each read by a thread of its own.
 
-The thread fills a buffer and waits in the kernel until it is full, or for `TICK_S` after which it gives what has come;
-only then the event loop runs. A gigabyte takes the loop a thousand steps, however small the packets are, and several
-connections are received, and decrypted, on several cores.
+The thread fills a buffer; the kernel wakes it when enough bytes are there (SO_RCVLOWAT), and the event loop runs once
+the buffer is full, or after `TICK_S`. A gigabyte takes the loop a thousand steps, however small the packets are, and
+several connections are received, and decrypted, on several cores.
 
 A buffer belongs to its connection, and a thread writes to nothing else. So a reader that is cancelled leaves at once:
 its connection is shut, and what the thread still does with the buffer is seen by no one.
@@ -14,7 +14,6 @@ import http.client
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import defaultdict
@@ -31,7 +30,9 @@ T = TypeVar("T")
 TICK_S = 0.1  # bytes that came are handed over after so long, though the buffer is not full
 KEPT_S = 5.0  # a connection that was idle for longer is not used again: servers and what is between forget it
 SMALL_BYTES = 64 << 10  # of a body that is not wanted: it is read, so that its connection can be kept
-LEAST_BUFFER_BYTES = 16 << 10  # more than http.client reads ahead
+ENOUGH_BYTES = 256 << 10  # that are there before a thread is woken: small packets are left to the kernel
+RECORD_BYTES = 17 << 10  # no record of TLS is longer
+QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "glowplug"}
 _PORTS = {"http": 80, "https": 443}
 
@@ -74,11 +75,12 @@ class Connections:
         self._kept: defaultdict[_Route, list[_Connection]] = defaultdict(list)
         self._all: set[_Connection] = set()
         self._tls: ssl.SSLContext | None = None
+        self._proxies = getproxies()
 
     @asynccontextmanager
     async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
         """One request to the server of `url`, whose user and password go along; redirects are the caller's."""
-        route = _Route.to(url)
+        route = _Route.to(url, self._proxies)
         connection = self._taken(route)
         is_kept = False
         try:
@@ -123,13 +125,10 @@ class _Route:
     proxy: httpx.URL | None
 
     @classmethod
-    def to(cls, url: httpx.URL) -> "_Route":
+    def to(cls, url: httpx.URL, proxies: Mapping[str, str]) -> "_Route":
         server = url.copy_with(raw_path=b"/", fragment=None, userinfo=b"")
-        if proxy_bypass(url.host):
-            return cls(server, None)
-        proxies = getproxies()
         proxy = proxies.get(url.scheme) or proxies.get("all", "")
-        if not proxy:
+        if not proxy or proxy_bypass(url.host):
             return cls(server, None)
         found = httpx.URL(proxy if "://" in proxy else f"http://{proxy}")
         if found.scheme != "http":
@@ -197,9 +196,10 @@ class _Line:
         self._route, self._limits, self._tls = route, limits, tls
         self._http: http.client.HTTPConnection | None = None
         self._socket: Any = None  # a socket, or an SSLSocket
+        self._poll = select.poll()
         self._response: http.client.HTTPResponse | None = None
         self._is_read_ahead = False  # http.client may hold the beginning of the body
-        self._buffer = memoryview(bytearray(max(limits.buffer_bytes, LEAST_BUFFER_BYTES)))
+        self._buffer = memoryview(bytearray(limits.buffer_bytes))
         self._closing = threading.Lock()  # nobody shuts a socket whose number is another's by then
         self._is_shut = False
         self.num_bytes_left = 0  # of the body; -1: until the server ends it
@@ -211,14 +211,18 @@ class _Line:
         assert self._http is not None
         self.is_done = False
         self._socket.settimeout(self._limits.stall_s)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         target, own = self._route.target(url)
         self._http.request(method, target, headers={**headers, **own})
+        self._acknowledge()
         self._response = response = self._http.getresponse()
         self._is_read_ahead = True
         is_sized = not response.chunked and response.length is not None
         self.num_bytes_left = response.length if is_sized and response.length is not None else -1
         if not self.num_bytes_left:
             self._end_answer()
+        elif not response.fp.peek(1):
+            raise http.client.RemoteDisconnected("it closed before the body, and maybe within the head")
         return response
 
     def _connect(self) -> None:
@@ -228,8 +232,7 @@ class _Line:
             self._http, self._socket = connection, connection.sock
         if self._is_shut:
             raise ConnectionAbortedError("it was given up while it was made")
-        seconds, micros = divmod(int(TICK_S * 1e6), 1_000_000)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, micros))
+        self._poll.register(self._socket, select.POLLIN)
 
     def fill(self) -> memoryview:
         """More of the body: as much as fits, or what came within `TICK_S`; nothing at its end. Raises TimeoutError
@@ -271,54 +274,48 @@ class _Line:
         num_bytes = 0
         if self._is_read_ahead:
             assert self._response is not None
-            num_bytes = self._response.fp.readinto1(view)
-            self._is_read_ahead = False
-            self._socket.settimeout(None)  # from here on the kernel waits, and for `TICK_S` at most
-            if not num_bytes:
-                return 0
-        receive = self._receive_tls if isinstance(self._socket, ssl.SSLSocket) else self._receive
-        return receive(view, num_bytes)
-
-    def _receive(self, view: memoryview, num_bytes: int) -> int:
-        """Fill `view` from `num_bytes` on. Returns the bytes in it."""
-        began_at = time.monotonic()
-        while num_bytes < len(view):
-            try:
-                return num_bytes + int(self._socket.recv_into(view[num_bytes:], 0, socket.MSG_WAITALL))
-            except BlockingIOError:
-                if num_bytes:
-                    break
-                self._check_stall(began_at)
-        return num_bytes
-
-    def _receive_tls(self, view: memoryview, num_bytes: int) -> int:
-        """The same, record by record."""
+            ahead = self._response.fp.peek(1)
+            num_bytes = self._response.fp.readinto(view[: len(ahead)])
+            self._is_read_ahead = num_bytes < len(ahead)
+            if self._is_read_ahead:
+                return num_bytes
+            self._socket.setblocking(False)
         began_at = time.monotonic()
         while num_bytes < len(view):
             try:
                 came = self._socket.recv_into(view[num_bytes:])
-            except ssl.SSLWantReadError:
-                if num_bytes:
+            except (BlockingIOError, ssl.SSLWantReadError):
+                waited_s = time.monotonic() - began_at
+                if num_bytes and waited_s >= TICK_S:
                     break
-                self._check_stall(began_at)
+                if waited_s >= self._limits.stall_s:
+                    raise TimeoutError(f"no byte within {self._limits.stall_s:g} s") from None
+                self._wait(len(view) - num_bytes, TICK_S - waited_s if num_bytes else TICK_S)
                 continue
             num_bytes += came
-            if not came or time.monotonic() - began_at >= TICK_S:
+            if not came:
                 break
         return num_bytes
 
-    def _check_stall(self, began_at: float) -> None:
-        if time.monotonic() - began_at >= self._limits.stall_s:
-            raise TimeoutError(f"no byte within {self._limits.stall_s:g} s")
+    def _wait(self, num_bytes: int, timeout_s: float) -> None:
+        """Until as many bytes are there, or `ENOUGH_BYTES`, or the time is over. Of TLS a record may have been read in
+        part, and its bytes do not come again."""
+        enough = min(num_bytes, ENOUGH_BYTES) - (RECORD_BYTES if isinstance(self._socket, ssl.SSLSocket) else 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(1, enough))
+        self._acknowledge()
+        self._poll.poll(timeout_s * 1e3)
+
+    def _acknowledge(self) -> None:
+        """What comes, at once: some servers send no small packet before the last one was acknowledged (Nagle)."""
+        if QUICK_ACK is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     def is_quiet(self) -> bool:
         """Whether the server neither has ended it nor sends what nobody asked for."""
         with self._closing:
             if self._is_shut or self._socket is None:
                 return False
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            return not poll.poll(0)
+            return not self._poll.poll(0)
 
     def shut(self) -> None:
         """Whoever waits for bytes gets the end of them."""
