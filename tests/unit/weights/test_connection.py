@@ -9,16 +9,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
-from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.domain.model import WeightsRef
@@ -28,6 +23,7 @@ from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInterrupted, SourceOptions
 from glowplug.weights.sources.connection import KEPT_S, TICK_S, Connections, Limits
 from glowplug.weights.sources.http import HttpSource
+from tests.certificates import self_signed
 from tests.waiting import until
 from tests.weight_servers import LocalServer, WeightServer
 
@@ -267,12 +263,12 @@ async def test_a_proxy_of_the_environment_is_asked_and_no_proxy_is_believed(monk
 class SecureServer(WeightServer):
     """The same over TLS."""
 
-    certificate: tuple[Path, Path]
+    certificate: Path
 
     def __enter__(self) -> "SecureServer":
         super().__enter__()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(*self.certificate)
+        tls.load_cert_chain(self.certificate / "cert.pem", self.certificate / "key.pem")
         self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         return self
 
@@ -282,30 +278,14 @@ class SecureServer(WeightServer):
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1, signed by itself, and its key."""
-    key, at = ec.generate_private_key(ec.SECP256R1()), tmp_path_factory.mktemp("tls")
-    name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "weights")]), datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    (at / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (at / "key.pem").write_bytes(key.private_bytes(pem, form, plain))
-    return at / "cert.pem", at / "key.pem"
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    self_signed(directory)
+    return directory
 
 
 @pytest.fixture
-def secure(certificate: tuple[Path, Path]) -> Iterator[SecureServer]:
+def secure(certificate: Path) -> Iterator[SecureServer]:
     made = SecureServer(DATA)
     made.certificate = certificate
     with made:
@@ -320,7 +300,7 @@ def fetch_of(uri: str, root: Path, max_attempts: int = 1) -> Fetch:
 
 
 async def test_weights_come_over_tls(secure: SecureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate[0]))
+    monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate / "cert.pem"))
     fetch = fetch_of(secure.url, tmp_path, max_attempts=3)
     secure.cuts = [len(DATA), 100_000]  # the head of the file comes first
     await fetch.run()
@@ -331,7 +311,7 @@ async def test_weights_come_over_tls(secure: SecureServer, tmp_path: Path, monke
 async def test_a_slow_server_over_tls_is_read_as_it_sends_and_given_up_where_it_stalls(
     secure: SecureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate[0]))
+    monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate / "cert.pem"))
     secure.step_s = 0.12
     fetch = fetch_of(secure.url, tmp_path)
     running = asyncio.create_task(fetch.run())
