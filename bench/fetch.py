@@ -3,13 +3,13 @@
     python -m bench.fetch [--megabytes 100] [--megabytes-per-s 20] [--tls] [--against TREE]
 
 The registry is a web server that is throttled over all its connections (`--megabytes-per-s 0`: not at all; `--tls`: it
-speaks https); each peer is the prefetcher's own routes (services/prefetcher/peer_rest.py) on a link that is throttled to
-the same rate; the reader's link is not throttled. Each is a process of its own, and there is a new reader for each
+speaks https); each peer is the prefetcher's own routes (services/prefetcher/peer_rest.py) on a link that is throttled
+to the same rate; the reader's link is not throttled. Each is a process of its own, and there is a new reader for each
 fetch. `--against` has the readers of another tree fetch in turns with this one's, from the same servers.
 
 Printed are the seconds until all is there and checked, beside the floor bytes / (sources x rate); when the first half
-of the layers had landed; how much came from peers; and the processor seconds of the reader per gigabyte, beside what the
-checksums take alone. Looking at what has landed is not counted.
+of the layers had landed; how much came from peers; and the processor seconds of the reader per gigabyte, beside what
+the checksums take alone. Looking at what has landed is not counted.
 """
 
 import argparse

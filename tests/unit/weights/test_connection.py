@@ -149,6 +149,18 @@ async def test_a_slow_body_is_given_as_it_comes_and_a_fast_one_in_whole_buffers(
                 assert 0 < first < 65_536 and time.monotonic() - began_at < 20 * server.pause_s
 
 
+async def test_a_reader_may_be_slower_than_the_server_and_pause_for_longer_than_a_stall() -> None:
+    with Body(head("Content-Length: 700001"), DATA) as server:
+        async with connections(Limits(connect_s=2.0, stall_s=0.05, buffer_bytes=65_536)) as made:
+            content = bytearray()
+            async with made.ask("GET", httpx.URL(server.url), {}) as answer:
+                content += await answer.fill()
+                await asyncio.sleep(0.15)
+                async for chunk in answer.chunks():
+                    content += chunk
+            assert content == DATA
+
+
 async def test_a_server_that_says_nothing_more_is_given_up() -> None:
     with Body(head("Content-Length: 100000") + SMALL[:50_000], b"") as server:
         server.pause_s = 1.0
