@@ -253,7 +253,7 @@ async def test_a_peer_that_is_filling_gives_what_it_has_so_far(tmp_path: Path) -
 async def test_a_slow_source_is_relieved_of_what_it_began(tmp_path: Path) -> None:
     """The last parts are not waited for where another holder is free."""
     with ExitStack() as servers:
-        origin = servers.enter_context(WeightServer(DATA, step_s=0.1))
+        origin = servers.enter_context(WeightServer(DATA, step_s=0.2))
         peers = [servers.enter_context(PeerServer(DATA, sha256=SHA)) for _ in range(2)]
         fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, *peers)
         await fetch.run()
