@@ -2,7 +2,8 @@
 rate-limited, checked.
 
 Bytes land anywhere, pieces and the watermark follow; each file is hashed from its beginning on. A region is declared
-complete only after size and checksum hold, so that nothing corrupt is ever served; what reads it earlier waits for that.
+complete only after size and checksum hold, so that nothing corrupt is ever served; what reads it earlier waits for
+that.
 """
 
 import asyncio
