@@ -88,7 +88,7 @@ class Connections:
             yield answer
             is_kept = await connection.is_done()
         finally:
-            if is_kept:
+            if is_kept and connection in self._all:  # and nobody has closed them all meanwhile
                 self._kept[route].append(connection)
             else:
                 self._drop(connection)
