@@ -149,6 +149,7 @@ class PeerServer(LocalServer):
     step_s: float = 0.0
     status: int = 0  # answered instead
     token: str = ""
+    checksum: Callable[[bytes], str] = piece_digest
     bytes_sent: int = 0
     num_looks: int = 0
 
@@ -175,7 +176,7 @@ class PeerServer(LocalServer):
             self.num_looks += 1
             pieces = range(layout.num_pieces)
             told = [self._piece(i) if self.lies else self.data[slice(*layout.piece(i))] for i in pieces]
-            digests = [piece_digest(content) for content in told] if self.tells_digests else []
+            digests = [self.checksum(content) for content in told] if self.tells_digests else []
             answer = {
                 "files": [["", len(self.data), self.validator]],
                 "sha256": self.sha256,

@@ -1,8 +1,9 @@
 """One fetch: weights into a region, in the order in which an engine reads them, from several holders, resumed,
 rate-limited, checked.
 
-Bytes land anywhere, pieces and the watermark follow; the checksum follows the watermark. A region is declared complete
-only after size and checksum hold, so that nothing corrupt is ever served; what reads it earlier waits for that.
+Bytes land anywhere, pieces and the watermark follow; each file is hashed from its beginning on. A region is declared
+complete only after size and checksum hold, so that nothing corrupt is ever served; what reads it earlier waits for
+that.
 """
 
 import asyncio

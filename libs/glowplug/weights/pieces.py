@@ -2,7 +2,7 @@
 
     layout.json   {"generation": "9f..", "piece_bytes": n, "num_bytes": n, "files": [{"path", "num_bytes", "start"}]}
     landed        one byte per piece: 1 once all bytes of the piece are in the files, else 0
-    pieces.json   {"algorithm": "blake2b-128", "piece_bytes": n, "digests": ["<hex>", ..]}
+    pieces.json   {"algorithm": "crc32", "piece_bytes": n, "digests": ["<hex>", ..]}
 
 The readers are engines/landing.py and glowplug_vllm/landing.py. Offsets are those of the region: all files end to end,
 in the layout's order; piece i is the bytes from i * piece_bytes, and the last piece may be shorter. A file with the
@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import uuid
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,9 @@ from typing import Any
 
 PIECE_BYTES = 1 << 20
 LEAST_PIECE_BYTES = 4096
-ALGORITHM = "blake2b-128"
-_DIGEST_SIZE = 16
+ALGORITHM = "crc32"  # it finds what a disk, a network or a memory has changed; whose bytes they are is said by sha256
+EARLIER_ALGORITHM = "blake2b-128"  # of regions and copies that an earlier version wrote: read, and not written any more
+_HEX_DIGITS = {8: ALGORITHM, 32: EARLIER_ALGORITHM}  # of one digest
 _FEW_PIECES = 64  # weights of fewer pieces than this get smaller ones
 
 
@@ -132,9 +134,21 @@ def read_landed(directory: Path, layout: Layout) -> bytes:
     return landed if len(landed) == layout.num_pieces else bytes(layout.num_pieces)
 
 
-def piece_digest(content: bytes | bytearray | memoryview) -> str:
-    """The checksum of one piece, as pieces.json has it."""
-    return hashlib.blake2b(content, digest_size=_DIGEST_SIZE).hexdigest()
+def piece_digest(content: bytes | bytearray | memoryview, before: int = 0) -> str:
+    """The checksum of one piece, as pieces.json has it; `before` is the CRC-32 of what is before it in the piece."""
+    return f"{zlib.crc32(content, before):08x}"
+
+
+def is_current(digest: str) -> bool:
+    """Whether this version makes checksums of that kind."""
+    return _HEX_DIGITS.get(len(digest)) == ALGORITHM
+
+
+def is_piece(content: bytes | bytearray | memoryview, digest: str) -> bool:
+    """Whether the piece has that checksum, whichever version has made it."""
+    if _HEX_DIGITS.get(len(digest)) == EARLIER_ALGORITHM:
+        return hashlib.blake2b(content, digest_size=16).hexdigest() == digest
+    return piece_digest(content) == digest
 
 
 def read_piece_digests(directory: Path, layout: Layout) -> tuple[str, ...]:
@@ -147,18 +161,21 @@ def read_piece_digests(directory: Path, layout: Layout) -> tuple[str, ...]:
 
 def piece_digests_of(value: Any, layout: Layout) -> tuple[str, ...]:
     """The same of the content of a pieces.json."""
-    if not isinstance(value, dict) or value.get("algorithm") != ALGORITHM:
+    if not isinstance(value, dict) or value.get("algorithm") not in _HEX_DIGITS.values():
         return ()
     digests = value.get("digests")
     if value.get("piece_bytes") != layout.piece_bytes or not isinstance(digests, list):
         return ()
     if len(digests) != layout.num_pieces or not all(isinstance(one, str) for one in digests):
         return ()
-    return tuple(digests)
+    is_of_algorithm = all(_HEX_DIGITS.get(len(one)) == value["algorithm"] for one in digests)
+    return tuple(digests) if is_of_algorithm else ()
 
 
 def piece_digests_json(layout: Layout, digests: Sequence[str]) -> dict[str, Any]:
-    return {"algorithm": ALGORITHM, "piece_bytes": layout.piece_bytes, "digests": list(digests)}
+    """`digests` are all of one version."""
+    algorithm = _HEX_DIGITS[len(digests[0])] if digests else ALGORITHM
+    return {"algorithm": algorithm, "piece_bytes": layout.piece_bytes, "digests": list(digests)}
 
 
 class LandingMap:

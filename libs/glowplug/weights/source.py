@@ -28,6 +28,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB = re.compile(rf"hf:(?://)?({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/+-]{{0,199}}))?(?::(.{{1,1000}}))?", re.I)
 
+Chunk = bytes | memoryview  # bytes on their way; a view lasts until the next one is asked for
 _PLAIN = "/ !$&'()*+,:;=@[]"  # what needs no escape in a path: all but %, ? and #
 
 
@@ -98,8 +99,9 @@ class Source(Protocol):
         """Sizes, by the question that costs least: what is known before anything is fetched. Raises as `probe`."""
         ...
 
-    def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
-        """Bytes of `file` in [first_byte, last_byte) in bounded chunks; `last_byte` 0 means to the end.
+    def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
+        """Bytes of `file` in [first_byte, last_byte) in bounded chunks, each of which lasts until the next one is asked
+        for; `last_byte` 0 means to the end.
 
         May end early without an error: the caller counts. Raises WeightsUnavailable, SourceInterrupted,
         SourceChanged.

@@ -15,8 +15,8 @@ from typing import Protocol
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.parts import Part, Parts
-from glowplug.weights.pieces import piece_digest
-from glowplug.weights.source import Source, SourceChanged, SourceFile, SourceInterrupted
+from glowplug.weights.pieces import is_piece
+from glowplug.weights.source import Chunk, Source, SourceChanged, SourceFile, SourceInterrupted
 from glowplug.weights.writer import Intervals, RegionWriter
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ LOOK_S = 0.5  # between two questions to a peer that brings the weights itself
 GIVE_UP_S = 10.0  # without a byte, once the source is lost
 SLOW_RATIO = 0.1  # of the fastest holder's rate: a peer below it, over `SLOW_AFTER_S` of reading, is left out
 SLOW_AFTER_S = 2.0
+KNOWN_AFTER_S = 0.25  # of reading a holder's rate says how long its parts are: before, it is that of its first answers
 PAUSE_S = 1.0  # of a peer that is busy
 
 
@@ -66,8 +67,8 @@ class Peer(Protocol):
         """What it holds now, None for nothing; `again` leaves the checksums out. Raises SourceInterrupted."""
         ...
 
-    def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
-        """Bytes of the region. Raises SourceInterrupted; may end early."""
+    def read(self, first: int, last: int) -> AsyncGenerator[Chunk, None]:
+        """Bytes of the region, as a source gives them. Raises SourceInterrupted; may end early."""
         ...
 
     async def close(self) -> None: ...
@@ -207,7 +208,8 @@ class Transfer:
                 await run.idle()
                 continue
             rate = holder.rate(now_s) / max(1, holder.num_readers)
-            part = run.parts.take(holder.name, rate, holder.landed, now_s)
+            known = rate if holder.seconds(now_s) >= KNOWN_AFTER_S else 0.0
+            part = run.parts.take(holder.name, known, holder.landed, now_s)
             if part is None and len(self._holders) > 1:
                 part = run.parts.take_over(holder.name, rate, holder.landed, now_s)
             if part is None:
@@ -322,7 +324,7 @@ class Transfer:
         assert layout is not None
         return layout.rounded(part.position, part.last) if holder.digests else (part.position, part.last)
 
-    async def _read_source(self, holder: Holder, first: int, last: int) -> AsyncGenerator[bytes, None]:
+    async def _read_source(self, holder: Holder, first: int, last: int) -> AsyncGenerator[Chunk, None]:
         """Bytes of the region, file after file; ends where one file does before its end."""
         assert holder.source is not None
         while first < last:
@@ -377,27 +379,37 @@ class _Landing:
         self._writer, self._holder, self.position = writer, holder, position
         self._waiting = bytearray()  # of the piece that is coming in
 
-    async def take(self, chunk: bytes) -> None:
+    async def take(self, chunk: Chunk) -> None:
         """Raises WrongPiece."""
-        layout, digests = self._writer.layout, self._holder.digests
-        if not digests:
+        if not self._holder.digests:
             self._writer.write(self.position, chunk)
             self.position += len(chunk)
             return
+        layout, view = self._writer.layout, memoryview(chunk)
         assert layout is not None
-        self._waiting += chunk
-        while self._waiting:
+        while view:
             index = self.position // layout.piece_bytes
             first, last = layout.piece(index)
+            taken = view[: last - first - len(self._waiting)]
+            view = view[len(taken) :]
+            if len(taken) == last - first:
+                await self._land(index, taken)
+                continue
+            self._waiting += taken
             if len(self._waiting) < last - first:
                 return
-            content = bytes(self._waiting[: last - first])
-            del self._waiting[: last - first]
-            if await asyncio.to_thread(piece_digest, content) != digests[index]:
-                raise WrongPiece(self._holder.name, index, first, last)
-            self._writer.write(first, content)
-            self._writer.checked_pieces[index] = digests[index]
-            self.position = last
+            content, self._waiting = self._waiting, bytearray()
+            await self._land(index, content)
+
+    async def _land(self, index: int, content: bytearray | memoryview) -> None:
+        layout, expected = self._writer.layout, self._holder.digests[index]
+        assert layout is not None
+        first, last = layout.piece(index)
+        if not await asyncio.to_thread(is_piece, content, expected):
+            raise WrongPiece(self._holder.name, index, first, last)
+        self._writer.write(first, content)
+        self._writer.checked_pieces[index] = expected
+        self.position = last
 
 
 def distinct(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -7,17 +7,14 @@ round trip and `QUEUE_S` more: by bandwidth and delay, as BBR does (Cardwell et 
 receiver, who knows the link. Windows larger than the kernel lets a program ask for are left to the kernel.
 """
 
-import asyncio
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 QUEUE_S = 0.02  # of the link's time, that may wait in front of it
 LEAST_BYTES = 32 << 10  # of a window
-GATHER_BYTES, GATHER_S = 48 << 10, 0.008  # a read that had to wait and gives less is followed by a pause
-WAITED_S = 0.0005
 SLACK = 0.25  # a window is left as it is while what is wanted differs by no more
 
 WindowOf = Callable[[float], int]  # round trip in seconds -> bytes of one connection's window; 0: as the kernel has it
@@ -27,18 +24,19 @@ _WINDOW_CLAMP, _BUF_LOCK = 10, 72  # TCP_WINDOW_CLAMP; SO_BUF_LOCK, since Linux 
 
 
 class Window:
-    """Of one connection. `follow` is called as bytes come; what the operating system refuses changes nothing."""
+    """Of one connection: `num_bytes`, 0 while the kernel decides. `follow` is called as bytes come; what the operating
+    system refuses changes nothing."""
 
     def __init__(self, connection: Any, wanted: WindowOf) -> None:
-        self._socket, self._wanted, self._is_set_to = connection, wanted, 0
+        self._socket, self._wanted, self.num_bytes = connection, wanted, 0
 
     def follow(self) -> None:
         try:
             num_bytes = self._wanted(self._round_trip_s())
-            if abs(num_bytes - self._is_set_to) > SLACK * self._is_set_to:
+            if abs(num_bytes - self.num_bytes) > SLACK * self.num_bytes:
                 self._set(num_bytes)
-                self._is_set_to = num_bytes
-        except (OSError, ValueError):  # ValueError of uvloop: the connection is closed
+                self.num_bytes = num_bytes
+        except OSError:  # it is closed
             self._wanted = unlimited
 
     def _round_trip_s(self) -> float:
@@ -60,33 +58,8 @@ def unlimited(_: float) -> int:
     return 0
 
 
-def of_stream(stream: Any, wanted: WindowOf | None) -> Window | None:
-    """The window of the connection that httpx reads `stream` from (its extension network_stream); None where there is
-    none to set."""
-    found = stream.get_extra_info("socket") if stream is not None and wanted is not None else None
-    if found is None or wanted is None or not sys.platform.startswith("linux") or found.family == socket.AF_UNIX:
+def of_socket(connection: socket.socket, wanted: WindowOf | None) -> Window | None:
+    """The window of a connection; None where there is none to set."""
+    if wanted is None or not sys.platform.startswith("linux") or connection.family == socket.AF_UNIX:
         return None
-    return Window(found, wanted)
-
-
-async def followed(pieces: AsyncIterator[bytes], window: Window | None, num_bytes: int) -> AsyncIterator[bytes]:
-    """The same bytes in chunks of `num_bytes`, the last one smaller. Before each of them the connection has the window
-    that is wanted by then. Where little has come in a while, more is waited for: each read takes as long, much or
-    little."""
-    chunk, clock = bytearray(), asyncio.get_running_loop().time
-    if window is not None:
-        window.follow()
-    asked_at = clock()
-    async for piece in pieces:
-        is_little = len(piece) < GATHER_BYTES and clock() - asked_at > WAITED_S
-        chunk += piece
-        while len(chunk) >= num_bytes:
-            yield bytes(memoryview(chunk)[:num_bytes])
-            del chunk[:num_bytes]
-            if window is not None:
-                window.follow()
-        if is_little:
-            await asyncio.sleep(GATHER_S)
-        asked_at = clock()
-    if chunk:
-        yield bytes(chunk)
+    return Window(connection, wanted)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import sys
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,11 +15,14 @@ from typing import Any
 
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.model import WeightsRef
-from glowplug.weights.pieces import LandingMap, Layout, piece_digest, read_landed, read_layout
+from glowplug.weights.pieces import LandingMap, Layout, is_current, piece_digest, read_landed, read_layout
 from glowplug.weights.region import Region
-from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, checked_relative, redacted
+from glowplug.weights.source import UNKNOWN_BYTES, Chunk, SourceFile, SourceInfo, checked_relative, redacted
 
 SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
+STEP_BYTES = 1 << 20  # that are hashed at a time: they fit into a core's cache
+BATCH_BYTES = 4 << 20  # that have landed before a thread hashes them
+MAX_HASHED = 4  # files at a time
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
@@ -89,7 +93,7 @@ class RegionWriter:
         self.layout = Layout.of([(f.path, f.num_bytes) for f in info.files]) if info.num_bytes else None
         self._landing = LandingMap(region.directory, self.layout) if self.layout else None
         self.checked_pieces: dict[int, str] = {}  # whose checksum was found to hold before they landed
-        self.grown = asyncio.Event()  # set when the watermark moved
+        self.grown = [asyncio.Event() for _ in info.files]  # set when more of the file may have landed
         self._identity = _identity(ref, info)
         self._max_bytes = max_bytes
         self._num_bytes_unsaved = 0
@@ -170,18 +174,19 @@ class RegionWriter:
                 raise
         return fd
 
-    def write(self, offset: int, chunk: bytes) -> None:
+    def write(self, offset: int, chunk: Chunk | bytearray) -> None:
         """Land bytes and move the watermark. Raises NoSpace."""
         end = offset + len(chunk)
         if end > self._max_bytes:
             raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
-        before, position = self.landed.prefix_end, offset
+        before, position, view = self.landed.prefix_end, offset, memoryview(chunk)
         try:
             while position < end:
                 index = self.file_at(position)
                 stop = min(end, self.file_end(index)) if self.num_bytes else end
-                content = chunk if stop - position == len(chunk) else chunk[position - offset : stop - offset]
+                content = view[position - offset : stop - offset]
                 position += os.pwrite(self._fds[index], content, position - self._starts[index])
+                self.grown[index].set()
             self.landed.add(offset, end)
             if self.layout is not None and self._landing is not None:
                 for piece in self.layout.touched(offset, end):
@@ -189,7 +194,6 @@ class RegionWriter:
                         self._landing.mark(piece)
             if self.landed.prefix_end > before:
                 self.region.set_watermark(self.landed.prefix_end)
-                self.grown.set()
             self._num_bytes_unsaved += len(chunk)
             if self._num_bytes_unsaved >= SAVE_EVERY_BYTES:
                 self.save()
@@ -217,6 +221,12 @@ class RegionWriter:
         index = self.file_at(offset)
         return os.pread(self._fds[index], min(num_bytes, self.file_end(index) - offset), offset - self._starts[index])
 
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """The same into `view`: as many bytes as fit. Returns how many."""
+        index = self.file_at(offset)
+        num_bytes = min(len(view), self.file_end(index) - offset)
+        return os.preadv(self._fds[index], [view[:num_bytes]], offset - self._starts[index])
+
     def read_all(self, offset: int, num_bytes: int) -> bytes:
         """Bytes that have landed, within one file; fewer where some of them have not."""
         if self.landed.gaps(offset, offset + num_bytes):
@@ -238,7 +248,7 @@ class RegionWriter:
     def close_size(self) -> None:
         """The stream of a source of unknown size has ended: what landed is all."""
         self.num_bytes = self.landed.prefix_end
-        self.grown.set()
+        self.grown[0].set()
 
     def save(self) -> None:
         """Write down which bytes landed, so that a killed fetch resumes."""
@@ -265,20 +275,20 @@ class RegionWriter:
 
 
 class Digester:
-    """SHA-256 of what is in the region, read back in order behind the watermark while later parts still land; with
-    `with_pieces`, in the same pass, the checksum of each piece.
+    """SHA-256 of what is in the region, read back behind the bytes that land; with `with_pieces`, in the same pass, the
+    checksum of each piece. Files are hashed beside each other, each from its beginning, in threads.
 
     A directory's digest is that of `sha256sum`'s listing: `<hex>  <path>` lines, in path order.
     """
 
-    def __init__(self, writer: RegionWriter, step_bytes: int = 4 << 20, *, with_pieces: bool = True) -> None:
+    def __init__(self, writer: RegionWriter, step_bytes: int = STEP_BYTES, *, with_pieces: bool = True) -> None:
         self._writer, self._step_bytes = writer, step_bytes
         self._layout = writer.layout if with_pieces else None
-        self._position = 0
         self._stopped = False
         self._hashes = [hashlib.sha256() for _ in writer.info.files]
-        self._piece = bytearray()  # the beginning of the piece that the pass is in
-        self._pieces: list[str] = []
+        self._pieces = [""] * (self._layout.num_pieces if self._layout else 0)
+        self._threads = asyncio.Semaphore(MAX_HASHED)
+        self._buffers: list[memoryview] = []  # of threads that have ended
 
     @property
     def piece_digests(self) -> tuple[str, ...]:
@@ -291,41 +301,76 @@ class Digester:
 
     async def run(self) -> str:
         """The digest, once every byte has landed."""
-        writer = self._writer
-        while not writer.num_bytes or self._position < writer.num_bytes:
-            available = writer.landed.prefix_end
-            if available == self._position:
-                if writer.num_bytes == UNKNOWN_BYTES or available < writer.num_bytes:
-                    writer.grown.clear()
-                    await writer.grown.wait()
-                continue
-            await asyncio.to_thread(self._take, available)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, file in enumerate(self._writer.info.files):
+                    if file.num_bytes or self._writer.num_bytes == UNKNOWN_BYTES:
+                        group.create_task(self._follow(index))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        if self._layout is not None:
+            await asyncio.to_thread(self._take_pieces_of_several_files, self._layout)
         return self._finish()
 
-    def _take(self, available: int) -> None:
-        while self._position < available and not self._stopped:
-            chunk = self._writer.read(self._position, min(self._step_bytes, available - self._position))
-            if not chunk:
-                raise OSError(errno.EIO, f"byte {self._position} of the region has vanished")
-            self._hashes[self._writer.file_at(self._position)].update(chunk)
-            self._position += len(chunk)
-            if self._layout is not None:
-                self._take_pieces(chunk, self._layout)
-
-    def _take_pieces(self, chunk: bytes, layout: Layout) -> None:
-        view, at = memoryview(chunk), 0
-        while at < len(view):
-            first, last = layout.piece(len(self._pieces))
-            taken = view[at : at + (last - first) - len(self._piece)]
-            at += len(taken)
-            if not self._piece and len(taken) == last - first:
-                known = self._writer.checked_pieces.get(len(self._pieces))
-                self._pieces.append(known or piece_digest(taken))
+    async def _follow(self, index: int) -> None:
+        """Hash one file as it lands, `BATCH_BYTES` at a time."""
+        writer = self._writer
+        position, crc = writer.file_start(index), 0
+        while writer.num_bytes == UNKNOWN_BYTES or position < writer.file_end(index):
+            writer.grown[index].clear()
+            landed, is_sized = writer.landed.around(position)[1], writer.num_bytes != UNKNOWN_BYTES
+            available = min(landed, writer.file_end(index)) if is_sized else landed
+            if available - position < BATCH_BYTES and not (is_sized and available == writer.file_end(index)):
+                await writer.grown[index].wait()
                 continue
-            self._piece += taken
-            if len(self._piece) == last - first:
-                self._pieces.append(piece_digest(self._piece))
-                self._piece.clear()
+            async with self._threads:
+                crc = await asyncio.to_thread(self._take, index, position, available, crc)
+            position = available
+
+    def _take(self, index: int, position: int, available: int, crc: int) -> int:
+        """Hash bytes of one file. `crc` is that of the beginning of the piece at `position`; returns the one at
+        `available`."""
+        buffer = self._buffers.pop() if self._buffers else memoryview(bytearray(self._step_bytes))
+        while position < available and not self._stopped:
+            num_bytes = self._writer.read_into(buffer[: available - position], position)
+            if not num_bytes:
+                raise OSError(errno.EIO, f"byte {position} of the region has vanished")
+            self._hashes[index].update(buffer[:num_bytes])
+            if self._layout is not None:
+                crc = self._take_pieces(self._layout, index, position, buffer[:num_bytes], crc)
+            position += num_bytes
+        self._buffers.append(buffer)
+        return crc
+
+    def _take_pieces(self, layout: Layout, index: int, position: int, view: memoryview, crc: int) -> int:
+        """Of bytes in one file: those of a piece that lies in several are left out."""
+        while view:
+            piece = position // layout.piece_bytes
+            first, last = layout.piece(piece)
+            taken, view = view[: last - position], view[last - position :]
+            position += len(taken)
+            known = self._writer.checked_pieces.get(piece, "")
+            if is_current(known):
+                self._pieces[piece] = known
+            elif self._writer.file_start(index) <= first and last <= self._writer.file_end(index):
+                crc = zlib.crc32(taken, crc)
+                if position == last:
+                    self._pieces[piece] = piece_digest(b"", crc)
+            if position == last:
+                crc = 0
+        return crc
+
+    def _take_pieces_of_several_files(self, layout: Layout) -> None:
+        buffer = memoryview(bytearray(layout.piece_bytes))
+        for piece in [piece for piece, digest in enumerate(self._pieces) if not digest]:
+            (position, last), crc = layout.piece(piece), 0
+            while position < last and not self._stopped:
+                num_bytes = self._writer.read_into(buffer[: last - position], position)
+                if not num_bytes:
+                    raise OSError(errno.EIO, f"byte {position} of the region has vanished")
+                crc = zlib.crc32(buffer[:num_bytes], crc)
+                position += num_bytes
+            self._pieces[piece] = piece_digest(b"", crc)
 
     def _finish(self) -> str:
         files = self._writer.info.files

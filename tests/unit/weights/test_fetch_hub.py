@@ -9,7 +9,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from glowplug.weights.source import (
     redacted,
     suffix,
 )
+from glowplug.weights.sources.connection import Answer, Connections, Limits
 from glowplug.weights.sources.hub import HubSource
 from tests.hub_server import HubServer, etag_of
 from tests.weight_servers import WeightServer
@@ -358,39 +360,50 @@ def test_the_environment_says_where_the_hub_and_its_cache_are(tmp_path: Path) ->
         assert len(hub.requests) == num_requests
 
 
-def of_two_hosts(asked: list[tuple[str, str]], location: str) -> httpx.MockTransport:
+class TwoHosts(Connections):
     """The hub, which sends the reader on to `location`."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.url.host, request.headers.get("Authorization", "")))
-        if request.url.host == "hub.example":
-            return httpx.Response(302, headers={"Location": location, "X-Linked-Etag": f'"{etag_of(GGUF)}"'})
-        return httpx.Response(206, content=GGUF[:10], headers={"Content-Range": f"bytes 0-9/{len(GGUF)}"})
+    def __init__(self, location: str) -> None:
+        super().__init__(Limits(connect_s=1.0, stall_s=1.0, buffer_bytes=1))
+        self.location = location
+        self.asked: list[tuple[str, str]] = []  # hosts, and what was shown to them
 
-    return httpx.MockTransport(answer)
+    @asynccontextmanager
+    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+        self.asked.append((url.host, headers.get("Authorization", "")))
+        content = iter([memoryview(GGUF[:10]), memoryview(b"")])
+
+        async def fill() -> memoryview:
+            return next(content)
+
+        if url.host == "hub.example":
+            said = {"Location": self.location, "X-Linked-Etag": f'"{etag_of(GGUF)}"'}
+            yield Answer(302, "Found", httpx.Headers(said), fill)
+        else:
+            said = {"Content-Range": f"bytes 0-9/{len(GGUF)}"}
+            yield Answer(206, "Partial Content", httpx.Headers(said), fill)
 
 
-async def first_bytes(hub: HubServer, cache: Path, location: str, asked: list[tuple[str, str]]) -> bytes:
+async def first_bytes(hub: HubServer, cache: Path, hosts: TwoHosts) -> bytes:
     given = options(hub, cache, hf_token="hf_secret")
-    source = HubSource("hf:org/one", given, transport=of_two_hosts(asked, location))
+    source = HubSource("hf:org/one", given, connections=hosts)
     info = await source.probe()
     source.endpoint = "https://hub.example"
     return b"".join([chunk async for chunk in source.read(info.files[0], 0, 10)])
 
 
 async def test_the_token_stays_with_the_hub_where_its_store_is_another_host(hub: HubServer, tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-    content = await first_bytes(hub, tmp_path, "https://cas-bridge.xethub.hf.co/x?sig=1", asked)
-    assert content == GGUF[:10]
-    assert asked == [("hub.example", "Bearer hf_secret"), ("cas-bridge.xethub.hf.co", "")]
+    hosts = TwoHosts("https://cas-bridge.xethub.hf.co/x?sig=1")
+    assert await first_bytes(hub, tmp_path, hosts) == GGUF[:10]
+    assert hosts.asked == [("hub.example", "Bearer hf_secret"), ("cas-bridge.xethub.hf.co", "")]
 
 
 @pytest.mark.parametrize("location", ["https://elsewhere.example/x", "http://cdn.hf.co/x", "https://10.0.0.1/x"])
 async def test_no_other_host_is_followed(hub: HubServer, tmp_path: Path, location: str) -> None:
-    asked: list[tuple[str, str]] = []
+    hosts = TwoHosts(location)
     with pytest.raises(WeightsUnavailable, match="not followed"):
-        await first_bytes(hub, tmp_path, location, asked)
-    assert len(asked) == 1
+        await first_bytes(hub, tmp_path, hosts)
+    assert len(hosts.asked) == 1
 
 
 async def test_bytes_of_another_file_are_not_taken(hub: HubServer, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from glowplug.domain.model import WeightsRef
 from glowplug.engines.landing import Landing, WeightsDropped
 from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
-from glowplug.weights.pieces import Layout
+from glowplug.weights.pieces import Layout, piece_digest, read_piece_digests
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInfo, SourceOptions
 from glowplug.weights.sources import open_source
@@ -163,6 +163,17 @@ async def test_a_wrong_piece_never_lands_and_is_brought_from_another(tmp_path: P
         assert fetch.tally.num_wrong_pieces <= 2  # of its two readers: nothing is asked of it after that
 
 
+async def test_a_peer_of_an_earlier_version_is_checked_by_its_own_checksums(tmp_path: Path) -> None:
+    with WeightServer(DATA, step_s=SLOW) as origin, PeerServer(DATA, sha256=SHA) as peer:
+        peer.checksum = lambda content: hashlib.blake2b(content, digest_size=16).hexdigest()
+        fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, peer)
+        await fetch.run()
+        assert_whole(fetch)
+        assert fetch.tally.num_wrong_pieces == 0 and fetch.tally.by_holder[peer.url] > 0
+        digests = read_piece_digests(fetch.region.directory, LAYOUT)
+        assert digests == tuple(piece_digest(DATA[slice(*LAYOUT.piece(i))]) for i in range(LAYOUT.num_pieces))
+
+
 async def test_a_peer_that_lies_is_found_out_by_the_whole(tmp_path: Path) -> None:
     """Its checksums fit its wrong bytes, so they land; a reader of that time is warned by the generation."""
     with WeightServer(DATA, step_s=0.01) as origin:
@@ -242,7 +253,7 @@ async def test_a_peer_that_is_filling_gives_what_it_has_so_far(tmp_path: Path) -
 async def test_a_slow_source_is_relieved_of_what_it_began(tmp_path: Path) -> None:
     """The last parts are not waited for where another holder is free."""
     with ExitStack() as servers:
-        origin = servers.enter_context(WeightServer(DATA, step_s=0.1))
+        origin = servers.enter_context(WeightServer(DATA, step_s=0.2))
         peers = [servers.enter_context(PeerServer(DATA, sha256=SHA)) for _ in range(2)]
         fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, *peers)
         await fetch.run()

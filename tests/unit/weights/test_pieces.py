@@ -1,6 +1,9 @@
 """A region that is read while it fills: pieces, generations, and what a reader may believe."""
 
+import asyncio
+import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,8 +17,10 @@ from glowplug.engines.landing import Landing, WeightsDropped
 from glowplug.weights.pieces import (
     PIECE_BYTES,
     Layout,
+    is_piece,
     piece_bytes_for,
     piece_digest,
+    piece_digests_json,
     read_landed,
     read_layout,
     read_piece_digests,
@@ -146,9 +151,60 @@ def test_a_reader_ends_with_the_fetch(region: Region) -> None:
         Landing(region.files)
 
 
+ACROSS = {"a/config.json": DATA[:100], "b/empty": b"", "c/model.safetensors": DATA[100:120_000], "d/x": DATA[120_000:]}
+
+
+@pytest.mark.parametrize("files", [FILES, ACROSS, {"": DATA}], ids=["two files", "many in one piece", "one file"])
+async def test_files_are_hashed_as_they_land_in_whatever_order(region: Region, files: dict[str, bytes]) -> None:
+    writer = writer_of(region, files)
+    digester = Digester(writer, step_bytes=7_001)
+    digesting = asyncio.create_task(digester.run())
+    starts = list(range(0, len(DATA), 20_000))
+    random.Random(3).shuffle(starts)
+    for first in starts:
+        land(writer, first, min(first + 20_000, len(DATA)))
+        await asyncio.sleep(0)
+    listing = "".join(f"{hashlib.sha256(body).hexdigest()}  {path}\n" for path, body in files.items())
+    assert await digesting == hashlib.sha256(listing.encode() if "" not in files else DATA).hexdigest()
+    layout = writer.layout
+    assert layout is not None
+    wanted = tuple(piece_digest(DATA[slice(*layout.piece(index))]) for index in range(layout.num_pieces))
+    assert digester.piece_digests == wanted
+    writer.close()
+
+
+async def test_bytes_that_vanish_fail_the_checksum(region: Region) -> None:
+    writer = writer_of(region, {"": DATA})
+    land(writer, 0, len(DATA))
+    os.truncate(region.blob, 50_000)
+    with pytest.raises(OSError, match="byte 50000 of the region has vanished"):
+        await Digester(writer).run()
+    writer.close()
+
+
+def test_checksums_of_an_earlier_version_are_read_and_handed_on_as_they_are(region: Region) -> None:
+    writer = writer_of(region)
+    layout = writer.layout
+    assert layout is not None
+    contents = [DATA[slice(*layout.piece(index))] for index in range(layout.num_pieces)]
+    earlier = [hashlib.blake2b(content, digest_size=16).hexdigest() for content in contents]
+    written = {"algorithm": "blake2b-128", "piece_bytes": layout.piece_bytes, "digests": earlier}
+    (region.directory / "pieces.json").write_text(json.dumps(written))
+    read = read_piece_digests(region.directory, layout)
+    assert read == tuple(earlier)
+    assert piece_digests_json(layout, read) == written
+    assert all(is_piece(content, digest) for content, digest in zip(contents, read, strict=True))
+    assert not is_piece(contents[0][:-1] + b"?", read[0])
+    for wrong in ({"algorithm": "crc32"}, {"algorithm": "md5"}, {"digests": earlier[:-1]}):
+        (region.directory / "pieces.json").write_text(json.dumps(written | wrong))
+        assert read_piece_digests(region.directory, layout) == ()
+    writer.close()
+
+
 async def test_each_piece_has_a_checksum_of_its_own(region: Region) -> None:
     writer = writer_of(region)
     land(writer, 0, len(DATA))
+    writer.checked_pieces[3] = "ab" * 16  # as an earlier version has made it: not written beside this one's
     digester = Digester(writer, step_bytes=50_000)
     await digester.run()
     layout = writer.layout

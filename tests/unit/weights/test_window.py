@@ -1,14 +1,13 @@
 """How much a download has on its way at once, on connections of this machine's loopback. Lane: fast."""
 
-import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from glowplug.weights.link import LinkMeter
-from glowplug.weights.window import GATHER_S, LEAST_BYTES, QUEUE_S, WAITED_S, Window, followed, of_stream
+from glowplug.weights.window import LEAST_BYTES, QUEUE_S, Window, of_socket
 
 MIB = 1 << 20
 
@@ -84,31 +83,10 @@ def test_transfers_share_the_link_and_a_long_way_has_more_on_it() -> None:
     assert LinkMeter("n/nic", 1000.0).window(0.0) == LEAST_BYTES
 
 
-async def test_bytes_come_in_chunks_and_reads_that_give_little_are_gathered() -> None:
-    async def slowly() -> AsyncIterator[bytes]:
-        for number in range(5):
-            await asyncio.sleep(2 * WAITED_S if number < 3 else 0.0)
-            yield bytes([number]) * 3
-
-    began = asyncio.get_running_loop().time()
-    assert [chunk async for chunk in followed(slowly(), None, 6)] == [
-        b"\0\0\0\1\1\1",
-        b"\2\2\2\3\3\3",
-        b"\4\4\4",
-    ]
-    assert asyncio.get_running_loop().time() - began > 3 * GATHER_S, "it reads on at once"
-
-    async def at_once() -> AsyncIterator[bytes]:
-        yield bytes(7)
-
-    assert [len(chunk) async for chunk in followed(at_once(), None, 3)] == [3, 3, 1]
-
-
-def test_what_is_no_tcp_connection_of_this_machine_has_no_window() -> None:
-    class Stream:
-        def get_extra_info(self, name: str) -> None:
-            return None
-
-    assert of_stream(None, lambda rtt_s: MIB) is None
-    assert of_stream(Stream(), lambda rtt_s: MIB) is None
-    assert of_stream(Stream(), None) is None
+def test_what_is_no_tcp_connection_of_this_machine_has_no_window(pair: tuple[socket.socket, socket.socket]) -> None:
+    _, receiver = pair
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert of_socket(ours, lambda rtt_s: MIB) is None
+    assert of_socket(receiver, None) is None
+    assert of_socket(receiver, lambda rtt_s: MIB) is not None

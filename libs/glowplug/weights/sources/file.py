@@ -8,6 +8,7 @@ from pathlib import Path
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.weights.source import (
+    Chunk,
     SourceFile,
     SourceInfo,
     SourceInterrupted,
@@ -54,7 +55,7 @@ class FileSource:
         except OSError as error:
             raise _readable(self._path, error) from error
 
-    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
         path = self._path / file.path if file.path else self._path
         try:
             handle = await _READER.run(f"open {path}", lambda: path.open("rb", buffering=0), self._stall_s)

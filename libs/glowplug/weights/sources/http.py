@@ -1,6 +1,8 @@
 """Weights from a web server, by ranges where it has them (RFC 9110 sections 13 and 14)."""
 
+import http.client
 import re
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from glowplug.weights.source import (
     MAX_REDIRECTS,
     STATUSES,
     UNKNOWN_BYTES,
+    Chunk,
     SourceChanged,
     SourceFile,
     SourceInfo,
@@ -21,10 +24,11 @@ from glowplug.weights.source import (
     next_url,
     redacted,
 )
-from glowplug.weights.window import followed, of_stream
+from glowplug.weights.sources.connection import Answer, Connections, Limits
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
+_INFLATED_BYTES = 1 << 20  # of what a server has compressed, at a time
 _LINKED = "x-linked-etag"  # of the object itself, where a hub redirects to a store that has names of its own for it
 
 
@@ -32,7 +36,7 @@ _LINKED = "x-linked-etag"  # of the object itself, where a hub redirects to a st
 class WebAnswer:
     """The first answer that is no redirect. `linked_etag` is what a redirect on the way said of the object, or ""."""
 
-    response: httpx.Response
+    response: Answer
     linked_etag: str = ""
 
 
@@ -48,30 +52,31 @@ class WebReader:
         *,
         hosts: tuple[str, ...] = (),
         bearer: Callable[[], str] = lambda: "",
-        transport: httpx.AsyncBaseTransport | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self._shown, self._bearer = shown, bearer
-        self._chunk_bytes, self._hosts = options.chunk_bytes, (*options.redirect_hosts, *hosts)
-        self._window = options.window
-        self._client = httpx.AsyncClient(
-            follow_redirects=False,
-            timeout=httpx.Timeout(options.stall_timeout_s, connect=options.connect_timeout_s),
-            headers={"Accept-Encoding": "identity"},
-            transport=transport,
+        self._hosts = (*options.redirect_hosts, *hosts)
+        self._connections = connections or Connections(
+            Limits(
+                connect_s=options.connect_timeout_s,
+                stall_s=options.stall_timeout_s,
+                buffer_bytes=options.chunk_bytes,
+                window=options.window,
+            )
         )
 
     @asynccontextmanager
     async def ask(self, method: str, address: str, headers: Mapping[str, str]) -> AsyncIterator[WebAnswer]:
-        """One request, redirects followed. Raises WeightsUnavailable and SourceInterrupted for httpx's errors."""
-        first = url = httpx.URL(address)
+        """One request, redirects followed. Raises WeightsUnavailable; SourceInterrupted for a network's errors."""
         linked, token = "", self._bearer()
-        async with _translated(self._shown):
+        async with translated(self._shown):
+            first = url = httpx.URL(address)
             for _ in range(MAX_REDIRECTS + 1):
                 own = {"Authorization": f"Bearer {token}"} if token and is_same_server(first, url) else {}
-                async with self._client.stream(method, url, headers={**headers, **own}) as response:
+                async with self._connections.ask(method, url, {**headers, **own}) as response:
                     linked = linked or response.headers.get(_LINKED, "")
                     location = response.headers.get("location")
-                    if response.status_code not in STATUSES or location is None:
+                    if response.status not in STATUSES or location is None:
                         yield WebAnswer(response, linked)
                         return
                 url = next_url(url, location, self._hosts, self._shown)
@@ -82,25 +87,27 @@ class WebReader:
         address: str,
         headers: Mapping[str, str],
         check: Callable[[WebAnswer], None],
-    ) -> AsyncGenerator[bytes, None]:
-        """The bytes of the answer, once `check` has let it pass."""
+    ) -> AsyncGenerator[Chunk, None]:
+        """The bytes of the answer, once `check` has let it pass. A chunk lasts until the next one is asked for."""
         async with self.ask("GET", address, headers) as answer:
             check(answer)
-            window = of_stream(answer.response.extensions.get("network_stream"), self._window)
-            async for chunk in followed(answer.response.aiter_bytes(), window, self._chunk_bytes):
-                yield chunk
+            is_compressed = answer.response.headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate")
+            chunks: AsyncGenerator[Chunk, None] = answer.response.chunks()
+            async with aclosing(inflated(chunks) if is_compressed else chunks) as stored:
+                async for chunk in stored:
+                    yield chunk
 
-    def check(self, response: httpx.Response) -> None:
+    def check(self, response: Answer) -> None:
         """Raises SourceInterrupted for a status that may pass, WeightsUnavailable for another that is no success."""
-        status = response.status_code
+        status = response.status
         if status in PASSING or status >= 500:
             raise SourceInterrupted(f"{self._shown}: HTTP {status}")
         if not 200 <= status < 300:
-            raise WeightsUnavailable(f"{self._shown}: HTTP {status} {response.reason_phrase}")
+            raise WeightsUnavailable(f"{self._shown}: HTTP {status} {response.reason}")
 
-    def check_part(self, response: httpx.Response, num_bytes: int, first_byte: int) -> None:
+    def check_part(self, response: Answer, num_bytes: int, first_byte: int) -> None:
         """Raises as `check`; SourceChanged where the answer is not the part that was asked for."""
-        if response.status_code in (200, 416):
+        if response.status in (200, 416):
             raise SourceChanged(f"{self._shown} changed, or its server stopped serving ranges")
         self.check(response)
         stated = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
@@ -108,7 +115,7 @@ class WebReader:
             raise SourceChanged(f"{self._shown}: asked for bytes from {first_byte}, got {stated and stated[0]}")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connections.close()
 
 
 class HttpSource:
@@ -138,17 +145,17 @@ class HttpSource:
         """One byte by range gives size, validator and whether ranges work; a HEAD is refused by too many servers."""
         async with self._web.ask("GET", self._uri, byte_range(0, 1)) as answer:
             response, headers = answer.response, answer.response.headers
-            if response.status_code == 206:
+            if response.status == 206:
                 whole = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
                 if whole and whole[3] != "*":
                     return _one_file(int(whole[3]), headers, ranges=True)
                 raise WeightsUnavailable(f"{self._shown}: the server's Content-Range names no size")
-            if response.status_code == 416:
+            if response.status == 416:
                 raise WeightsUnavailable(f"{self._shown}: the file is empty")
             self._web.check(response)
             return _one_file(_length(headers), headers, ranges=False)
 
-    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
         headers: dict[str, str] = {}
         if first_byte or last_byte:
             headers = byte_range(first_byte, last_byte)
@@ -172,14 +179,26 @@ class HttpSource:
 
 
 @asynccontextmanager
-async def _translated(shown: str) -> AsyncIterator[None]:
-    """Turns httpx's errors into ours; `shown` is the address without secrets."""
+async def translated(shown: str) -> AsyncIterator[None]:
+    """Turns errors of connections into ours; `shown` is the address without secrets."""
     try:
         yield
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise WeightsUnavailable(f"{shown}: {error}") from error
-    except httpx.HTTPError as error:
+    except (httpx.InvalidURL, http.client.InvalidURL) as error:
+        raise WeightsUnavailable(f"{shown}: the address cannot be asked for ({type(error).__name__})") from error
+    except (OSError, http.client.HTTPException, UnicodeError, zlib.error) as error:
         raise SourceInterrupted(f"{shown}: {type(error).__name__} {error}".rstrip()) from error
+
+
+async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """What a server has compressed, though it was asked not to."""
+    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib's own
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            rest: Chunk = chunk
+            while rest:
+                if content := inflate.decompress(rest, _INFLATED_BYTES):
+                    yield content
+                rest = inflate.unconsumed_tail
 
 
 def byte_range(first_byte: int, last_byte: int) -> dict[str, str]:

@@ -17,11 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.hub_files import choose
 from glowplug.weights.source import (
+    Chunk,
     SourceChanged,
     SourceFile,
     SourceInfo,
@@ -33,6 +32,7 @@ from glowplug.weights.source import (
     is_pattern,
     redacted,
 )
+from glowplug.weights.sources.connection import Connections
 from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import PASSING, WebAnswer, WebReader, byte_range
 
@@ -104,7 +104,7 @@ class HubSource:
         uri: str,
         options: SourceOptions = SourceOptions(),
         *,
-        transport: httpx.AsyncBaseTransport | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self._library = _library()
         if self._library is None:
@@ -116,7 +116,7 @@ class HubSource:
         self.endpoint = (options.hf_endpoint or constants.ENDPOINT).rstrip("/")
         self._offline = constants.HF_HUB_OFFLINE if options.hf_offline is None else options.hf_offline
         self._token = ""
-        self._web = WebReader(self._shown, options, hosts=HOSTS, bearer=lambda: self._token, transport=transport)
+        self._web = WebReader(self._shown, options, hosts=HOSTS, bearer=lambda: self._token, connections=connections)
         self._snapshot: HubSnapshot | None = None
         self._first_etags: dict[tuple[str, bool], str] = {}  # (file, of the hub or its store) -> of the first answer
 
@@ -274,21 +274,23 @@ class HubSource:
 
     # bytes
 
-    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
         snapshot = self._snapshot or await self.resolve()
         found = next((f for f in snapshot.files if f.name == file.path or not file.path), None)
         if found is None or found.etag != file.validator:
             raise SourceChanged(f"{self._shown} changed while it was being read")
         if found.cached is not None:
             plain = SourceFile(path="", num_bytes=found.num_bytes)
-            reading = FileSource(file_uri(found.cached), self._options).read(plain, first_byte, last_byte)
+            reading: AsyncGenerator[Chunk, None] = FileSource(file_uri(found.cached), self._options).read(
+                plain, first_byte, last_byte
+            )
         else:
             reading = self._from_web(found, snapshot.commit, first_byte, last_byte)
         async with aclosing(reading) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def _from_web(self, file: HubFile, commit: str, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+    def _from_web(self, file: HubFile, commit: str, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
         """A file at a commit never changes, so that no If-Range is needed; what comes is held against its etag, and
         where a mirror names no commit against that of the first answer."""
         is_whole = not first_byte and last_byte in (0, file.num_bytes)

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.source import (
+    Chunk,
     SourceChanged,
     SourceFile,
     SourceInfo,
@@ -96,14 +97,14 @@ class ObjectSource:
             raise WeightsUnavailable(f"{self._shown}: no object has this prefix")
         return SourceInfo(files=tuple(sorted(files, key=lambda f: f.path)), ranges=True)
 
-    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
         options: dict[str, Any] = {"range": (first_byte, last_byte or file.num_bytes)}
         if file.validator:
             options["if_match"] = file.validator
         try:
             result = await self._library.get_async(self._store, self._key + file.path, options=options)
             async for chunk in result.stream(min_chunk_size=self._chunk_bytes):
-                yield bytes(chunk)
+                yield memoryview(chunk)
         except (self._library.exceptions.BaseError, OSError) as error:
             raise self._translated(error) from error
 

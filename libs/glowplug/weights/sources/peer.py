@@ -9,7 +9,9 @@ where it is; without an admin token they are open, as the loopback is (ADR 7).
 
 import hashlib
 import hmac
-from collections.abc import AsyncGenerator
+import http.client
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,9 +19,10 @@ import msgspec
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
-from glowplug.weights.source import SourceFile, SourceInterrupted, checked_relative
+from glowplug.weights.source import Chunk, SourceFile, SourceInterrupted, checked_relative
+from glowplug.weights.sources.connection import Answer, Connections, Limits
 from glowplug.weights.transfer import Holding, PeerBusy
-from glowplug.weights.window import WindowOf, followed, of_stream
+from glowplug.weights.window import WindowOf
 
 MAX_ANSWER_BYTES = 64 << 20  # of what a peer says that it holds
 STALL_S = 3.0  # without a byte: another holder is asked
@@ -73,46 +76,51 @@ class PeerRegion:
         stall_s: float = STALL_S,
         window: WindowOf | None = None,
     ) -> None:
-        self.name, self._window = url, window
-        self._path, self._chunk_bytes = f"/v1/regions/{digest}", chunk_bytes
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            verify=url.startswith("https:"),  # certificates take long to load, and http needs none
-            timeout=httpx.Timeout(stall_s, connect=CONNECT_S),
-            headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})},
+        self.name = url
+        self._path = f"/v1/regions/{digest}"
+        self._url, self._token = url, {"Authorization": f"Bearer {token}"} if token else {}
+        self._connections = Connections(
+            Limits(connect_s=CONNECT_S, stall_s=stall_s, buffer_bytes=chunk_bytes, window=window)
         )
 
     async def look(self, *, again: bool = False) -> Holding | None:
+        asked = f"{self._path}?digests={str(not again).lower()}"
+        async with self._ask(asked, {}) as answer:
+            if answer.status == 404:
+                return None
+            _check(self.name, answer, 200)
+            raw = bytearray()
+            async for chunk in answer.chunks():
+                raw += chunk
+                if len(raw) > MAX_ANSWER_BYTES:
+                    raise SourceInterrupted(f"{self.name}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
         try:
-            async with self._client.stream("GET", self._path, params={"digests": str(not again).lower()}) as response:
-                if response.status_code == 404:
-                    return None
-                _check(response, 200)
-                raw = bytearray()
-                async for chunk in response.aiter_bytes():
-                    raw += chunk
-                    if len(raw) > MAX_ANSWER_BYTES:
-                        raise SourceInterrupted(f"{self.name}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
             return holding_of(msgspec.json.decode(raw))
-        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        except msgspec.DecodeError as error:
             raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
 
-    async def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, first: int, last: int) -> AsyncGenerator[Chunk, None]:
         asked = {"Range": f"bytes={first}-{last - 1}"}
-        try:
-            async with self._client.stream("GET", f"{self._path}/bytes", headers=asked) as response:
-                _check(response, 206)
-                window = of_stream(response.extensions.get("network_stream"), self._window)
-                async for chunk in followed(response.aiter_bytes(), window, self._chunk_bytes):
+        async with self._ask(f"{self._path}/bytes", asked) as answer:
+            _check(self.name, answer, 206)
+            async with aclosing(answer.chunks()) as chunks:
+                async for chunk in chunks:
                     yield chunk
-        except httpx.HTTPError as error:
+
+    @asynccontextmanager
+    async def _ask(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+        try:
+            url = httpx.URL(self._url).join(path)
+            async with self._connections.ask("GET", url, {**headers, **self._token}) as answer:
+                yield answer
+        except (httpx.InvalidURL, http.client.HTTPException, OSError, UnicodeError) as error:
             raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connections.close()
 
 
-def _check(response: httpx.Response, status: int) -> None:
-    if response.status_code != status:
-        kind = PeerBusy if response.status_code in (409, 503) else SourceInterrupted
-        raise kind(f"{response.url.host}: HTTP {response.status_code} {response.reason_phrase}")
+def _check(name: str, answer: Answer, status: int) -> None:
+    if answer.status != status:
+        kind = PeerBusy if answer.status in (409, 503) else SourceInterrupted
+        raise kind(f"{name}: HTTP {answer.status} {answer.reason}")

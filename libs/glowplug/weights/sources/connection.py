@@ -1,0 +1,404 @@
+"""HTTP/1.1 for large bodies: connections that are kept, each read by a thread of its own.
+
+The thread fills a buffer; the kernel wakes it when enough bytes are there (SO_RCVLOWAT), and the event loop runs once
+the buffer is full, or after `TICK_S`. A gigabyte takes the loop a thousand steps, however small the packets are, and
+several connections are received, and decrypted, on several cores.
+
+A buffer belongs to its connection, and a thread writes to nothing else. So a reader that is cancelled leaves at once:
+its connection is shut, and what the thread still does with the buffer is seen by no one.
+"""
+
+import asyncio
+import base64
+import http.client
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from glowplug.weights.window import Window, WindowOf, of_socket
+
+T = TypeVar("T")
+TICK_S = 0.1  # bytes that came are handed over after so long, though the buffer is not full
+KEPT_S = 5.0  # a connection that was idle for longer is not used again: servers and what is between forget it
+SMALL_BYTES = 64 << 10  # of a body that is not wanted: it is read, so that its connection can be kept
+ENOUGH_BYTES = 256 << 10  # that are there before a thread is woken: small packets are left to the kernel
+RECORD_BYTES = 17 << 10  # no record of TLS is longer
+QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "glowplug"}
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds without a connection, and without a byte; bytes of a connection's buffer, and of what is on its way."""
+
+    connect_s: float
+    stall_s: float
+    buffer_bytes: int
+    window: WindowOf | None = None  # None: as the kernel has it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answers. `fill` waits for more of the body; it gives an empty view at the end."""
+
+    status: int
+    reason: str
+    headers: httpx.Headers
+    fill: Callable[[], Awaitable[memoryview]]
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    async def chunks(self) -> AsyncGenerator[memoryview, None]:
+        """The body as it comes. A chunk lasts until the next one is asked for."""
+        while chunk := await self.fill():
+            yield chunk
+
+
+class Connections:
+    """To any number of servers, each kept for the next request to the same one. Proxies are those of the environment
+    (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), certificates are checked as httpx checks them. Errors are OSError and
+    http.client.HTTPException."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._kept: defaultdict[_Route, list[_Connection]] = defaultdict(list)
+        self._all: set[_Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._proxies = getproxies()
+
+    @asynccontextmanager
+    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+        """One request to the server of `url`, whose user and password go along; redirects are the caller's."""
+        route = _Route.to(url, self._proxies)
+        connection = self._taken(route)
+        is_kept = False
+        try:
+            answer = await connection.ask(method, url, {**_HEADERS, **headers, **_basic("Authorization", url)})
+            yield answer
+            is_kept = await connection.is_done()
+        finally:
+            if is_kept and connection in self._all:  # and nobody has closed them all meanwhile
+                self._kept[route].append(connection)
+            else:
+                self._drop(connection)
+
+    def _taken(self, route: "_Route") -> "_Connection":
+        kept = self._kept[route]
+        while kept:
+            if (connection := kept.pop()).is_alive:
+                return connection
+            self._drop(connection)
+        if route.url.scheme == "https" and self._tls is None:
+            self._tls = httpx.create_ssl_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        connection = _Connection(_Line(route, self._limits, self._tls))
+        self._all.add(connection)
+        return connection
+
+    def _drop(self, connection: "_Connection") -> None:
+        self._all.discard(connection)
+        connection.end()
+
+    async def close(self) -> None:
+        """At once, whatever is being read."""
+        self._kept.clear()
+        for connection in list(self._all):
+            self._drop(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A server, and the proxy on the way to it. Urls without path."""
+
+    url: httpx.URL
+    proxy: httpx.URL | None
+
+    @classmethod
+    def to(cls, url: httpx.URL, proxies: Mapping[str, str]) -> "_Route":
+        server = url.copy_with(raw_path=b"/", fragment=None, userinfo=b"")
+        proxy = proxies.get(url.scheme) or proxies.get("all", "")
+        if not proxy or proxy_bypass(url.host):
+            return cls(server, None)
+        found = httpx.URL(proxy if "://" in proxy else f"http://{proxy}")
+        if found.scheme != "http":
+            raise OSError(0, f"a proxy of {found.scheme} is not supported")
+        return cls(server, found)
+
+    def connection(self, limits: Limits, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+        """Not connected yet."""
+        nearest = self.proxy or self.url
+        host, port = nearest.raw_host.decode("ascii"), nearest.port or _PORTS[nearest.scheme]
+        if self.url.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=limits.connect_s)
+        secure = http.client.HTTPSConnection(host, port, timeout=limits.connect_s, context=tls)
+        if self.proxy:
+            own = _basic("Proxy-Authorization", self.proxy)
+            secure.set_tunnel(self.url.raw_host.decode("ascii"), self.url.port or _PORTS["https"], own)
+        return secure
+
+    def target(self, url: httpx.URL) -> tuple[str, dict[str, str]]:
+        """What is written into the request's first line, and headers for the proxy."""
+        path = url.raw_path.decode("ascii")
+        if self.proxy is None or self.url.scheme == "https":
+            return path, {}
+        return f"{url.scheme}://{url.netloc.rpartition(b'@')[2].decode('ascii')}{path}", _basic(
+            "Proxy-Authorization", self.proxy
+        )
+
+
+class _Connection:
+    """One connection as the event loop sees it: a line, and the thread that may wait on it. Used by one task at a
+    time."""
+
+    def __init__(self, line: "_Line") -> None:
+        self._line, self._caller = line, Caller("weights connection")
+        self._used_at = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        return time.monotonic() - self._used_at < KEPT_S and self._line.is_quiet()
+
+    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> Answer:
+        response = await self._caller.run(lambda: self._line.ask(method, url, headers))
+        return Answer(response.status, response.reason, httpx.Headers(response.getheaders()), self._fill)
+
+    async def _fill(self) -> memoryview:
+        return await self._caller.run(self._line.fill)
+
+    async def is_done(self) -> bool:
+        """Whether it can be used again. What is left of a small body is read for that."""
+        self._used_at = time.monotonic()
+        if 0 < self._line.num_bytes_left <= SMALL_BYTES:
+            await self._caller.run(self._line.drain)
+        return self._line.is_done
+
+    def end(self) -> None:
+        """Whatever waits on it returns at once; the thread closes it, and ends."""
+        self._line.shut()
+        self._caller.end(self._line.close)
+
+
+class _Line:
+    """One connection as its thread sees it: all methods block, but for `shut`, `is_quiet` and what is read."""
+
+    def __init__(self, route: _Route, limits: Limits, tls: ssl.SSLContext | None) -> None:
+        self._route, self._limits, self._tls = route, limits, tls
+        self._http: http.client.HTTPConnection | None = None
+        self._socket: Any = None  # a socket, or an SSLSocket
+        self._poll = select.poll()
+        self._window: Window | None = None
+        self._response: http.client.HTTPResponse | None = None
+        self._is_read_ahead = False  # http.client may hold the beginning of the body
+        self._buffer = memoryview(bytearray(limits.buffer_bytes))
+        self._closing = threading.Lock()  # nobody shuts a socket whose number is another's by then
+        self._is_shut = False
+        self.num_bytes_left = 0  # of the body; -1: until the server ends it
+        self.is_done = False  # the answer has been read, and the next may be asked for
+
+    def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        if self._http is None:
+            self._connect()
+        assert self._http is not None
+        self.is_done = False
+        self._socket.settimeout(self._limits.stall_s)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        target, own = self._route.target(url)
+        self._http.request(method, target, headers={**headers, **own})
+        self._acknowledge()
+        self._response = response = self._http.getresponse()
+        self._is_read_ahead = True
+        is_sized = not response.chunked and response.length is not None
+        self.num_bytes_left = response.length if is_sized and response.length is not None else -1
+        if not self.num_bytes_left:
+            self._end_answer()
+        elif not response.fp.peek(1):
+            raise http.client.RemoteDisconnected("it closed before the body, and maybe within the head")
+        return response
+
+    def _connect(self) -> None:
+        connection = self._route.connection(self._limits, self._tls)
+        connection.connect()
+        with self._closing:
+            self._http, self._socket = connection, connection.sock
+        if self._is_shut:
+            raise ConnectionAbortedError("it was given up while it was made")
+        self._poll.register(self._socket, select.POLLIN)
+        self._window = of_socket(self._socket, self._limits.window)
+
+    def fill(self) -> memoryview:
+        """More of the body: as much as fits, or what came within `TICK_S`; nothing at its end. Raises TimeoutError
+        where nothing comes, http.client.IncompleteRead where it is cut off."""
+        if self.num_bytes_left == 0 or self._response is None:
+            return self._buffer[:0]
+        if self._window is not None:
+            self._window.follow()
+        view = self._buffer if self.num_bytes_left < 0 else self._buffer[: self.num_bytes_left]
+        num_bytes = self._read_chunked(view) if self._response.chunked else self._read(view)
+        if self.num_bytes_left > 0:
+            if not num_bytes:
+                raise http.client.IncompleteRead(b"", self.num_bytes_left)
+            self.num_bytes_left -= num_bytes
+        if not num_bytes or self.num_bytes_left == 0:
+            self._end_answer()
+        return view[:num_bytes]
+
+    def drain(self) -> None:
+        while self.num_bytes_left > 0:
+            self.fill()
+
+    def _end_answer(self) -> None:
+        assert self._response is not None
+        self.num_bytes_left = 0
+        self.is_done = not self._response.will_close
+        self._response.close()
+        self._response = None
+
+    def _read_chunked(self, view: memoryview) -> int:
+        assert self._response is not None
+        began_at, num_bytes = time.monotonic(), 0
+        while num_bytes < len(view) and (content := self._response.read1(len(view) - num_bytes)):
+            view[num_bytes : num_bytes + len(content)] = content
+            num_bytes += len(content)
+            if time.monotonic() - began_at >= TICK_S:
+                break
+        return num_bytes
+
+    def _read(self, view: memoryview) -> int:
+        num_bytes = 0
+        if self._is_read_ahead:
+            assert self._response is not None
+            ahead = self._response.fp.peek(1)
+            num_bytes = self._response.fp.readinto(view[: len(ahead)])
+            self._is_read_ahead = num_bytes < len(ahead)
+            if self._is_read_ahead:
+                return num_bytes
+            self._socket.setblocking(False)
+        began_at = time.monotonic()
+        while num_bytes < len(view):
+            try:
+                came = self._socket.recv_into(view[num_bytes:])
+            except (BlockingIOError, ssl.SSLWantReadError):
+                waited_s = time.monotonic() - began_at
+                if num_bytes and waited_s >= TICK_S:
+                    break
+                if waited_s >= self._limits.stall_s:
+                    raise TimeoutError(f"no byte within {self._limits.stall_s:g} s") from None
+                self._wait(len(view) - num_bytes, TICK_S - waited_s if num_bytes else TICK_S)
+                continue
+            num_bytes += came
+            if not came:
+                break
+        return num_bytes
+
+    def _wait(self, num_bytes: int, timeout_s: float) -> None:
+        """Until as many bytes are there, or `ENOUGH_BYTES`, or half of the window, since no more than that comes unread;
+        or the time is over. Of TLS a record may have been read in part, and its bytes do not come again."""
+        window_bytes = self._window.num_bytes if self._window is not None else 0
+        enough = min(num_bytes, ENOUGH_BYTES, window_bytes // 2 or ENOUGH_BYTES)
+        enough -= RECORD_BYTES if isinstance(self._socket, ssl.SSLSocket) else 0
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(1, enough))
+        self._acknowledge()
+        self._poll.poll(timeout_s * 1e3)
+
+    def _acknowledge(self) -> None:
+        """What comes, at once: some servers send no small packet before the last one was acknowledged (Nagle)."""
+        if QUICK_ACK is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
+
+    def is_quiet(self) -> bool:
+        """Whether the server neither has ended it nor sends what nobody asked for."""
+        with self._closing:
+            if self._is_shut or self._socket is None:
+                return False
+            return not self._poll.poll(0)
+
+    def shut(self) -> None:
+        """Whoever waits for bytes gets the end of them."""
+        with self._closing:
+            self._is_shut = True
+            if self._socket is not None:
+                with suppress(OSError):  # the server was faster
+                    socket.socket.shutdown(
+                        self._socket, socket.SHUT_RDWR
+                    )  # of TLS too, which would only forget its keys
+
+    def close(self) -> None:
+        with self._closing:
+            if self._response is not None:
+                self._response.close()
+            if self._http is not None:
+                self._http.close()
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
+
+
+class Caller:
+    """A thread that makes blocking calls for an event loop, one after the other. The process does not wait for it: a
+    name server, or a connection that is being made, may take its time."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], bool]] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        while self._calls.get()():
+            continue
+
+    def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """What `work` returns or raises. Cancelling it stops nothing."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def call() -> bool:
+            result, failure = None, None
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it is raised again where the caller waits
+                failure = error
+            with suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(_settle, future, result, failure)
+            return True
+
+        self._calls.put(call)
+        return future
+
+    def end(self, last: Callable[[], None]) -> None:
+        """The thread ends after what it does now, and `last`."""
+
+        def call() -> bool:
+            last()
+            return False
+
+        self._calls.put(call)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any, failure: BaseException | None) -> None:
+    if future.done():
+        return
+    if failure is not None:
+        future.set_exception(failure)
+    else:
+        future.set_result(result)
+
+
+def _basic(header: str, url: httpx.URL) -> dict[str, str]:
+    """The header that shows user and password of an address; none where it has none."""
+    if not url.userinfo:
+        return {}
+    shown = base64.b64encode(f"{url.username}:{url.password}".encode()).decode("ascii")
+    return {header: f"Basic {shown}"}
