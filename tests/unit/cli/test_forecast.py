@@ -32,6 +32,12 @@ def test_closed_windows_the_open_one_and_those_to_come_stand_in_order():
     ]
 
 
+def test_closed_windows_show_what_was_expected_so_many_windows_before():
+    points = [point(9, 5.0, ahead=3), point(9, 10.0, ahead=1), point(10, 10.0, ahead=1), point(11, 7.0, ahead=2)]
+    found = rows(points, [came(9, 8), came(10, 1)], W, "requests", 3, now_s=10.5 * W, ahead=3)
+    assert [(row[1], row[3]) for row in found] == [("closed", "5"), ("open, so far", "10"), ("in 1", "7")]
+
+
 def test_concurrency_is_a_mean_and_its_peak_no_end_of_the_band():
     points = [point(9, 1.0, metric="concurrency", quantiles=[[0.1, 0.5], [0.9, 1.5], [1.0, 9.0]])]
     ((_, state, value, expected, band, off), _) = rows(points, [came(9, 10)], W, "concurrency", 1, now_s=10 * W)
