@@ -59,7 +59,7 @@ WIDE: Final = Kinds(
     num_sides=6,
     days=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95)),
     profiles=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95), (0.2, 0.9)),
-    analogs=(("shape", 1, 0.7, 1.0), ("level", 0, 0.7, 0.95), ("level", 2, 0.3, 0.95)),
+    analogs=(("shape", 1, 0.7, 1.0), ("level", 0, 0.5, 0.97), ("level", 2, 0.3, 0.95)),
     weeks=((0.5, 1.0), (0.3, 0.9)),
 )
 NUM_DAYS: Final = 7
@@ -93,6 +93,7 @@ MEANS_UNTIL: Final = 1 + len(MEANS)
 HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
 RIDGE_AT: Final = NAMES.index("ridge")
 SEASONAL_FROM: Final = NAMES.index("day naive")
+DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one that `combined_days.py` is about
 
 
 class Experts:
@@ -184,6 +185,10 @@ class Experts:
         np.maximum(found, np.log(self.units)[:, None, None], out=found)
         np.minimum(found, highest, out=found)
         return found
+
+    def distances(self) -> Array:
+        """(K,): mean square of what z lay from the days alike of late; 0 in the first season."""
+        return self._seasons[-1].distances()
 
     def _keep(self, z: Array, at: int) -> None:
         """z of a window, and the means that it is a part of."""
@@ -294,6 +299,14 @@ class Season:
         if self.known == NUM_DAYS:
             (rates, fades), at = self._weeks, at + len(self._kinds.analogs)
             found[:, :, at:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
+
+    def distances(self) -> Array:
+        """(K,): mean square of z - S_k, over the days as the expert of days alike weighs them; 0 without any."""
+        if not self.known:
+            return np.zeros(self._moments.shape[-1])
+        weight, _, second = self._moments[0, :, : self.known]
+        found: Array = (self._likeness("level", 0) * second / weight).sum(axis=0)
+        return found
 
     def _likeness(self, kind: str, memory: int) -> Array:
         """(k, K), of sum 1 over k: how much this day is like each of those before."""
