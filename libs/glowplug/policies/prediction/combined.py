@@ -12,7 +12,7 @@ little yet are left out.
 
 Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window
 (Gibbs and Candes 2021, "Adaptive conformal inference"), so that they hold four of five windows in the long run,
-whatever the load is like.
+whatever the load is like. Far ahead they aim a little further out, since what they learn from is hours old.
 
 What is not a measurement is bounded. A window that is missing, NaN or negative counts as its forecast and teaches
 nothing. One above `spike_ratio` times all that is kept counts as that much; where the next one falls back, it is taken
@@ -40,6 +40,7 @@ NUM_EXPERTS: Final = len(NAMES)
 NUM_MIXED: Final = NUM_EXPERTS + len(RULES)
 NUM_SAID: Final = NUM_MIXED + 2  # experts, what each rule makes of them, the mixture, and that likened to days alike
 QUANTILES: Final = (0.1, 0.9)
+LATE: Final = 0.02  # that bands aim further out, 12 windows ahead: their errors are known as late, and errors grow
 BAND_STEP: Final = 0.04  # of the quantiles, in spreads, per window
 SPREAD_RATE: Final = 0.06  # of the mean error, per window
 
@@ -239,7 +240,7 @@ class Mixture:
         said[..., NUM_EXPERTS:NUM_MIXED] = by_rule
         mixed = np.einsum("khm,khm->kh", self._across.of(np.isfinite(by_rule))[0], by_rule)
         day = alone[..., DAYS_ALIKE]
-        trust = np.where(there[..., DAYS_ALIKE], self._changes.trust(self._experts.distances()), 0.0)
+        trust = np.where(there[..., DAYS_ALIKE], self._changes.trust(self._experts.distances), 0.0)
         said[..., NUM_MIXED] = mixed
         said[..., NUM_MIXED + 1] = mixed + trust * (np.where(trust > 0.0, day, mixed) - mixed)
         self._leans = trust * self._likened.of(np.isfinite(said[..., NUM_MIXED:]))[0, ..., 1]
@@ -255,6 +256,8 @@ class Bands:
         self._spread = np.full((num_kinds, num_ahead), 0.2)
         self._quantiles = np.stack([np.full((num_kinds, num_ahead), sign * 1.6) for sign in (-1.0, 1.0)])  # of a normal
         self._num = np.zeros((num_kinds, num_ahead))
+        outside = LATE * np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)
+        self._shares = QUANTILES[0] - outside, QUANTILES[1] + outside  # aimed at, by horizon
 
     def learn(self, errors: Array, is_known: Mask) -> None:
         """Errors of forecasts made 1.. windows before (K, up to H)."""
@@ -262,9 +265,9 @@ class Bands:
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]
         step = np.maximum(BAND_STEP, 1.0 / (self._num[:, :ahead] + 10.0)) * known
-        for row, share in enumerate(QUANTILES):
+        for row, share in enumerate(self._shares):
             quantile = self._quantiles[row, :, :ahead]
-            quantile += step * 2.0 * (share - (errors <= quantile * spread))
+            quantile += step * 2.0 * (share[:ahead] - (errors <= quantile * spread))
         spread += np.maximum(SPREAD_RATE, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
 
     def around(self, middle: Array) -> tuple[Array, Array]:

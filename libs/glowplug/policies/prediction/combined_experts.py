@@ -186,9 +186,10 @@ class Experts:
         np.minimum(found, highest, out=found)
         return found
 
+    @property
     def distances(self) -> Array:
-        """(K,): mean square of what z lay from the days alike of late; 0 in the first season."""
-        return self._seasons[-1].distances()
+        """(K,): mean square of what z lay from the days alike of late, as `ahead` found it; 0 in the first season."""
+        return self._seasons[-1].distances
 
     def _keep(self, z: Array, at: int) -> None:
         """z of a window, and the means that it is a part of."""
@@ -241,6 +242,9 @@ class Season:
         self.known, self.before = 0, np.empty(0)  # seasons back; (k, K, H): S_k
         num_days = len(offsets)
         self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
+        self.distances = np.zeros(
+            num_kinds
+        )  # mean square of z - S_k, over the days as `level` weighs them by the shortest memory
         self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
         self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
         self._moments = np.zeros((len(MEMORIES), 3, num_days, num_kinds))  # weight, sum, sum of squares
@@ -294,19 +298,14 @@ class Season:
         (rates, fades), at = self._analogs, until
         for row, (kind, memory, _, _) in enumerate(self._kinds.analogs):
             shares = self._likeness(kind, memory)
+            if (kind, memory) == ("level", 0):
+                weight, _, second = self._moments[0, :, : self.known]
+                self.distances = (shares * second / weight).sum(axis=0)
             levels = (shares * above[rates[row]]).sum(axis=0)
             found[:, :, at + row] = np.einsum("dk,dkh->kh", shares, self.before) + levels[:, None] * fades[:, row]
         if self.known == NUM_DAYS:
             (rates, fades), at = self._weeks, at + len(self._kinds.analogs)
             found[:, :, at:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
-
-    def distances(self) -> Array:
-        """(K,): mean square of z - S_k, over the days as the expert of days alike weighs them; 0 without any."""
-        if not self.known:
-            return np.zeros(self._moments.shape[-1])
-        weight, _, second = self._moments[0, :, : self.known]
-        found: Array = (self._likeness("level", 0) * second / weight).sum(axis=0)
-        return found
 
     def _likeness(self, kind: str, memory: int) -> Array:
         """(k, K), of sum 1 over k: how much this day is like each of those before."""
