@@ -38,7 +38,7 @@ def forecast(
         emit(output, {"forecasts": expected, "windows": came, "capacity": takes}, (), ())
         return
     points = [row for row in expected["data"] if row["metric"] == metric]
-    made = sorted({row.get("ahead", 1) for row in points})
+    made = horizons(points, came["window_s"], time.time())
     if made and ahead not in made:
         raise CliError(f"no forecast is made {ahead} windows ahead (there are: {', '.join(map(str, made))})")
     windows = came["data"].get(key, [])
@@ -46,6 +46,11 @@ def forecast(
         raise CliError(f"no request of {model!r} has been counted yet")
     say(f"{pairs(summary(key, expected, points, came['window_s'], time.time()) | capacity(takes))}\n")
     emit(output, None, HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time(), ahead))
+
+
+def horizons(points: Iterable[Row], window_s: float, now_s: float) -> list[int]:
+    """How many windows ahead closed windows were forecast from."""
+    return sorted({row.get("ahead", 1) for row in points if row["target_at"] + window_s <= now_s})
 
 
 def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: float) -> dict[str, object]:

@@ -161,11 +161,12 @@ function dataOf(page, view, back, horizon) {
   const bands = [];
   for (const [metric, name, className] of view.metrics) {
     const mine = latestOf(points.filter((point) => point.metric === metric && point.target_at >= from && (point.ahead === horizon || !isOver(page, point))));
-    if (!mine.length) continue;
-    const title = horizon === 1 ? name : `${name} ${horizon} windows before`;
-    series.push({ name: title, className, step, dashed: true, points: mine.map((point) => ({ t: point.target_at, v: point.value })) });
-    const spread = mine.map((point) => ({ t: point.target_at, ...bandOf(point) })).filter((one) => one.high !== undefined);
-    if (spread.length) bands.push({ name: `${title}, ${spread[0].name}`, className, step, points: spread });
+    const parts = horizon === 1 ? [[name, mine]] : [[`${name} ${horizon} windows before`, mine.filter((point) => isOver(page, point))], [name, mine.filter((point) => !isOver(page, point))]];
+    for (const [title, part] of parts.filter(([, points]) => points.length)) {
+      series.push({ name: title, className, step, dashed: true, points: part.map((point) => ({ t: point.target_at, v: point.value })) });
+      const spread = part.map((point) => ({ t: point.target_at, ...bandOf(point) })).filter((one) => one.high !== undefined);
+      if (spread.length) bands.push({ name: `${title}, ${spread[0].name}`, className, step, points: spread });
+    }
   }
   return { series, bands, from, to: end, now: page.now, format: view.format };
 }
