@@ -36,8 +36,8 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
     @app.get("/v1/forecasts", tags=["forecasts"])
     async def forecasts(model: str = "") -> dict[str, Any]:
         """Forecasts per model, one row for each metric and window: of windows to come, and of `model` also what had
-        been expected of those gone by, from so many windows `ahead`. Empty while no forecasting policy is in force, and `policy` says so. `horizons`:
-        seconds that starts of a model take, where forecasts reach that far."""
+        been expected of those gone by, from so many windows `ahead`. Empty while no forecasting policy is in force, and
+        `policy` says so. `horizons`: seconds that starts of a model take, where forecasts reach that far."""
         known = sorted(controller().forecasts.items())
         rows = [row for key, latest in known if model in ("", key) for f in latest for row in _rows(key, f)]
         past = [row for f in controller().past_forecasts(model) for row in _rows(model, f)] if model else []
