@@ -38,7 +38,8 @@ class WindowPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What was expected of one window. `quantiles` are (probability, value) pairs, rising; empty where there are none.
+    """What was expected of one window when it was the next one to come (`ahead` 1), the one after that (2), and so on.
+    `quantiles` are (probability, value) pairs, rising; empty where there are none.
 
     `error_ratio`: mean absolute error of this kind of forecast lately over the mean of what came; 0 when not measured.
     """
@@ -47,6 +48,7 @@ class ForecastPoint(msgspec.Struct, frozen=True, kw_only=True):
     target_at: float  # start of the window it is about
     window_s: float
     value: float
+    ahead: int = 1
     quantiles: tuple[tuple[float, float], ...] = ()
     made_at: float = 0.0
     error_ratio: float = 0.0
@@ -155,6 +157,7 @@ def _points(row: Mapping[str, Any]) -> Iterator[ForecastPoint]:
     shared: dict[str, Any] = {
         "target_at": float(row.get("target_at") or made_at),
         "window_s": window_s,
+        "ahead": int(row.get("ahead") or 1),
         "made_at": made_at,
         "error_ratio": float(row.get("error_ratio") or 0.0),
         "source": str(row.get("source") or ""),

@@ -1,5 +1,6 @@
 """REST of the predictor: what came, and what is expected."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, Final
@@ -35,8 +36,8 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
     @app.get("/v1/forecasts", tags=["forecasts"])
     async def forecasts(model: str = "") -> dict[str, Any]:
         """Forecasts per model, one row for each metric and window: of windows to come, and of `model` also what had
-        been expected of those gone by. Empty while no forecasting policy is in force, and `policy` says so. `horizons`:
-        seconds that starts of a model take, where forecasts reach that far."""
+        been expected of those gone by, from so many windows `ahead`. Empty while no forecasting policy is in force, and
+        `policy` says so. `horizons`: seconds that starts of a model take, where forecasts reach that far."""
         known = sorted(controller().forecasts.items())
         rows = [row for key, latest in known if model in ("", key) for f in latest for row in _rows(key, f)]
         past = [row for f in controller().past_forecasts(model) for row in _rows(model, f)] if model else []
@@ -81,6 +82,7 @@ def _rows(model_key: str, forecast: Forecast) -> Iterator[dict[str, Any]]:
             "value": value(forecast),
             "quantiles": [*bands, *([[1.0, forecast.concurrency_peak]] if metric == "concurrency" else [])],
             "target_at": forecast.starts_at,
+            "ahead": 1 + max(0, math.ceil((forecast.starts_at - forecast.made_at) / forecast.window_s)),
             "window_s": forecast.window_s,
             "made_at": forecast.made_at,
             "error_ratio": forecast.error_ratio if metric == "concurrency" else 0.0,

@@ -20,6 +20,9 @@ def forecast(
     model: Annotated[str, typer.Argument(metavar="MODEL")],
     metric: Annotated[str, typer.Option("--metric", "-m", help=f"One of {', '.join(METRICS)}.")] = "requests",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Closed windows to show.")] = 6,
+    ahead: Annotated[
+        int, typer.Option("--ahead", "-a", min=1, help="How many windows before, for what was expected of closed ones.")
+    ] = 1,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -35,11 +38,19 @@ def forecast(
         emit(output, {"forecasts": expected, "windows": came, "capacity": takes}, (), ())
         return
     points = [row for row in expected["data"] if row["metric"] == metric]
+    made = horizons(points, came["window_s"], time.time())
+    if made and ahead not in made:
+        raise CliError(f"no forecast is made {ahead} windows ahead (there are: {', '.join(map(str, made))})")
     windows = came["data"].get(key, [])
     if not windows and not points:
         raise CliError(f"no request of {model!r} has been counted yet")
     say(f"{pairs(summary(key, expected, points, came['window_s'], time.time()) | capacity(takes))}\n")
-    emit(output, None, HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time()))
+    emit(output, None, HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time(), ahead))
+
+
+def horizons(points: Iterable[Row], window_s: float, now_s: float) -> list[int]:
+    """How many windows ahead closed windows were forecast from."""
+    return sorted({row.get("ahead", 1) for row in points if row["target_at"] + window_s <= now_s})
 
 
 def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: float) -> dict[str, object]:
@@ -73,12 +84,16 @@ def capacity(takes: Row | None) -> dict[str, object]:
 
 
 def rows(
-    points: Iterable[Row], windows: list[Row], window_s: float, metric: str, limit: int, now_s: float
+    points: Iterable[Row], windows: list[Row], window_s: float, metric: str, limit: int, now_s: float, ahead: int = 1
 ) -> list[Cells]:
-    """Closed windows, the open one with what it has so far, and those to come; oldest first."""
-    expected = {round(row["target_at"] / window_s): row for row in points}  # the newest of each window is the last
+    """Closed windows with what was expected of them so many windows ahead, the open one with what it has so far, and
+    those to come, with the newest forecast of each; oldest first."""
+    here, expected = math.floor(now_s / window_s), dict[int, Row]()
+    for row in points:  # the newest of each window is the last
+        number = round(row["target_at"] / window_s)
+        if number >= here or row.get("ahead", 1) == ahead:
+            expected[number] = row
     came = {round(row["started_at"] / window_s): row for row in windows}
-    here = math.floor(now_s / window_s)
     closed = [number for number in sorted({*came, *expected}) if number < here][-limit:]
     return [
         _row(number, came.get(number), expected.get(number), window_s, metric, number - here)

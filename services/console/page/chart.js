@@ -99,29 +99,22 @@ export class LineChart {
   }
 
   linePath(line) {
-    let path = "";
-    let open = false; // the line goes on from the point before
-    for (const { t, v } of line.points) {
-      if (t < this.data.from || t > this.data.to || !Number.isFinite(v)) {
-        open = false;
-        continue;
-      }
-      if (!open) path += `M${this.x(t)} ${this.y(v)}`;
-      else path += line.step ? `H${this.x(t)}V${this.y(v)}` : `L${this.x(t)} ${this.y(v)}`;
-      open = true;
-    }
-    const last = line.points.at(-1);
-    if (open && line.step) path += `H${this.x(Math.min(last.t + line.step, this.data.to))}`; // a window has a width
-    return path;
+    const shown = line.points.filter((p) => p.t >= this.data.from && p.t <= this.data.to);
+    return runs(shown, line.step, (p) => Number.isFinite(p.v)).map((run) => {
+      const rest = run.slice(1).map(({ t, v }) => (line.step ? `H${this.x(t)}V${this.y(v)}` : `L${this.x(t)} ${this.y(v)}`));
+      const end = line.step ? `H${this.x(Math.min(run.at(-1).t + line.step, this.data.to))}` : ""; // a window has a width
+      return `M${this.x(run[0].t)} ${this.y(run[0].v)}${rest.join("")}${end}`;
+    }).join("");
   }
 
   bandPath(band) {
     const shown = band.points.filter((p) => p.t >= this.data.from && p.t <= this.data.to);
-    if (!shown.length) return "";
     const ends = (p) => (band.step ? [p.t, Math.min(p.t + band.step, this.data.to)] : [p.t]); // a window has a width
-    const up = shown.flatMap((p) => ends(p).map((t) => `${this.x(t)} ${this.y(p.high)}`));
-    const down = shown.toReversed().flatMap((p) => ends(p).toReversed().map((t) => `${this.x(t)} ${this.y(p.low)}`));
-    return `M${[...up, ...down].join("L")}Z`;
+    return runs(shown, band.step, (p) => Number.isFinite(p.high)).map((run) => {
+      const up = run.flatMap((p) => ends(p).map((t) => `${this.x(t)} ${this.y(p.high)}`));
+      const down = run.toReversed().flatMap((p) => ends(p).toReversed().map((t) => `${this.x(t)} ${this.y(p.low)}`));
+      return `M${[...up, ...down].join("L")}Z`;
+    }).join("");
   }
 
   // ---- cursor
@@ -189,6 +182,18 @@ export class LineChart {
     this.tableBox.querySelector(".scroll")?.remove();
     this.tableBox.append(table(this.title, columns, this.body));
   }
+}
+
+/** Points in stretches without a gap: a window that is not there, or whose value is not known, ends one. */
+function runs(points, step, isKnown) {
+  const found = [];
+  let before = null;
+  for (const point of points) {
+    if (!isKnown(point)) before = null;
+    else if (before === null || (step && point.t > before.t + 1.5 * step)) found.push([(before = point)]);
+    else found.at(-1).push((before = point));
+  }
+  return found;
 }
 
 /** Round marks from 0 to at least `highest`: the step and the last of them. */

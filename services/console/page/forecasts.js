@@ -23,10 +23,12 @@ const VIEWS = {
 
 export function forecastsView() {
   const given = asked("forecasts");
-  const wanted = { model: given.get("model") ?? "", show: given.get("show") in VIEWS ? given.get("show") : "requests", span: given.get("span") in SPANS ? given.get("span") : "30m" };
+  const wanted = { model: given.get("model") ?? "", show: given.get("show") in VIEWS ? given.get("show") : "requests", span: given.get("span") in SPANS ? given.get("span") : "30m", ahead: Number(given.get("ahead")) || 1 };
   const models = h("select", { id: "forecast-model" });
   const shows = h("span", { class: "segments", role: "group", "aria-label": "What" });
   const spans = h("span", { class: "segments", role: "group", "aria-label": "How far back" });
+  const horizons = h("span", { class: "segments", role: "group", "aria-label": "Expected how many windows before" });
+  let known = [1]; // horizons that there are
   const note = h("p", { class: "note", role: "status" });
   const facts = h("dl", { class: "facts" });
   const why = h("p", { class: "why-empty", hidden: true });
@@ -35,7 +37,7 @@ export function forecastsView() {
     "div",
     { class: "forecasts-view" },
     h("h1", { class: "hidden" }, "Forecasts"),
-    h("div", { class: "tools" }, h("label", { class: "field", for: "forecast-model" }, h("span", null, "model"), models), shows, spans, note),
+    h("div", { class: "tools" }, h("label", { class: "field", for: "forecast-model" }, h("span", null, "model"), models), shows, spans, horizons, note),
     facts,
     why,
     panel("Expected and measured", "forecast", box),
@@ -71,7 +73,9 @@ export function forecastsView() {
     why.hidden = !page.why_empty;
     say(why, page.why_empty ? `No forecast: ${page.why_empty}.` : "");
     drawFacts(page);
-    const data = dataOf(page, view, SPANS[wanted.span]);
+    known = horizonsOf(page, wanted.ahead);
+    draw();
+    const data = dataOf(page, view, SPANS[wanted.span], wanted.ahead);
     const nothing = !page.windows.length && !page.forecasts.length;
     chart.element.hidden = nothing;
     box.querySelector(".empty")?.remove();
@@ -105,6 +109,7 @@ export function forecastsView() {
   const draw = () => {
     segment(shows, Object.keys(VIEWS), "show");
     segment(spans, Object.keys(SPANS), "span");
+    segment(horizons, known, "ahead", (ahead) => `${ahead} ahead`);
     const rows = live.models.map(({ key, name }) => ({ key, name }));
     if (wanted.model && !rows.some((row) => row.key === wanted.model)) rows.push({ key: wanted.model, name: wanted.model });
     keyed(models, rows, (row) => row.key, (row) => h("option", { value: row.key }, row.name));
@@ -134,9 +139,18 @@ export function forecastsView() {
   };
 }
 
-function dataOf(page, view, back) {
-  const ahead = page.forecasts.filter((point) => view.metrics.some(([metric]) => metric === point.metric));
-  const end = Math.max(page.now, ...ahead.map((point) => point.target_at + point.window_s));
+/** Windows ahead that windows gone by were forecast from, and the one that is asked for. */
+function horizonsOf(page, wanted) {
+  return [...new Set([1, wanted, ...page.forecasts.filter((point) => isOver(page, point)).map((point) => point.ahead)])].sort((a, b) => a - b);
+}
+
+function isOver(page, point) {
+  return point.target_at + point.window_s <= page.now;
+}
+
+function dataOf(page, view, back, horizon) {
+  const points = page.forecasts.filter((point) => view.metrics.some(([metric]) => metric === point.metric));
+  const end = Math.max(page.now, ...points.map((point) => point.target_at + point.window_s));
   const from = page.now - back;
   const seen = page.windows.filter((w) => w.started_at >= from);
   const step = page.window_s;
@@ -146,11 +160,13 @@ function dataOf(page, view, back) {
   if (open.length) for (const [field, name, className] of view.measured) series.push({ name: `${name} so far`, className, step, dashed: true, points: pointsOf(open, field) });
   const bands = [];
   for (const [metric, name, className] of view.metrics) {
-    const mine = latestOf(ahead.filter((point) => point.metric === metric && point.target_at >= from));
-    if (!mine.length) continue;
-    series.push({ name, className, step, dashed: true, points: mine.map((point) => ({ t: point.target_at, v: point.value })) });
-    const spread = mine.filter((point) => point.quantiles.length);
-    if (spread.length) bands.push({ name: `${name}, ${bandName(spread[0])}`, className, step, points: spread.map((point) => ({ t: point.target_at, low: point.quantiles.length > 1 ? point.quantiles[0][1] : point.value, high: point.quantiles.at(-1)[1] })) });
+    const mine = latestOf(points.filter((point) => point.metric === metric && point.target_at >= from && (point.ahead === horizon || !isOver(page, point))));
+    const parts = horizon === 1 ? [[name, mine]] : [[`${name} ${horizon} windows before`, mine.filter((point) => isOver(page, point))], [name, mine.filter((point) => !isOver(page, point))]];
+    for (const [title, part] of parts.filter(([, points]) => points.length)) {
+      series.push({ name: title, className, step, dashed: true, points: part.map((point) => ({ t: point.target_at, v: point.value })) });
+      const spread = part.map((point) => ({ t: point.target_at, ...bandOf(point) })).filter((one) => one.high !== undefined);
+      if (spread.length) bands.push({ name: `${title}, ${spread[0].name}`, className, step, points: spread });
+    }
   }
   return { series, bands, from, to: end, now: page.now, format: view.format };
 }
@@ -162,7 +178,10 @@ function latestOf(points) {
   return [...byTarget.values()].sort((a, b) => a.target_at - b.target_at);
 }
 
-function bandName(point) {
+/** The band of a forecast: between its quantiles, or, where it has its peak alone, up to that. */
+function bandOf(point) {
   const percent = (q) => `${Math.round(100 * q)} %`;
-  return point.quantiles.length > 1 ? `${percent(point.quantiles[0][0])} to ${percent(point.quantiles.at(-1)[0])}` : "up to its peak";
+  const inner = point.quantiles.filter(([share]) => share < 1); // all of a window lies below its peak: no end of a band
+  if (inner.length > 1) return { low: inner[0][1], high: inner.at(-1)[1], name: `${percent(inner[0][0])} to ${percent(inner.at(-1)[0])}` };
+  return point.quantiles.length ? { low: point.value, high: point.quantiles.at(-1)[1], name: "up to its peak" } : {};
 }

@@ -82,6 +82,7 @@ async def forecast(page: Page) -> None:
                       quantiles=((0.1, 8.0), (0.9, 20.0)), made_at=now - 5, error_ratio=0.21, source="test")
         for n in range(-2, 4)
     ]  # fmt: skip
+    points += [msgspec.structs.replace(point, ahead=3, value=30.0, made_at=now - 125) for point in points[:2]]
     known = ForecastPage(now=now, model_key="smol-chat", policy="test", windows=windows, forecasts=points)
     answer = msgspec.to_builtins(known)
     await page.route("**/api/v1/forecasts?model=smol-chat", lambda route: route.fulfill(json=answer))

@@ -1,6 +1,7 @@
 """Decisions, traces, events and forecasts as a reader of the page meets them."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -14,6 +15,16 @@ from tests.console_server import ConsoleUnderTest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+SLANTED = """[...document.querySelectorAll('.chart-line, .chart-band')].flatMap((path) => {
+  const at = path.getAttribute('d').match(/[MLHVZ][^MLHVZ]*/g);
+  let [x, y] = [0, 0];
+  return at.filter((part) => {
+    const [a, b] = part.slice(1).trim().split(' ').map(Number);
+    const [oldX, oldY] = [x, y];
+    if (part[0] === 'H') x = a; else if (part[0] === 'V') y = a; else if (part[0] !== 'Z') [x, y] = [a, b];
+    return part[0] === 'L' && Math.abs(x - oldX) > 0.01 && Math.abs(y - oldY) > 0.01;
+  });
+}).length"""
 ROWS = "[...document.querySelectorAll('.event-row')]"
 
 
@@ -150,6 +161,11 @@ async def test_forecasts_are_drawn_against_what_came_and_read_by_keys(at: Consol
     await page.get_by_text("As a table").click()
     await expect(page.locator(".chart-table tbody tr")).to_have_count(13)
     await expect(page.locator(".facts")).to_contain_text("21 %")
+    assert await page.evaluate(SLANTED) == 0, "a window is one value all through"
+    await page.get_by_role("button", name="3 ahead").click()
+    assert page.url.endswith("ahead=3")
+    await expect(page.locator(".chart-legend")).to_contain_text("forecast 3 windows before, 10 % to 90 %")
+    await expect(page.locator(".chart-table td").filter(has_text=re.compile("^30$"))).to_have_count(2)
     await page.get_by_role("button", name="tokens").click()
     await expect(page.locator(".chart-line")).to_have_count(4)
 

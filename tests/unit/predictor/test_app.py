@@ -53,6 +53,7 @@ async def test_what_was_and_what_is_expected_reach_the_console(controller: Predi
     assert (page.policy, page.why_empty, page.problem) == ("last_window", "", "")
     points = [p for p in page.forecasts if p.metric == "concurrency"]
     assert [(p.target_at, round(p.value, 6)) for p in points] == [(60.0, 4.0), (120.0, 2.0), (180.0, 2.0)]
+    assert [p.ahead for p in points] == [1, 1, 2]
     assert points[1].quantiles == ((1.0, 4.0),) and points[1].error_ratio == 1.0 and points[1].made_at == 120.0
     assert {p.metric for p in page.forecasts} == {"concurrency", "requests", "prompt_tokens", "response_tokens"}
 

@@ -130,7 +130,8 @@ class PredictorController:
         return {key: expected.latest for key, expected in self._expected.items() if expected.latest}
 
     def past_forecasts(self, model_key: str) -> list[Forecast]:
-        """What had been expected of windows that have closed, oldest first: to be held against `windows`."""
+        """What had been expected of windows that have closed, oldest first, each from several windows ahead: to be held
+        against `windows`."""
         expected = self._expected.get(model_key)
         return list(expected.past) if expected else []
 

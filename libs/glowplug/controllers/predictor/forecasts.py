@@ -16,6 +16,8 @@ from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug.policies.throughput import CapacityParams, Served, Throughput
 
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
+AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead; those made as far ahead as any are kept too
+NUM_PAST = 288  # windows gone by whose forecasts are kept: a day of 300 s windows
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class ModelForecasts:
     next_number: int
     num_kept: int
     latest: tuple[Forecast, ...] = ()
-    past: deque[Forecast] = field(default_factory=deque)  # of windows gone by, one each
+    past: deque[Forecast] = field(default_factory=deque)  # of windows gone by, oldest window and oldest forecast first
+    _to_come: dict[int, list[Forecast]] = field(default_factory=dict)  # by number of the window, oldest first
     throughput: Throughput = field(default_factory=Throughput)
     _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
 
@@ -55,6 +58,9 @@ class ModelForecasts:
             )
             for one in made
         )
+        for ahead, one in enumerate(self.latest, 1):
+            if ahead in AHEAD_KEPT or ahead == len(self.latest):
+                self._to_come.setdefault(round(one.starts_at / one.window_s), []).append(one)
         return self.latest
 
     def learn(self, history: Iterable[WindowTotals]) -> None:
@@ -71,6 +77,7 @@ class ModelForecasts:
 
     def _judge(self, window: Window, window_s: float) -> None:
         """Compare what was expected of the window with what came."""
+        self._keep(window, window_s)
         about = next((f for f in self.latest if abs(f.starts_at - window.started_at) < window_s / 2), None)
         if about is None:
             return
@@ -78,8 +85,14 @@ class ModelForecasts:
         self._errors.append((abs(about.concurrency_mean - came), came))
         if len(self._errors) > NUM_ERRORS:
             self._errors.popleft()
-        self.past.append(about)
-        if len(self.past) > self.num_kept:
+
+    def _keep(self, window: Window, window_s: float) -> None:
+        """What had been expected of a window that has closed stays beside it, until that is too long ago."""
+        number = round(window.started_at / window_s)
+        self.past.extend(self._to_come.get(number, ()))
+        self._to_come = {at: made for at, made in self._to_come.items() if at > number}
+        oldest = (number - min(NUM_PAST, self.num_kept) + 0.5) * window_s
+        while self.past and self.past[0].starts_at < oldest:
             self.past.popleft()
 
 

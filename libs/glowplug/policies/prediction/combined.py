@@ -7,11 +7,12 @@ little yet are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
     w_i        from discounted losses, under rules that remember hours to days (`combined_weights.py`)
-    forecast   = exp(sum_i w_i log(forecast_i + unit)) - unit
+    mixture    = exp(sum_i w_i log(forecast_i + unit)) - unit
+    forecast   = of the mixture and of it leaning to days like this one (`combined_days.py`), weighed likewise
 
 Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window
 (Gibbs and Candes 2021, "Adaptive conformal inference"), so that they hold four of five windows in the long run,
-whatever the load is like.
+whatever the load is like. Far ahead they aim a little further out, since what they learn from is hours old.
 
 What is not a measurement is bounded. A window that is missing, NaN or negative counts as its forecast and teaches
 nothing. One above `spike_ratio` times all that is kept counts as that much; where the next one falls back, it is taken
@@ -25,8 +26,9 @@ import numpy as np
 
 from glowplug.domain.snapshot import Forecast, Quantile
 from glowplug.policies.prediction.alike import Alike
-from glowplug.policies.prediction.combined_experts import NAMES, Array, Experts
-from glowplug.policies.prediction.combined_weights import ACROSS, RULES, Mask, Weights, prior_of
+from glowplug.policies.prediction.combined_days import Changes
+from glowplug.policies.prediction.combined_experts import DAYS_ALIKE, NAMES, Array, Experts
+from glowplug.policies.prediction.combined_weights import ACROSS, LIKENED, RULES, Mask, Weights, prior_of
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Reading, WindowTotals, forecast_of, reading_of
 
@@ -35,8 +37,10 @@ UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))
 """What is small beside one request, by kind: it bounds ratios where load is nothing."""
 MAX_LOSS: Final = 3.0
 NUM_EXPERTS: Final = len(NAMES)
-NUM_SAID: Final = NUM_EXPERTS + len(RULES)
+NUM_MIXED: Final = NUM_EXPERTS + len(RULES)
+NUM_SAID: Final = NUM_MIXED + 2  # experts, what each rule makes of them, the mixture, and that likened to days alike
 QUANTILES: Final = (0.1, 0.9)
+LATE: Final = 0.02  # that bands aim further out, 12 windows ahead: their errors are known as late, and errors grow
 BAND_STEP: Final = 0.04  # of the quantiles, in spreads, per window
 SPREAD_RATE: Final = 0.06  # of the mean error, per window
 
@@ -144,6 +148,9 @@ class Mixture:
         self._experts = Experts(num_kinds, per_day, units, num_ahead, params.max_windows)
         self._weights = Weights(RULES, num_kinds, prior_of(num_ahead))
         self._across = Weights((ACROSS,), num_kinds, np.ones((num_ahead, len(RULES))))
+        self._likened = Weights((LIKENED,), num_kinds, np.ones((num_ahead, 2)))
+        self._changes = Changes(num_kinds, num_ahead)
+        self._leans = np.zeros((num_kinds, num_ahead))  # the share of the expert of days alike, beside the mixture
         self._said = np.zeros((num_ahead, num_kinds, num_ahead, NUM_SAID), np.float32)  # by window number modulo H
         self._together = np.zeros((num_ahead, num_kinds, num_ahead))  # what was said of it all, log, likewise
         self._scale = np.zeros(num_kinds)  # what a window brings on average
@@ -160,6 +167,7 @@ class Mixture:
         load, bounded = self._bounded(load, expected)
         self._judge(load, is_known & ~bounded)
         self._experts.add(load)
+        self._changes.learn(np.log(load + self._units))
         rate = max(0.02, 1.0 / self._experts.count)
         self._scale += rate * (load - self._scale)
         self._expect(peers)
@@ -186,8 +194,9 @@ class Mixture:
         loads: Array = np.maximum(np.exp(z[row, :, :NUM_EXPERTS].astype(float)) - self._units[row], 0.0)
         there = np.isfinite(z)
         weights = self._weights.of(there[..., :NUM_EXPERTS])
-        rules = self._across.of(there[..., NUM_EXPERTS:])[0]
-        shared: Array = np.einsum("mkhn,khm->khn", weights, rules)[row]
+        rules = self._across.of(there[..., NUM_EXPERTS:NUM_MIXED])[0]
+        shared: Array = np.einsum("mkhn,khm->khn", weights, rules)[row] * (1.0 - self._leans[row])[:, None]
+        shared[:, DAYS_ALIKE] += self._leans[row]
         return loads, shared
 
     def _bounded(self, load: Array, expected: Array) -> tuple[Array, Mask]:
@@ -217,18 +226,25 @@ class Mixture:
         off = np.abs(np.maximum(np.exp(said) - self._units[:, None, None], 0.0) - load[:, None, None]) / least
         losses = np.minimum(off, MAX_LOSS)
         self._weights.learn(losses[..., :NUM_EXPERTS], is_known)
-        self._across.learn(losses[..., NUM_EXPERTS:], is_known)
+        self._across.learn(losses[..., NUM_EXPERTS:NUM_MIXED], is_known)
+        self._likened.learn(losses[..., NUM_MIXED:], is_known)
         self._bands.learn(np.log(load + self._units)[:, None] - self._together[rows, :, back].T, is_known)
 
     def _expect(self, peers: Array | None) -> None:
-        """Weigh the experts under each rule, the rules, and combine what they say now."""
+        """Weigh the experts under each rule and the rules, combine what they say now, and lean to days alike."""
         at = (self._experts.count - 1) % len(self._said)
         said = self._said[at]
         said[..., :NUM_EXPERTS] = alone = self._experts.ahead(peers)
         there = np.isfinite(alone)
         by_rule = np.einsum("mkhn,khn->khm", self._weights.of(there), np.where(there, alone, 0.0))
-        said[..., NUM_EXPERTS:] = by_rule
-        self._middle = np.einsum("khm,khm->kh", self._across.of(np.isfinite(by_rule))[0], by_rule)
+        said[..., NUM_EXPERTS:NUM_MIXED] = by_rule
+        mixed = np.einsum("khm,khm->kh", self._across.of(np.isfinite(by_rule))[0], by_rule)
+        day = alone[..., DAYS_ALIKE]
+        trust = np.where(there[..., DAYS_ALIKE], self._changes.trust(self._experts.distances), 0.0)
+        said[..., NUM_MIXED] = mixed
+        said[..., NUM_MIXED + 1] = mixed + trust * (np.where(trust > 0.0, day, mixed) - mixed)
+        self._leans = trust * self._likened.of(np.isfinite(said[..., NUM_MIXED:]))[0, ..., 1]
+        self._middle = mixed + self._leans * (np.where(trust > 0.0, day, mixed) - mixed)
         self._together[at] = self._middle
         self._lows, self._highs = self._bands.around(self._middle)
 
@@ -240,6 +256,8 @@ class Bands:
         self._spread = np.full((num_kinds, num_ahead), 0.2)
         self._quantiles = np.stack([np.full((num_kinds, num_ahead), sign * 1.6) for sign in (-1.0, 1.0)])  # of a normal
         self._num = np.zeros((num_kinds, num_ahead))
+        outside = LATE * np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)
+        self._shares = QUANTILES[0] - outside, QUANTILES[1] + outside  # aimed at, by horizon
 
     def learn(self, errors: Array, is_known: Mask) -> None:
         """Errors of forecasts made 1.. windows before (K, up to H)."""
@@ -247,9 +265,9 @@ class Bands:
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]
         step = np.maximum(BAND_STEP, 1.0 / (self._num[:, :ahead] + 10.0)) * known
-        for row, share in enumerate(QUANTILES):
+        for row, share in enumerate(self._shares):
             quantile = self._quantiles[row, :, :ahead]
-            quantile += step * 2.0 * (share - (errors <= quantile * spread))
+            quantile += step * 2.0 * (share[:ahead] - (errors <= quantile * spread))
         spread += np.maximum(SPREAD_RATE, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
 
     def around(self, middle: Array) -> tuple[Array, Array]:

@@ -59,7 +59,7 @@ WIDE: Final = Kinds(
     num_sides=6,
     days=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95)),
     profiles=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95), (0.2, 0.9)),
-    analogs=(("shape", 1, 0.7, 1.0), ("level", 0, 0.7, 0.95), ("level", 2, 0.3, 0.95)),
+    analogs=(("shape", 1, 0.7, 1.0), ("level", 0, 0.5, 0.97), ("level", 2, 0.3, 0.95)),
     weeks=((0.5, 1.0), (0.3, 0.9)),
 )
 NUM_DAYS: Final = 7
@@ -93,6 +93,7 @@ MEANS_UNTIL: Final = 1 + len(MEANS)
 HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
 RIDGE_AT: Final = NAMES.index("ridge")
 SEASONAL_FROM: Final = NAMES.index("day naive")
+DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one that `combined_days.py` is about
 
 
 class Experts:
@@ -185,6 +186,11 @@ class Experts:
         np.minimum(found, highest, out=found)
         return found
 
+    @property
+    def distances(self) -> Array:
+        """(K,): mean square of what z lay from the days alike of late, as `ahead` found it; 0 in the first season."""
+        return self._seasons[-1].distances
+
     def _keep(self, z: Array, at: int) -> None:
         """z of a window, and the means that it is a part of."""
         self._past[:, at % self._past.shape[1]] = z
@@ -236,6 +242,9 @@ class Season:
         self.known, self.before = 0, np.empty(0)  # seasons back; (k, K, H): S_k
         num_days = len(offsets)
         self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
+        self.distances = np.zeros(
+            num_kinds
+        )  # mean square of z - S_k, over the days as `level` weighs them by the shortest memory
         self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
         self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
         self._moments = np.zeros((len(MEMORIES), 3, num_days, num_kinds))  # weight, sum, sum of squares
@@ -289,6 +298,9 @@ class Season:
         (rates, fades), at = self._analogs, until
         for row, (kind, memory, _, _) in enumerate(self._kinds.analogs):
             shares = self._likeness(kind, memory)
+            if (kind, memory) == ("level", 0):
+                weight, _, second = self._moments[0, :, : self.known]
+                self.distances = (shares * second / weight).sum(axis=0)
             levels = (shares * above[rates[row]]).sum(axis=0)
             found[:, :, at + row] = np.einsum("dk,dkh->kh", shares, self.before) + levels[:, None] * fades[:, row]
         if self.known == NUM_DAYS:

@@ -38,6 +38,7 @@ RULES: Final = (
     Rule(memory=0.99, eta=25.0, prior_windows=5.0),
 )
 ACROSS: Final = Rule(memory=0.99, eta=20.0, prior_windows=5.0)
+LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)  # of the mixture, and of it leaning to days alike
 PRIOR: Final = {
     "last": (1.00, 1.37),
     "mean 0.5": (1.16, 1.41),
@@ -74,7 +75,7 @@ PRIOR: Final = {
     "wide profile 0.3 0.95": (1.33, 1.30),
     "wide profile 0.2 0.9": (1.60, 1.55),
     "wide analog shape 0.93 1.0": (1.00, 1.00),
-    "wide analog level 0.8 0.95": (1.01, 1.07),
+    "wide analog level 0.8 0.97": (1.01, 1.07),
     "wide analog level 0.97 0.95": (1.23, 1.12),
     "wide week 0.5 1.0": (1.41, 1.46),
     "wide week 0.3 0.9": (1.83, 1.63),

@@ -179,6 +179,23 @@ def test_what_was_expected_is_kept_beside_what_came_with_its_error():
     assert fact.forecasts[0].error_ratio == pytest.approx((4.0 - 2.0) / 2.0)
 
 
+def test_of_a_window_gone_by_the_forecasts_of_several_windows_ahead_are_kept():
+    controller = PredictorController(PredictorParams(window_s=60, num_windows=5, num_ahead=4), LastWindow)
+    for number in range(9):
+        controller.handle(busy(number + 1), number * 60.0)
+        controller.handle(Tick(), (number + 1) * 60.0)
+    past = controller.past_forecasts("m")
+    assert {f.starts_at for f in past} == {240.0, 300.0, 360.0, 420.0, 480.0}, "as many windows as are kept"
+    newest = [(f.made_at, f.concurrency_mean) for f in past if f.starts_at == 480.0]
+    assert newest == [(300.0, 5.0), (360.0, 6.0), (420.0, 7.0), (480.0, 8.0)], "4, 3, 2 and 1 ahead"
+    long = PredictorController(PredictorParams(window_s=60, num_ahead=20), LastWindow)
+    for number in range(25):
+        long.handle(busy(), number * 60.0)
+        long.handle(Tick(), (number + 1) * 60.0)
+    of_last = [1440.0 - f.made_at for f in long.past_forecasts("m") if f.starts_at == 1440.0]
+    assert of_last == [19 * 60.0, 11 * 60.0, 5 * 60.0, 120.0, 60.0, 0.0], "20, 12, 6, 3, 2 and 1 ahead"
+
+
 def test_a_history_is_learned_before_the_first_request():
     day = [
         WindowTotals(started_at=60.0 * n, window_s=60.0, concurrency_mean=float(n % 1440 == 3)) for n in range(-1440, 0)
