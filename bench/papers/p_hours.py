@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.papers import p_preserve, u_workloads
+from bench.papers import p_oracle, p_preserve, u_workloads
 from bench.papers.data import bin_counts
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Spread, Verdict, prose
 from bench.papers.p_serve import CODE, CODE_MU, CODE_WORKLOAD, NEVER_HOLDS, P1, PROFILE
@@ -32,7 +32,9 @@ CHAT = Workload("", "azure_2024_conv_10s", 8.5, PROFILE, 0.2)
 ON_CODE = Workload(CODE, "azure_2024_code_10s", 10.0, CODE_MU, 0.47, CODE_WORKLOAD)
 WORKLOADS = (CHAT, ON_CODE)
 STATIC = ("static 8", "static 7")
-MEASURED = "PreServe"
+MEASURED, OURS, ORACLE = "PreServe", "union", "oracle"
+STATIC_OF_UNION = tuple(f"{static}, union's routing" for static in STATIC)
+BESIDE = (*STATIC, *STATIC_OF_UNION, MEASURED, OURS, ORACLE)  # on both services
 STARTS = {  # what is declared before the first clean window, as a share of the profile
     MEASURED: 0.0,
     "PreServe, twice declared": 2.0,
@@ -54,9 +56,9 @@ OF_UNION = {  # what the union's routing adds, each on the workload that it was 
 
 def cases(quick: bool) -> tuple[str, ...]:
     if quick:
-        return tuple(workload.name + case for workload in WORKLOADS for case in (*STATIC, MEASURED))
-    on_code = (CODE + case for case in (*STATIC, MEASURED))
-    return (*STATIC, FROZEN, *STARTS, *WITHOUT, *on_code, *OF_UNION)
+        return tuple(workload.name + case for workload in WORKLOADS for case in (*STATIC, MEASURED, OURS))
+    chat = dict.fromkeys((*BESIDE, FROZEN, *STARTS, *WITHOUT))
+    return (*chat, *(CODE + case for case in BESIDE), *OF_UNION)
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
@@ -66,14 +68,18 @@ def run(case: str, seed: int, quick: bool) -> Outcome:
         return u_workloads.run(name, "union", seed, quick, *more)
     workload = ON_CODE if case.startswith(CODE) else CHAT
     system = case.removeprefix(CODE)
-    given = [*workload.given, f"workload.rps={workload.rps}"]
-    if system in STATIC:
-        num = system.removeprefix("static ")
-        return p_preserve.run_scaling("static 8", seed, quick, *given, f"models.llama-7b.min_instances={num}")
+    given = [*workload.given, f"workload.rps={workload.rps}", f"{CAPACITY}.normalized_s={workload.objective_s}"]
+    if system in (*STATIC, *STATIC_OF_UNION):
+        static, _, of_union = system.removeprefix("static ").partition(", ")
+        given.append(f"models.llama-7b.min_instances={static}")
+        return p_preserve.run_scaling("oracle" if of_union else "static 8", seed, quick, *given)
+    if system == ORACLE:
+        return p_oracle.fewest(seed, quick, workload.profile, workload.objective_s, given)
     share = 1.0 if system == FROZEN else STARTS.get(system, 0.0)
     given.append(f"{CAPACITY}.busy_ratio={1000 if system == FROZEN else 0.5}")
     given += [f"{CAPACITY}.{kind}={share * most}" for kind, most in workload.profile.items()]
-    return p_preserve.run_scaling("PreServe", seed, quick, *given, *WITHOUT.get(system, ()))
+    name = OURS if system == OURS else "PreServe"
+    return p_preserve.run_scaling(name, seed, quick, *given, *WITHOUT.get(system, ()))
 
 
 def peak_over_mean(trace: str) -> float:

@@ -29,6 +29,7 @@ class ModelForecasts:
     past: deque[Forecast] = field(default_factory=deque)  # of windows gone by, one each
     throughput: Throughput = field(default_factory=Throughput)
     _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
+    _objective_ratio: float = 0.0  # of the last closed window
 
     def close(self, series: Series) -> bool:
         """Learn every window that has closed since; False when there is none."""
@@ -38,6 +39,7 @@ class ModelForecasts:
             window = series.at(number)
             self._judge(window, series.window_s)
             self.forecaster.closed(window.totals(series.window_s))
+            self._objective_ratio = window.objective_ratio
         self.next_number = series.last
         return True
 
@@ -52,6 +54,7 @@ class ModelForecasts:
                 response_per_s=mu.response_per_s,
                 total_per_s=mu.total_per_s,
                 rates_from=self.throughput.source,
+                objective_ratio=self._objective_ratio,
             )
             for one in made
         )
@@ -96,6 +99,18 @@ def served(request: RequestFinished, model: Model | None, params: CapacityParams
         response_tokens=request.response_tokens,
         missed=not request.cold and missed(request, model, params),
     )
+
+
+def objective_used(request: RequestFinished, model: Model | None, params: CapacityParams) -> float | None:
+    """How much of its model's objective one request took; nothing is said by one that waited for a start, and by one
+    whose client left. Where the model has objectives its mean over a window is the share that missed one, over the
+    share that may: above 1 the window has missed; else it is the seconds per token over those that are allowed."""
+    if request.cold or request.error_code == "client_left":
+        return None
+    slo = model.slo if model is not None else None
+    if request.error_code or (slo is not None and (slo.ttft_s or slo.tpot_s)):
+        return missed(request, model, params) / max(1e-3, 1 - params.clean_share)
+    return request.e2e_s / max(1, request.response_tokens) / params.normalized_s
 
 
 def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:

@@ -286,6 +286,31 @@ def test_a_model_without_objectives_is_held_to_the_papers_normalized_latency():
         assert one is not None and one.missed is is_missed
 
 
+PATIENT = a_model(slo=SLO)
+LATE, LEFT = {"ttft_s": 1.1}, {"error_code": "client_left", "ttft_s": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "requests", "ratio"),
+    [
+        (PATIENT, [{}] * 39 + [LATE], 0.5),  # one of 40 where two may
+        (PATIENT, [{}, {"status": 503, "error_code": "wait_timeout"}], 10.0),
+        (PATIENT, [LATE | {"cold": True}, LEFT, {}], 0.0),
+        (PLAIN, [{"e2e_s": 21 * 0.1}, {"e2e_s": 21 * 0.5}, {"e2e_s": 99.0, "cold": True}], 1.5),
+        (PATIENT, [], 0.0),
+    ],
+)
+def test_forecasts_say_how_much_of_its_objective_the_last_window_took(model, requests, ratio):
+    """The share that missed an objective over the 5 % that may, or seconds a token over the 0.2 of section 5.1."""
+    controller = predictor(model=model)
+    controller.handle(busy(), 0.0)
+    for fields in requests:
+        controller.handle(finished(**fields), 1.0)
+    (first,), (second,) = made(controller.handle(Tick(), 60.0)), made(controller.handle(Tick(), 120.0))
+    assert [one.objective_ratio for one in first.forecasts] == [pytest.approx(ratio)] * 2
+    assert second.forecasts[0].objective_ratio == 0.0, "nothing ended in that window"
+
+
 @pytest.mark.parametrize("fields", [{"instance_id": ""}, {"num_continued": 1}, {"response_tokens": 0}])
 def test_what_no_single_instance_answered_says_nothing_of_one(fields):
     assert served(finished(**fields).data, a_model(), CapacityParams()) is None
