@@ -237,6 +237,21 @@ def shown(name: str, seen: Seen) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def compared(name: str, seen: Seen, other: str, base: Seen) -> str:
+    """What differs between two systems, as a sentence. A share of nothing is left out."""
+    missed, of_base = (100 * one.num_missed / max(1, one.num_requests) for one in (seen, base))
+    said = [f"{missed:.1f} % of the requests missed an objective under {name}, {of_base:.1f} % under {other}"]
+    for what, ours, theirs in (
+        ("instance-seconds", seen.instance_s, base.instance_s),
+        ("GPU bytes granted", fmean(seen.held or [0]), fmean(base.held or [0])),
+        ("first token, P95", at(seen.ttft, 0.95), at(base.ttft, 0.95)),
+        ("first token, P99", at(seen.ttft, 0.99), at(base.ttft, 0.99)),
+    ):
+        if theirs > 0 and ours == ours:
+            said.append(f"{what} {ours / theirs - 1:+.0%}")
+    return f"{'; '.join(said)}."
+
+
 HEAD: Final = (
     "system", "answered (failed, ended after the recording)", "missed an objective", "TTFT p50 / p95 / p99 s",
     "TPOT p50 / p95 / p99 s", "instance-seconds", "starts (requests that waited for one)",
@@ -284,11 +299,14 @@ def main() -> None:
         said.write_text(provenance(args.seconds, args.parts, args.rps, args.seed) + "\n", encoding="utf-8")
     print(said.read_text(encoding="utf-8"))
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    for system in args.systems:
-        seen = Seen()
+    found = {system: Seen() for system in args.systems}
+    for system, seen in found.items():
         for recording in sorted(out.glob(f"{system}.*.jsonl")):
             read(recording, seen)
         print(shown(system, seen), flush=True)
+    first = args.systems[0]
+    for other in args.systems[1:]:
+        print(f"\n{compared(first, found[first], other, found[other])}")
 
 
 if __name__ == "__main__":

@@ -143,15 +143,15 @@ class Search:
 
 
 def fewest(
-    seed: int, quick: bool, profile: dict[str, int], objective_s: float, given: Sequence[str], start: float = 1.0
+    seed: int, quick: bool, profile: dict[str, int], objective_s: float, given: Sequence[str], start: float = 1.15
 ) -> Outcome:
     """The outcome of the fewest found for one service at a rate. `start`: of the profile, what the search begins with."""
 
     def run(counts: Sequence[int]) -> Outcome:
-        found, world = p_preserve.world_of("oracle", seed, quick, *given)
+        found, world = p_preserve.world_of("oracle", seed, quick, *given, lead_s=p_preserve.LEARN_S)
         follow(world, counts)
-        return p_preserve.outcome_of(found, world)
+        return p_preserve.outcome_of(found, world, p_preserve.LEARN_S)
 
-    found, _ = p_preserve.world_of("oracle", seed, quick, *given)
+    found, _ = p_preserve.world_of("oracle", seed, quick, *given, lead_s=p_preserve.LEARN_S)
     needs = demand(found.arrivals(seed), {kind: round(most * start) for kind, most in profile.items()}, found.seconds)
     return Search(run, objective_s, needs).fewest()

@@ -8,25 +8,29 @@ Of PreServe (section 4.1, Algorithm 2, line 5), not rounded, for every window w 
 PreServe plans for that number, at the beginning of a window, two windows ahead. Ours:
 
     s_w  = log(need_w(q) / need_w) / z_q            spread of the forecast's error, by its upper quantile q (a normal's)
-    safe = exp(z s_w) need_w                        z: how much of the band is planned for
-    seen = need_w (k + n) / (k + e), k = 1 / s^2    n requests have come in this window where e were expected: gamma and
-                                                    Poisson, where the forecast knows as much as k requests say; below
-                                                    z = 0 as much less as `safe`
+    safe = exp(m + z s_w) need_w                    m: what is learned, below; z: how much of the band is planned for
+    seen = exp(m) need_w (k + n) / (k + e)          n requests have come in this window where e were expected: gamma and
+                                                    Poisson, with k = 1 / s^2, as many requests as the forecast is worth
     late = (backlog - patience) / start             instances that work off in a start's time what prompts wait for
-    up   = max of ceil(max(safe, seen) + late) over the windows that a start begun now comes too late to serve
-    down = the same over all windows that are forecast
-    N    = max(up, min(there, down))
+    x_w  = max(safe, seen) + late
+    up   = max of ceil(x_w - slack) over the windows that a start begun now comes too late to serve
+    down = max of ceil(x_w + slack) over all windows that are forecast
+    full = ceil of what routers expect in KV caches in the coming steps, with what they hold, over full_ratio of one
+    N    = max(up, full, min(there, down)), and not below an N of the last start's time
 
-so that a start is asked for in time, by the seconds that starts of the model take, and none goes that a later window
-would start again. z follows what the windows show (`Forecast.objective_ratio`: of their objective, how much they took):
+so that a start is asked for in time, by the seconds that starts of the model take, none goes that a later window would
+start again, and a need about a whole number starts and stops nothing. What one instance takes depends on how many share
+the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of them. m follows
+how much of their objective the windows take (`Forecast.objective_ratio`):
 
-    z += gain (min(ratio, most) - aim)              for each window that has closed
+    m += up (min(ratio, most) - aim)    ratio above aim; then not again before a start that this brings has served
+    m -= down (aim - ratio)             else
 
-A window that missed raises it by more than one that held lowers it. What one instance takes depends on how many share
-the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of them; z is.
+Latency hardly grows with the load until it grows at once, so `aim` lies where it begins to, and one step up is as large
+as many down.
 
-Section 4.3.2 stays: one more for each instance that will fill its cache too far, and none goes meanwhile. With cold data
-(no forecast, no tokens or no mu) PreServe's own plan stands as it is.
+Section 4.3.2 brings one more for each instance that will fill its cache too far; requests go where there is free cache,
+so here all caches count together. With cold data (no forecast, no tokens or no mu) PreServe's own plan stands as it is.
 """
 
 import math
@@ -34,7 +38,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from glowplug.domain.phrasing import counted, listed
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.scaling import preserve
 from glowplug.policies.scaling.port import ScalingView
@@ -44,17 +48,24 @@ from glowplug.policies.throughput import Capacity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanParams:
-    """`z` counts spreads of the forecast's error."""
+    """`up` and `down` are of m, a logarithm."""
 
     cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # and of section 4.3.2
-    z: float = 1.0  # to begin with
-    z_least: float = -2.0
-    z_most: float = 4.0
-    gain: float = 0.25
-    aim: float = 0.6  # of the objective
-    most: float = 3.0  # a window counts as so much of its objective at most
+    z: float = 0.7  # spreads of the forecast's error
+    widest: float = 0.3  # a spread counts as so much at most: a backlog widens the band, and plans for nothing
+    slack: float = 0.2  # of an instance
+    aim: float = 0.8  # of the objective
+    most: float = 2.0  # a window counts as so much of its objective at most
+    up: float = 0.2
+    down: float = 0.02
+    least_share: float = 0.7  # exp(m): of the instances that mu asks for, between these two
+    most_share: float = 1.6
+    full_ratio: float = 0.9  # of the KV caches together
     patience_s: float = 1.0  # of prompts, which an instance may have before it
     start_s: float = 30.0  # where no start has been seen
+
+    def __post_init__(self) -> None:
+        check_bounds(self, above_0=("aim", "most", "start_s", "least_share", "most_share"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +73,13 @@ class PlanState:
     """What the plan remembers of one model."""
 
     scaler: ScalerState = field(default_factory=ScalerState)
-    z: float | None = None  # None: no window has been judged
-    made_at: float = -1.0  # of the forecast that stands
+    m: float = 0.0
+    raised_at: float = -math.inf  # when m last grew
+    made_at: float = -1.0  # of the forecast that stands; -1: none has stood with mu known
     seen_at: float = 0.0  # since when arrivals of its window are counted ...
     arrived_before: int = 0  # ... and how many had come by then
+    num_held: int = 0  # as many were wanted of late ...
+    held_until: float = 0.0  # ... and stay until then
 
     @property
     def answered(self) -> Mapping[str, float]:
@@ -81,33 +95,30 @@ def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[T
         target, scaler = preserve.plan_for(view, state.scaler, params.cold)
         return target, replace(state, scaler=scaler)
     state = _judged(view, now, state, params)
-    fresh, answered = preserve.overloaded(
-        preserve.outlooks_of(view), state.answered, view.num_coming, view.now_s, params.cold.scaler
-    )
-    state = replace(state, scaler=replace(state.scaler, answered=answered))
-    there, seen = view.num_coming_or_there, seen_ratio(view, now, state)
-    start_s, z = view.start_s or params.start_s, params.z if state.z is None else state.z
+    there, seen = view.num_coming_or_there, seen_ratio(view, now, state, params)
+    start_s = view.start_s or params.start_s
     late = backlog(view, now, params) / start_s
-    needs = [(one, math.ceil(need(one, z, seen) + late - 1e-9)) for one in windows]
-    up, why = max(
-        ((num, one) for one, num in needs if one.starts_at < view.now_s + start_s or one is now), key=lambda pair: pair[0]
-    )
-    down = max(num for _, num in needs)
+    needs = [(need(one, state.m, seen, params) + late, one) for one in windows]
+    in_time = view.now_s + start_s
+    most, why = max((pair for pair in needs if pair[1] is now or pair[1].starts_at < in_time), key=lambda pair: pair[0])
+    up = math.ceil(most - params.slack)
+    down = math.ceil(max(pair[0] for pair in needs) + params.slack)
     wanted = max(1, up, min(there, down))
     reason = _reason(view, why, up, wanted, seen, late)
-    if answered and wanted < there + len(fresh):
-        wanted = there + len(fresh)
-        full = f"more than {params.cold.scaler.overload_ratio:.0%} of the KV cache"
-        said = f"{listed(fresh)} will fill {full}" if fresh else f"{counted(len(answered), 'instance')} filled {full}"
-        reason = said if fresh else f"{said} a moment ago"
+    if (full := cached(view, now) / params.full_ratio) > wanted:
+        wanted = math.ceil(full)
+        reason = f"what runs and waits will fill the KV caches of {full:.1f} instances within the next steps"
+    if wanted >= state.num_held or view.now_s >= state.held_until:
+        state = replace(state, num_held=wanted, held_until=view.now_s + start_s)
+    elif wanted < min(state.num_held, there):
+        wanted, reason = min(state.num_held, there), "what was asked for a moment ago has hardly served yet"
     return Target(num_wanted=wanted, reason=reason), state
 
 
-def need(one: Forecast, z: float, seen: float = 1.0) -> float:
-    """Instances that a window takes, not rounded: `z` spreads above what is expected, or as what came so far says."""
+def need(one: Forecast, m: float, seen: float, params: PlanParams) -> float:
+    """Instances that a window takes, not rounded: by its band, or as what has come so far says."""
     expected = preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, preserve.capacity_in(one))
-    wide = spread(one)
-    return expected * max(math.exp(z * wide), seen * math.exp(min(0.0, z) * wide))
+    return expected * math.exp(m) * max(math.exp(params.z * min(params.widest, spread(one))), seen)
 
 
 def spread(one: Forecast) -> float:
@@ -121,9 +132,9 @@ def spread(one: Forecast) -> float:
     return max(0.0, math.log(high / expected)) / NormalDist().inv_cdf(upper.share) if high > 0 else 0.0
 
 
-def seen_ratio(view: ScalingView, now: Forecast, state: PlanState) -> float:
+def seen_ratio(view: ScalingView, now: Forecast, state: PlanState, params: PlanParams) -> float:
     """What this window brings over what was expected of it, by the requests that have come so far; at least 1."""
-    elapsed_s, wide = view.now_s - state.seen_at, spread(now)
+    elapsed_s, wide = view.now_s - state.seen_at, min(params.widest, spread(now))
     if not (view.load.num_arrived and now.num_requests > 0 and elapsed_s > 0 and wide > 0):
         return 1.0
     expected = now.num_requests * min(1.0, elapsed_s / now.window_s)
@@ -141,15 +152,31 @@ def backlog(view: ScalingView, now: Forecast, params: PlanParams) -> float:
     return max(0.0, (queued + waiting) / now.prompt_per_s - params.patience_s * len(view.ready))
 
 
+def cached(view: ScalingView, now: Forecast) -> float:
+    """KV caches that would be full with what routers expect in the coming steps, and with what they hold."""
+    outlooks = preserve.outlooks_of(view)
+    if not outlooks:
+        return 0.0
+    tokens = _tokens(now) / now.num_requests if now.num_requests > 0 else 0.0
+    kv_tokens = max(1, max(i.kv_tokens for i in view.ready))
+    return sum(one.peak_ratio for _, one in outlooks) + view.load.num_waiting * tokens / kv_tokens
+
+
 def _judged(view: ScalingView, now: Forecast, state: PlanState, params: PlanParams) -> PlanState:
-    """The state once a new forecast has come: what the window before took of its objective moves z."""
+    """The state once a new forecast has come: what the window before took of its objective moves m, if it was planned
+    for and what m was raised by before has served."""
     if now.made_at == state.made_at:
         return state
-    z = params.z if state.z is None else state.z
-    if now.objective_ratio > 0:
-        z += params.gain * (min(now.objective_ratio, params.most) - params.aim)
-    z = min(params.z_most, max(params.z_least, z))
-    return replace(state, z=z, made_at=now.made_at, seen_at=view.now_s, arrived_before=view.load.num_arrived)
+    m, raised_at = state.m, state.raised_at
+    has_served = view.now_s - raised_at >= (view.start_s or params.start_s) + now.window_s
+    if state.made_at >= 0 and now.objective_ratio > 0 and has_served:
+        over = min(now.objective_ratio, params.most) - params.aim
+        m += (params.up if over > 0 else params.down) * over
+        m = min(math.log(params.most_share), max(math.log(params.least_share), m))
+        raised_at = view.now_s if over > 0 else raised_at
+    return replace(
+        state, m=m, raised_at=raised_at, made_at=now.made_at, seen_at=view.now_s, arrived_before=view.load.num_arrived
+    )
 
 
 def _tokens(one: Forecast) -> float:
