@@ -4,6 +4,7 @@ carry what one instance takes (PreServe's mu, policies/throughput.py).
 A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from glowplug.events.facts import RequestFinished
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug.policies.throughput import CapacityParams, Served, Throughput
 
+LEAST_GROWS = 1.01  # by window, so that a model which has become slower is known after a while
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 
 
@@ -30,6 +32,7 @@ class ModelForecasts:
     throughput: Throughput = field(default_factory=Throughput)
     _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
     _objective_ratio: float = 0.0  # of the last closed window
+    _least_ratio: float = math.inf  # of any window of late
 
     def close(self, series: Series) -> bool:
         """Learn every window that has closed since; False when there is none."""
@@ -39,7 +42,7 @@ class ModelForecasts:
             window = series.at(number)
             self._judge(window, series.window_s)
             self.forecaster.closed(window.totals(series.window_s))
-            self._objective_ratio = window.objective_ratio
+            self._objective_ratio = self._held_against_the_least(window)
         self.next_number = series.last
         return True
 
@@ -71,6 +74,14 @@ class ModelForecasts:
         """Mean absolute error of the mean concurrency, over the mean of what came; 0 while nothing came."""
         came = sum(value for _, value in self._errors)
         return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
+
+    def _held_against_the_least(self, window: Window) -> float:
+        """Of its objective, what the window took. Where the model takes half of it or more even in its best windows,
+        as with a few tokens after a long prompt, twice of those is its objective: more instances change nothing."""
+        if not window.num_judged:
+            return 0.0
+        self._least_ratio = min(self._least_ratio * LEAST_GROWS, window.objective_ratio)
+        return window.objective_ratio / max(1.0, 2 * self._least_ratio)
 
     def _judge(self, window: Window, window_s: float) -> None:
         """Compare what was expected of the window with what came."""
