@@ -1,5 +1,5 @@
-"""The fewest instance-hours found that hold an objective where all of the demand is known beforehand: what P2m's scalers
-are measured against. Starts take what they take and windows are as wide as theirs.
+"""The fewest instance-hours found that hold an objective where all of the demand is known beforehand: what the scalers
+of P2m are measured against. Starts take what they take and windows are as wide as theirs.
 
     counts_w = ceil(tokens of window w / what an instance takes), then, run by run of the simulator:
     repair     one more in the windows about each minute that missed, until none does
@@ -145,7 +145,7 @@ class Search:
 def fewest(
     seed: int, quick: bool, profile: dict[str, int], objective_s: float, given: Sequence[str], start: float = 1.15
 ) -> Outcome:
-    """The outcome of the fewest found for one service at a rate. `start`: of the profile, what the search begins with."""
+    """The outcome of the fewest found for one service at a rate. The search begins with `start` of the profile."""
 
     def run(counts: Sequence[int]) -> Outcome:
         found, world = p_preserve.world_of("oracle", seed, quick, *given, lead_s=p_preserve.LEARN_S)

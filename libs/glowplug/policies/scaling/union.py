@@ -1,6 +1,6 @@
 """The union of the papers on one knob: how many instances run. The reasons, with figures: docs/adr/0015.
 
-Requests that wait or run set the floor. Above it PreServe's forecast of tokens plans the window (section 4.3.2), once
+Requests that wait or run set the floor. Above it a plan by PreServe's forecast of tokens (`union_plan.py`) counts, once
 no instance of another model has lacked GPUs for `calm_s`, WarmServe's window. HydraServe's groups bring several new
 instances with one cold start (section 6.1). Its look at arrivals (section 6.1) asks for instances of requests that are
 still to come only while a prewarmed copy makes that cheap (mCache's workload has a fifth fewer fetches so, simulated).

@@ -20,8 +20,8 @@ PreServe plans for that number, at the beginning of a window, two windows ahead.
 
 so that a start is asked for in time, by the seconds that starts of the model take, none goes that a later window would
 start again, and a need about a whole number starts and stops nothing. What one instance takes depends on how many share
-the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of them. m follows
-how much of their objective the windows take (`Forecast.objective_ratio`):
+the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of them. m
+follows how much of their objective the windows take (`Forecast.objective_ratio`):
 
     m += up (min(ratio, most) - aim)    ratio above aim; then not again before a start that this brings has served
     m -= down (aim - ratio)             else

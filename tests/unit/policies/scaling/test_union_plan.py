@@ -96,7 +96,9 @@ def test_each_closed_window_moves_m_by_what_it_took_of_its_objective():
     assert after(0.4, 110.0) == pytest.approx(-0.04), "it is the same forecast"
     assert after(0.0, 120.0) == pytest.approx(-0.04), "nothing ended in that window"
     assert after(9.0, 130.0) == pytest.approx(-0.04 + 0.2 * 1.2)
-    assert after(9.0, 140.0) == after(0.1, 150.0) == pytest.approx(0.2), "what that brings serves 30 s and a window later"
+    assert after(9.0, 140.0) == after(0.1, 150.0) == pytest.approx(0.2), (
+        "what that brings serves 30 s and a window later"
+    )
     state = replace(state, raised_at=0.0)
     assert after(9.0, 160.0) == pytest.approx(0.44)
     state = replace(state, raised_at=0.0)
