@@ -1,4 +1,4 @@
-"""A day of two services on live llama.cpp, the union beside reactive scaling: `python -m bench.day [--seconds 1200]`.
+"""A day of two services on live llama.cpp, the union beside reactive scaling: `python -m bench.day [--seconds 1080]`.
 
 One machine is one node with host memory for three instances of two models. The models get the Azure traces of
 conversations and of code of the same Monday, squeezed into `--seconds`, with the lengths of 2023 divided by 16
@@ -6,13 +6,13 @@ conversations and of code of the same Monday, squeezed into `--seconds`, with th
 ones have a core each on a machine with two. The day is cut into `--parts`; systems take turns part by part, each with a
 fresh fleet and the same requests, and what is printed pools the parts of a system.
 
-    python -m bench.day                              (a day in 20 minutes, in two parts: 40 minutes for two systems)
-    python -m bench.day --seconds 240                (to see that it runs)
+    python -m bench.day                              (a day in 18 minutes, two parts: under 40 minutes for both)
+    python -m bench.day --seconds 40 --parts 1 --rps 0.3    (to see that it runs)
     python -m bench.day --systems union preserve serverless_vllm ...
     python -m bench.day --again DIR                  (recordings that were kept)
 
 `serverless_vllm` is the baseline: reactive scaling, least-request routing. The windows of forecasts, the season and the
-union's 300 s of calm are squeezed as the day is; starts and answers are not, so each lasts 72 times as long as in a
+union's 300 s of calm are squeezed as the day is; starts and answers are not, so each lasts 80 times as long as in a
 real day. A request misses when it fails, or when its first token or its tokens come later than the models' objectives
 say. An instance counts from the grant of its memory until that is free or holds a replica. Needs the traces
 (`GLOWPLUG_DATA`).
@@ -237,6 +237,21 @@ def shown(name: str, seen: Seen) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def compared(name: str, seen: Seen, other: str, base: Seen) -> str:
+    """What differs between two systems, as a sentence. A share of nothing is left out."""
+    missed, of_base = (100 * one.num_missed / max(1, one.num_requests) for one in (seen, base))
+    said = [f"{missed:.1f} % of the requests missed an objective under {name}, {of_base:.1f} % under {other}"]
+    for what, ours, theirs in (
+        ("instance-seconds", seen.instance_s, base.instance_s),
+        ("GPU bytes granted", fmean(seen.held or [0]), fmean(base.held or [0])),
+        ("first token, P95", at(seen.ttft, 0.95), at(base.ttft, 0.95)),
+        ("first token, P99", at(seen.ttft, 0.99), at(base.ttft, 0.99)),
+    ):
+        if theirs > 0 and ours == ours:
+            said.append(f"{what} {ours / theirs - 1:+.0%}")
+    return f"{'; '.join(said)}."
+
+
 HEAD: Final = (
     "system", "answered (failed, ended after the recording)", "missed an objective", "TTFT p50 / p95 / p99 s",
     "TPOT p50 / p95 / p99 s", "instance-seconds", "starts (requests that waited for one)",
@@ -260,7 +275,7 @@ def main() -> None:
     """Run, or read again what was kept, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--systems", nargs="+", default=["union", "serverless_vllm"])
-    parser.add_argument("--seconds", type=float, default=1200.0, help="that the day takes")
+    parser.add_argument("--seconds", type=float, default=1080.0, help="that the day takes")
     parser.add_argument("--parts", type=int, default=2, help="of the day, after each of which systems take turns")
     parser.add_argument("--rps", type=float, default=0.6, help="requests a second to each model, on average")
     parser.add_argument("--seed", type=int, default=1)
@@ -284,11 +299,14 @@ def main() -> None:
         said.write_text(provenance(args.seconds, args.parts, args.rps, args.seed) + "\n", encoding="utf-8")
     print(said.read_text(encoding="utf-8"))
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    for system in args.systems:
-        seen = Seen()
+    found = {system: Seen() for system in args.systems}
+    for system, seen in found.items():
         for recording in sorted(out.glob(f"{system}.*.jsonl")):
             read(recording, seen)
         print(shown(system, seen), flush=True)
+    first = args.systems[0]
+    for other in args.systems[1:]:
+        print(f"\n{compared(first, found[first], other, found[other])}")
 
 
 if __name__ == "__main__":

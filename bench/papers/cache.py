@@ -12,7 +12,7 @@ from bench.papers.experiment import Outcome
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEPT = HERE / ".cache"  # git ignores it
-UNION_FILES = ("union.py",)
+UNION_FILES = ("union.py", "union_plan.py")
 
 
 @cache

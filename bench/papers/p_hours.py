@@ -5,11 +5,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.papers import p_preserve, u_workloads
+from bench.papers import p_oracle, p_preserve, u_workloads
 from bench.papers.data import bin_counts
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Spread, Verdict, prose
 from bench.papers.p_serve import CODE, CODE_MU, CODE_WORKLOAD, NEVER_HOLDS, P1, PROFILE
 from bench.papers.simulated import policies
+from bench.papers.u_union import UNION_CODE
 
 CAPACITY = "params.predictor.capacity"
 HOURS = (48, 48 + 36)  # of the trace, as in P2
@@ -32,7 +33,9 @@ CHAT = Workload("", "azure_2024_conv_10s", 8.5, PROFILE, 0.2)
 ON_CODE = Workload(CODE, "azure_2024_code_10s", 10.0, CODE_MU, 0.47, CODE_WORKLOAD)
 WORKLOADS = (CHAT, ON_CODE)
 STATIC = ("static 8", "static 7")
-MEASURED = "PreServe"
+MEASURED, OURS, ORACLE = "PreServe", "union", "oracle"
+STATIC_OF_UNION = tuple(f"{static}, union's routing" for static in STATIC)
+BESIDE = (*STATIC, *STATIC_OF_UNION, MEASURED, OURS, ORACLE)  # on both services
 STARTS = {  # what is declared before the first clean window, as a share of the profile
     MEASURED: 0.0,
     "PreServe, twice declared": 2.0,
@@ -43,6 +46,7 @@ WITHOUT = {
     "without the 30 % rule": policies(scaling="preserve:scaler.idle_ratio=0.000001"),
 }
 FROZEN = "PreServe, profile"
+NEAR_FEWEST = 0.10
 UNPACED, UNHELD = "policies.routing=union:stall_ratio=1000", "policies.routing=union:hold_overloaded=false"
 OF_UNION = {  # what the union's routing adds, each on the workload that it was made for
     "union on HydraServe's": ("HydraServe's", ()),
@@ -54,9 +58,9 @@ OF_UNION = {  # what the union's routing adds, each on the workload that it was 
 
 def cases(quick: bool) -> tuple[str, ...]:
     if quick:
-        return tuple(workload.name + case for workload in WORKLOADS for case in (*STATIC, MEASURED))
-    on_code = (CODE + case for case in (*STATIC, MEASURED))
-    return (*STATIC, FROZEN, *STARTS, *WITHOUT, *on_code, *OF_UNION)
+        return tuple(workload.name + case for workload in WORKLOADS for case in (*STATIC, MEASURED, OURS))
+    chat = dict.fromkeys((*BESIDE, FROZEN, *STARTS, *WITHOUT))
+    return (*chat, *(CODE + case for case in BESIDE), *OF_UNION)
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
@@ -66,14 +70,18 @@ def run(case: str, seed: int, quick: bool) -> Outcome:
         return u_workloads.run(name, "union", seed, quick, *more)
     workload = ON_CODE if case.startswith(CODE) else CHAT
     system = case.removeprefix(CODE)
-    given = [*workload.given, f"workload.rps={workload.rps}"]
-    if system in STATIC:
-        num = system.removeprefix("static ")
-        return p_preserve.run_scaling("static 8", seed, quick, *given, f"models.llama-7b.min_instances={num}")
+    given = [*workload.given, f"workload.rps={workload.rps}", f"{CAPACITY}.normalized_s={workload.objective_s}"]
+    if system in (*STATIC, *STATIC_OF_UNION):
+        static, _, of_union = system.removeprefix("static ").partition(", ")
+        given.append(f"models.llama-7b.min_instances={static}")
+        return p_preserve.run_learned("oracle" if of_union else "static 8", seed, quick, *given)
+    if system == ORACLE:
+        return p_oracle.fewest(seed, quick, workload.profile, workload.objective_s, given)
     share = 1.0 if system == FROZEN else STARTS.get(system, 0.0)
     given.append(f"{CAPACITY}.busy_ratio={1000 if system == FROZEN else 0.5}")
     given += [f"{CAPACITY}.{kind}={share * most}" for kind, most in workload.profile.items()]
-    return p_preserve.run_scaling("PreServe", seed, quick, *given, *WITHOUT.get(system, ()))
+    name = OURS if system == OURS else "PreServe"
+    return p_preserve.run_learned(name, seed, quick, *given, *WITHOUT.get(system, ()))
 
 
 def peak_over_mean(trace: str) -> float:
@@ -89,33 +97,41 @@ def saved(runs: Runs, case: str) -> Spread:
     return Spread(tuple(value / 8 - 1 for value in runs.of(case, "instances").values))
 
 
+def over_fewest(runs: Runs, workload: Workload) -> float:
+    """The union's instance-hours over the fewest found, less one; nan where the search was not run."""
+    if not runs.has(workload.name + ORACLE):
+        return math.nan
+    return runs.of(workload.name + OURS, "instances").mean / runs.of(workload.name + ORACLE, "instances").mean - 1
+
+
 def judge(runs: Runs) -> Verdict:
     findings: list[Finding] = []
     ours: list[str] = []
-    is_held = True
+    passed = True
     for workload in WORKLOADS:
-        found = list(_of(workload, runs))
-        findings += found
-        case = workload.name + MEASURED
+        findings += _of(workload, runs)
+        case, over = workload.name + OURS, over_fewest(runs, workload)
         ours.append(f"{workload.name or 'chat: '}{saved(runs, case).mean:+.1%}")
-        is_held &= runs.of(case, "norm_peak").mean <= workload.objective_s
+        if math.isfinite(over):
+            ours[-1] += f" ({over:+.1%} against the fewest found)"
+        passed &= runs.of(case, "norm_peak").mean <= workload.objective_s
+        passed &= over <= NEAR_FEWEST or saved(runs, case).mean <= -0.40
     findings += [_of_union(case, runs) for case in OF_UNION if runs.has(case)]
-    mean = sum(saved(runs, workload.name + MEASURED).mean for workload in WORKLOADS) / len(WORKLOADS)
-    passed = is_held and -0.55 <= mean <= -0.40
-    deviation = "" if passed or not runs.has("without holding") else _why(runs)
-    ours_too = f"{mean:+.1%} ({', '.join(ours)})"
-    return Verdict(ours=ours_too, passed=passed, findings=findings, deviation=deviation)
+    deviation = _why(runs) if runs.has("without holding") else ""
+    return Verdict(ours="; ".join(ours), passed=passed, findings=findings, deviation=deviation)
 
 
 def _why(runs: Runs) -> str:
-    told = {name: f"{1 - 1 / peak_over_mean(one.trace):.1%}" for name, one in (("chat", CHAT), ("code", ON_CODE))}
     cases = {
         "held": MEASURED,
         "unheld": "without holding",
         "no95": "without the 95 % rule",
         "no30": "without the 30 % rule",
     }
-    told |= {name: f"{runs.of(case, 'norm_peak').mean:.2f} s" for name, case in cases.items()}
+    told = {name: f"{runs.of(case, 'norm_peak').mean:.2f} s" for name, case in cases.items()}
+    for name, workload in (("chat", CHAT), ("code", ON_CODE)):
+        told[name] = f"{1 - 1 / peak_over_mean(workload.trace):.1%}"
+        told[f"{name}_fewest"] = f"{-saved(runs, workload.name + ORACLE).mean:.1%}"
     return prose(WHY, **told)
 
 
@@ -140,31 +156,32 @@ def _of_union(case: str, runs: Runs) -> Finding:
 
 
 WHY = """
-    Where eight instances are just enough no scaler saves half of them: the mean of the windows lies {chat} below their
-    highest on the conversations and {code} on the coding service, and eight that stay bear a highest window that is
-    more than they take for long. What P2 prints at 5 requests/s is due to that rate, at which fewer would do.
-    The scaler with mu measured from nothing ends where the profile ends, and where twice of it was declared. Each
-    rule against the peak of {held} with all of them: without holding {unheld}, without the 95 % rule
-    {no95}, without the 30 % rule {no30}: where there is a forecast, that one never acts, and is
-    kept for cold data, where it is the only way down. On the coding service PreServe
-    does not hold the objective in every minute, with a profile neither (row P1). Holding pays for the union's router
-    too; its pace of prompts changes nothing on HydraServe's workload.
+    Eight that stay hold the objective on both services, seven do not, and no scaler saves half of eight: the mean
+    of the windows lies {chat} below their highest on the conversations and {code} on the coding service. With all
+    of the demand known, starts of 30 s and whole instances, the fewest found save {chat_fewest} and {code_fewest}
+    (`bench/papers/p_oracle.py`). What P2 prints at 5 requests/s is due to that rate, at which fewer than eight
+    would do. Each of PreServe's rules, left out on the conversations, against a peak of {held} with all of them:
+    without holding {unheld}, without the 95 % rule {no95}, without the 30 % rule {no30}: where there is a forecast,
+    that one never acts, and is kept for cold data, where it is the only way down.
 """
 P2M = Experiment(
     id="P2m",
     title="Instance-hours against the fewest that hold the objective, mu measured",
     paper="-49.4 %",
-    band="-40 % to -55 % (mean of both services), and the objective held",
+    band="-40 % or, where the fewest found save less, at most 10 % above those; the objective held",
     setup=prose(
         """As P2, but nothing is chosen for it: each service runs at a rate for which eight instances that stay are
         enough and seven are not, and what one takes is measured on the way (`policies/throughput.py`), with nothing
-        declared before, or twice of the profile. The objective is P1's: a mean of 0.2 s a token in every
-        minute, and thrice what an idle instance does (0.47 s) on the coding service. `without`: the same, one of the
-        rules left out."""
+        declared before, or twice of the profile; four hours before the 36 are for that and count for nothing.
+        The objective is P1's: a mean of 0.2 s a token in every minute, and thrice what an idle instance does
+        (0.47 s) on the coding service. It is the union's scaler that is judged (`scaling/union_plan.py`), its
+        300 s of calm squeezed as the day is. `oracle`: a plan by window that knows the tokens of each, begins
+        starts in time and has the union's router, searched by repairing minutes that miss and trimming the ends
+        of instances' lives. `without`: PreServe with one of its rules left out."""
     ),
     cases=cases,
     run=run,
     judge=judge,
-    reads=(*P1.reads, "bench/papers/p_hours.py"),
+    reads=(*P1.reads, "bench/papers/p_hours.py", "bench/papers/p_oracle.py", *UNION_CODE),
     max_seeds=3,
 )

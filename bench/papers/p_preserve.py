@@ -6,10 +6,11 @@ from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict, pro
 from bench.papers.plots import Lines
 from bench.papers.simulated import Expect, figures, points, policies
 from glowplug.simulator.results import Peak
-from glowplug.simulator.scenario.load import load
+from glowplug.simulator.scenario.load import Scenario, load
 from glowplug.simulator.world import World
 
 LEAD_S, SQUEEZE = 200.0, 24
+LEARN_S = 600.0
 START = "models.llama-7b.start={launch_s: 15s, warmup_s: 15s}"
 SYSTEMS = {  # whole ones of libs/glowplug/policies/systems.py, and what a case does otherwise
     "PreServe": ["policies=preserve"],
@@ -20,6 +21,10 @@ SYSTEMS = {  # whole ones of libs/glowplug/policies/systems.py, and what a case 
     "hybrid": ["policies=hybrid"],
     "static 8": ["policies=serverless_vllm", *policies(scaling="static"), "models.llama-7b.min_instances=8"],
     "union": ["policies=union"],
+}
+OF_P2M = {
+    "union": ["policies=union", f"policies.scaling=union:calm_s={300 / SQUEEZE}"],  # squeezed as the day is
+    "oracle": ["policies=union", *policies(scaling="static")],  # p_oracle.py says how many there are
 }
 ROUTERS = {
     "PreServe": "preserve",
@@ -33,25 +38,62 @@ ROUTERS = {
 LENGTHS = "{prompt_mean: 236, prompt_cv: 4.4, response_mean: 180, response_cv: 1.81}"
 
 
+class Minutes(Peak):
+    """Every minute's mean, beside the highest of them."""
+
+    __slots__ = ("means",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: dict[int, float] = {}  # number of the minute -> mean seconds a token of what ended in it
+
+    def close(self) -> None:
+        super().close()
+        if self._count:
+            self.means[self._bucket] = self._total / self._count
+
+
 def forget(world: World) -> None:
     """What came before counts no more: the first instances needed their start, and nobody measures that."""
     world.results.by_model.clear()
-    world.results.normalised_peak = Peak()
+    world.results.normalised_peak = Minutes()
 
 
-def run_scaling(system: str, seed: int, quick: bool, *more: str, expect: Expect | None = None) -> Outcome:
-    """P1 and P2: 36 hours from the third day on in 90 minutes, or 8 of them."""
+def world_of(
+    system: str, seed: int, quick: bool, *more: str, lead_s: float = LEAD_S, expect: Expect | None = None
+) -> tuple[Scenario, World]:
+    """A system on 36 hours from the third day on in 90 minutes, or 8 of them. What requests take in the `lead_s` before
+    them counts for nothing."""
     seconds = 1200 if quick else 5400
-    start_s = 48 * 3600 - LEAD_S * SQUEEZE
-    given = [START, "params.exact_lengths=true", f"workload.start_s={start_s}", f"seconds={seconds + LEAD_S}"]
-    given += ["models.llama-7b.preload=true", *SYSTEMS[system], *more]
+    start_s = 48 * 3600 - lead_s * SQUEEZE
+    given = [START, "params.exact_lengths=true", f"workload.start_s={start_s}", f"seconds={seconds + lead_s}"]
+    given += ["models.llama-7b.preload=true", *(SYSTEMS | OF_P2M)[system], *more]
     found = load(ROOT / "scenarios" / "preserve.yaml", given)
     arrivals = found.arrivals(seed)
     world = World(found.setup, expect(arrivals, seed) if expect else arrivals)
-    world.kernel.at(world.began_s + LEAD_S, forget, world)
+    world.kernel.at(world.began_s + lead_s, forget, world)
+    return found, world
+
+
+def outcome_of(found: Scenario, world: World, from_s: float = 0.0) -> Outcome:
+    """Run it to its end. Instances count from `from_s` on."""
+    before: list[float] = []
+    world.kernel.at(world.began_s + from_s, lambda: before.append(world.accounts.instances.add(0, world.kernel.now_s)))
     outcome = figures(world.run(found.seconds, drain_s=300.0))
-    outcome["instances"] = outcome["instance_s"] / outcome["seconds"]
+    outcome["instances"] = (outcome["instance_s"] - before[0]) / (outcome["seconds"] - from_s)
+    assert isinstance(world.results.normalised_peak, Minutes)
+    outcome["minutes"] = sorted(world.results.normalised_peak.means.items())
     return outcome
+
+
+def run_scaling(system: str, seed: int, quick: bool, *more: str, expect: Expect | None = None) -> Outcome:
+    """P1 and P2."""
+    return outcome_of(*world_of(system, seed, quick, *more, expect=expect))
+
+
+def run_learned(system: str, seed: int, quick: bool, *more: str) -> Outcome:
+    """P2m: what comes before is long enough for mu to be measured, and no instance of that time counts."""
+    return outcome_of(*world_of(system, seed, quick, *more, lead_s=LEARN_S), LEARN_S)
 
 
 def judge_hours(runs: Runs) -> Verdict:

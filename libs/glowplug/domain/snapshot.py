@@ -92,6 +92,7 @@ class Forecast:
     quantiles: tuple[Quantile, ...] = ()  # share rising; empty where the policy says none
     anomaly: str = ""  # of the last window it was made from: missing | spike; "" for nothing
     rates_from: str = ""  # where the three rates are from: declared | measured; "" while none is known
+    objective_ratio: float = 0.0  # of its objective, what the last closed window took; above 1 it missed; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,6 +432,8 @@ class AutoscalerController:
             load=load,
             forecast=forecast,
             next_forecast=next_forecast,
+            windows=record.windows_from(now_s + self._params.lead_s),
+            start_s=record.horizon_s,
             num_pending=record.num_pending,
             gpus_wanted_elsewhere=self._models.gpus_wanted_beside(record.key, now_s),
             unchanged_until=self._ticked_at if record.stands_until else 0.0,

@@ -136,6 +136,13 @@ class ModelRecord:
                 return expected, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
         return None, None
 
+    def windows_from(self, at_s: float) -> tuple[Forecast, ...]:
+        """Of the window that holds `at_s` and of all after it, each as it was forecast."""
+        for number, forecast in enumerate(self.forecasts):
+            if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
+                return self.forecasts[number:]
+        return ()
+
     def forecast_changes_at(self, at_s: float) -> float:
         """When after `at_s` a window begins, comes within the horizon or ends; never without forecasts."""
         horizon_s = self.horizon_s

@@ -31,7 +31,7 @@ from typing import Any, Final, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.controllers.predictor.forecasts import ModelForecasts, missed, served
+from glowplug.controllers.predictor.forecasts import ModelForecasts, missed, objective_used, served
 from glowplug.controllers.predictor.horizons import Horizons
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.predictor.series import RouterLoad, Series, Window
@@ -262,4 +262,7 @@ class PredictorController:
             window.response_tokens += data.response_tokens
             window.num_tokens_exact += data.tokens_exact
             window.num_missed += missed(data, model, self.params.capacity)
+            if (used := objective_used(data, model, self.params.capacity)) is not None:
+                window.num_judged += 1
+                window.objective_sum += used
         return []

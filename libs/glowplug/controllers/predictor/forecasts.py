@@ -4,6 +4,7 @@ carry what one instance takes (PreServe's mu, policies/throughput.py).
 A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from glowplug.events.facts import RequestFinished
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug.policies.throughput import CapacityParams, Served, Throughput
 
+LEAST_GROWS = 1.01  # by window, so that a model which has become slower is known after a while
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead; those made as far ahead as any are kept too
 NUM_PAST = 288  # windows gone by whose forecasts are kept: a day of 300 s windows
@@ -32,6 +34,8 @@ class ModelForecasts:
     _to_come: dict[int, list[Forecast]] = field(default_factory=dict)  # by number of the window, oldest first
     throughput: Throughput = field(default_factory=Throughput)
     _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
+    _objective_ratio: float = 0.0  # of the last closed window
+    _least_ratio: float = math.inf  # of any window of late
 
     def close(self, series: Series) -> bool:
         """Learn every window that has closed since; False when there is none."""
@@ -41,6 +45,7 @@ class ModelForecasts:
             window = series.at(number)
             self._judge(window, series.window_s)
             self.forecaster.closed(window.totals(series.window_s))
+            self._objective_ratio = self._held_against_the_least(window)
         self.next_number = series.last
         return True
 
@@ -55,6 +60,7 @@ class ModelForecasts:
                 response_per_s=mu.response_per_s,
                 total_per_s=mu.total_per_s,
                 rates_from=self.throughput.source,
+                objective_ratio=self._objective_ratio,
             )
             for one in made
         )
@@ -74,6 +80,14 @@ class ModelForecasts:
         """Mean absolute error of the mean concurrency, over the mean of what came; 0 while nothing came."""
         came = sum(value for _, value in self._errors)
         return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
+
+    def _held_against_the_least(self, window: Window) -> float:
+        """Of its objective, what the window took. Where the model takes half of it or more even in its best windows,
+        as with a few tokens after a long prompt, twice of those is its objective: more instances change nothing."""
+        if not window.num_judged:
+            return 0.0
+        self._least_ratio = min(self._least_ratio * LEAST_GROWS, window.objective_ratio)
+        return window.objective_ratio / max(1.0, 2 * self._least_ratio)
 
     def _judge(self, window: Window, window_s: float) -> None:
         """Compare what was expected of the window with what came."""
@@ -109,6 +123,18 @@ def served(request: RequestFinished, model: Model | None, params: CapacityParams
         response_tokens=request.response_tokens,
         missed=not request.cold and missed(request, model, params),
     )
+
+
+def objective_used(request: RequestFinished, model: Model | None, params: CapacityParams) -> float | None:
+    """How much of its model's objective one request took; nothing is said by one that waited for a start, and by one
+    whose client left. Where the model has objectives its mean over a window is the share that missed one, over the
+    share that may: above 1 the window has missed; else it is the seconds per token over those that are allowed."""
+    if request.cold or request.error_code == "client_left":
+        return None
+    slo = model.slo if model is not None else None
+    if request.error_code or (slo is not None and (slo.ttft_s or slo.tpot_s)):
+        return missed(request, model, params) / max(1e-3, 1 - params.clean_share)
+    return request.e2e_s / max(1, request.response_tokens) / params.normalized_s
 
 
 def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:

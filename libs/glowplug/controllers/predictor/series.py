@@ -23,9 +23,16 @@ class Window:
     concurrency_peak: int = 0
     concurrency_seconds: float = 0.0  # integral of concurrency over the window
     num_missed: int = 0  # requests that missed an objective of their model, or failed
+    num_judged: int = 0  # requests that say how much of their objective they took
+    objective_sum: float = 0.0  # ... together
     instance_seconds: float = 0.0  # integral of the number of instances that ran something
     kv_peak_ratio: float = 0.0  # the fullest KV cache a router's look-ahead has expected
     slots_per_instance: int = 0  # requests that an instance ran at once, at most; 0: no router has said so
+
+    @property
+    def objective_ratio(self) -> float:
+        """Of its objective, what the window took: above 1 it missed. 0 where no request says."""
+        return self.objective_sum / self.num_judged if self.num_judged else 0.0
 
     def totals(self, window_s: float) -> WindowTotals:
         """What a forecaster learns of it."""

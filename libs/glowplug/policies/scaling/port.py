@@ -30,6 +30,8 @@ class ScalingView:
     load: ModelLoad = field(default_factory=ModelLoad)
     forecast: Forecast | None = None  # of the window of now; None where none covers it
     next_forecast: Forecast | None = None  # of the window after
+    windows: tuple[Forecast, ...] = ()  # of the window of now and of all after it that are forecast, each as it is
+    start_s: float = 0.0  # what a start of the model takes; 0: not known
     num_pending: int = 0  # instances asked for that have no row yet
     gpus_wanted_elsewhere: int = 0  # the most GPUs at once that an instance of another model needs and does not find
     unchanged_until: float = 0.0  # since the last look nothing changed up to then, and its answer stood

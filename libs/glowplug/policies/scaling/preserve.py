@@ -94,13 +94,20 @@ def instances_for(predicted: Forecast, capacity: Capacity) -> int:
     """N of Algorithm 2, line 5."""
     if predicted.window_s <= 0:
         raise ValueError(f"a window of {predicted.window_s} s")
-    prompt, response = predicted.prompt_tokens / predicted.window_s, predicted.response_tokens / predicted.window_s
+    share = share_of(predicted.prompt_tokens, predicted.response_tokens, predicted.window_s, capacity)
+    return max(1, math.ceil(share - 1e-9))
+
+
+def share_of(prompt_tokens: float, response_tokens: float, window_s: float, capacity: Capacity) -> float:
+    """max(P / mu_p, D / mu_d, (P + D) / mu_t) of Algorithm 2, not rounded: what a window of so many tokens takes of an
+    instance. A rate of 0 is not known, and asks for nothing."""
+    prompt, response = prompt_tokens / window_s, response_tokens / window_s
     needs = (
         (prompt, capacity.prompt_per_s),
         (response, capacity.response_per_s),
         (prompt + response, capacity.total_per_s),
     )
-    return max(1, *(math.ceil(need / most - 1e-9) if most > 0 else 1 for need, most in needs))
+    return max(need / most if most > 0 else 0.0 for need, most in needs)
 
 
 def overloaded(
@@ -212,7 +219,7 @@ def _on_the_fleet(
         int(view.now_s // WINDOW_S) if view.forecast is None else int(view.forecast.made_at * 1000),
         predicted,
         capacity,
-        _outlooks(view),
+        outlooks_of(view),
         state,
         params.scaler,
         num_coming=view.num_coming,
@@ -222,7 +229,7 @@ def _on_the_fleet(
 
 def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
     """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
-    fresh, answered = overloaded(_outlooks(view), state.answered, view.num_coming, view.now_s, params.scaler)
+    fresh, answered = overloaded(outlooks_of(view), state.answered, view.num_coming, view.now_s, params.scaler)
     wanted = view.num_coming_or_there + len(fresh) if answered else 0
     said = "no instance fills its KV cache too far"
     if answered:
@@ -248,7 +255,7 @@ def _prediction(now: Forecast, after: Forecast | None, params: PreserveParams) -
     return max(now, after, key=lambda one: (instances_for(one, capacity), one.prompt_tokens + one.response_tokens))
 
 
-def _outlooks(view: ScalingView) -> Outlooks:
+def outlooks_of(view: ScalingView) -> Outlooks:
     """What the routers' look-ahead says of each READY instance; nothing unless it is of all of them."""
     ready, known = view.ready, view.load.outlook_by_instance
     if any(i.instance_id not in known for i in ready):

@@ -1,6 +1,6 @@
 """The union of the papers on one knob: how many instances run. The reasons, with figures: docs/adr/0015.
 
-Requests that wait or run set the floor. Above it PreServe's forecast of tokens plans the window (section 4.3.2), once
+Requests that wait or run set the floor. Above it a plan by PreServe's forecast of tokens (`union_plan.py`) counts, once
 no instance of another model has lacked GPUs for `calm_s`, WarmServe's window. HydraServe's groups bring several new
 instances with one cold start (section 6.1). Its look at arrivals (section 6.1) asks for instances of requests that are
 still to come only while a prewarmed copy makes that cheap (mCache's workload has a fifth fewer fetches so, simulated).
@@ -21,17 +21,16 @@ from typing import Final
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling import hydraserve, preserve
+from glowplug.policies.scaling import hydraserve, union_plan
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
-from glowplug.policies.scaling.preserve import ScalerState
 
 ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionParams:
-    plan: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)
+    plan: union_plan.PlanParams = field(default_factory=union_plan.PlanParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     calm_s: float = 300.0  # plans count after no model lacked GPUs for so long, spare ones go when spare for so long
     protect_s: float = 5.0  # while an instance is that young none goes
@@ -43,7 +42,7 @@ class UnionParams:
 class UnionState:
     """What PreServe and HydraServe remember, and since when something was so."""
 
-    plan: ScalerState = field(default_factory=ScalerState)
+    plan: union_plan.PlanState = field(default_factory=union_plan.PlanState)
     arrivals: hydraserve.HydraserveState | None = None
     short_at: float = float("-inf")  # another model lacked GPUs
     spare_since: float | None = None  # when there began to be more than are wanted
@@ -54,7 +53,7 @@ def scale(
 ) -> tuple[ScaleDecision, UnionState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
     state = state or UnionState()
-    plan, scaler = preserve.plan_for(view, state.plan, params.plan)
+    plan, scaler = union_plan.plan_for(view, state.plan, params.plan)
     if params.last_by_keep_alive and not (plan.is_cold or view.demand) and plan.num_wanted == 1:
         plan = replace(plan, num_wanted=0)
     arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)

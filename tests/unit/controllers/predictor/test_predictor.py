@@ -303,6 +303,42 @@ def test_a_model_without_objectives_is_held_to_the_papers_normalized_latency():
         assert one is not None and one.missed is is_missed
 
 
+PATIENT = a_model(slo=SLO)
+LATE, LEFT = {"ttft_s": 1.1}, {"error_code": "client_left", "ttft_s": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "requests", "ratio"),
+    [
+        (PATIENT, [{}] * 39 + [LATE], 0.5),  # one of 40 where two may
+        (PATIENT, [{}, {"status": 503, "error_code": "wait_timeout"}], 0.5),  # the first window is the best so far
+        (PATIENT, [LATE | {"cold": True}, LEFT, {}], 0.0),
+        (PLAIN, [{"e2e_s": 21 * 0.1}, {"e2e_s": 21 * 0.5}, {"e2e_s": 99.0, "cold": True}], 0.5),
+        (PATIENT, [], 0.0),
+    ],
+)
+def test_forecasts_say_how_much_of_its_objective_the_last_window_took(model, requests, ratio):
+    """The share that missed an objective over the 5 % that may, or seconds a token over the 0.2 of section 5.1."""
+    controller = predictor(model=model)
+    controller.handle(busy(), 0.0)
+    for fields in requests:
+        controller.handle(finished(**fields), 1.0)
+    (first,), (second,) = made(controller.handle(Tick(), 60.0)), made(controller.handle(Tick(), 120.0))
+    assert [one.objective_ratio for one in first.forecasts] == [pytest.approx(ratio)] * 2
+    assert second.forecasts[0].objective_ratio == 0.0, "nothing ended in that window"
+
+
+def test_a_window_is_held_against_the_best_ones_where_those_take_more_than_half_of_the_objective():
+    """A token a second is five times of 0.2 s: slow, but not for lack of instances."""
+    controller = predictor(model=PLAIN)
+    controller.handle(busy(), 0.0)
+    found = []
+    for number, e2e_s in enumerate((21.0, 21.0, 84.0, 2.1)):
+        controller.handle(finished(e2e_s=e2e_s), 60.0 * number + 1)
+        found.append(made(controller.handle(Tick(), 60.0 * number + 60))[0].forecasts[0].objective_ratio)
+    assert found == [pytest.approx(ratio, rel=0.03) for ratio in (0.5, 0.5, 2.0, 0.5)]
+
+
 @pytest.mark.parametrize("fields", [{"instance_id": ""}, {"num_continued": 1}, {"response_tokens": 0}])
 def test_what_no_single_instance_answered_says_nothing_of_one(fields):
     assert served(finished(**fields).data, a_model(), CapacityParams()) is None
