@@ -11,17 +11,25 @@ Departures:
   costs O(log n), a look ahead one visit per change within it. Steps are the engine's own (erratum E33).
 - The paper updates the map after the prefill, so that a burst is routed on one stale map. `add` at dispatch and `begin`
   after the prefill keep a provisional ramp meanwhile (erratum E34).
+
+Option: `answers`. A ramp is as long as a draw of how long such answers turned out to be, and one that goes on beyond it
+is drawn anew among those that came as far. So the ramp of whatever runs is drawn from what it may still bring, and the
+sum of all is what is to be expected, at the price of one ramp each.
 """
 
 import heapq
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from typing import Final
+
+from glowplug.policies.prediction.answer_lengths import AnswerLengths
 
 MEMORY_RATIO = 0.8  # T_mem; these four are constants of section 4.3 that routing and scaling share
 NUM_STEPS = 100  # l: engine steps looked ahead
 OVERLOAD_RATIO = 0.95  # of the KV cache: above it a step is too full
 OVERLOAD_SHARE = 0.1  # of the steps: an instance with more of them too full is overloaded (section 4.3.2)
+_GOLDEN: Final = 0.6180339887498949
 
 Key = int | str  # what a request is called here
 
@@ -32,6 +40,7 @@ class _Ramp:
     end: int  # the first step it is not expected at
     prompt: int
     expected: int  # response tokens as predicted
+    length: int  # those counted on
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +49,7 @@ class LookAhead:
 
     kv_tokens: int
     extend_ratio: float = 0.2
+    answers: AnswerLengths | None = None  # how long they turn out to be; None: as expected (the paper)
     now_step: int = 0
     _ramps: dict[Key, _Ramp] = field(default_factory=dict)
     _end_sum: int = 0  # of the ramps' ends
@@ -48,6 +58,7 @@ class LookAhead:
     _turns: dict[int, list[int]] = field(default_factory=dict)  # step -> [change of constant, change of count]
     _steps: list[int] = field(default_factory=list)  # the keys of _turns, sorted
     _ends: list[tuple[int, Key]] = field(default_factory=list)
+    _num_drawn: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_tokens < 1 or not self.extend_ratio > 0:
@@ -55,6 +66,11 @@ class LookAhead:
 
     def __len__(self) -> int:
         return len(self._ramps)
+
+    def age(self, request_id: Key) -> int:
+        """Steps that have passed since its ramp began; 0 of an unknown one."""
+        ramp = self._ramps.get(request_id)
+        return 0 if ramp is None else self.now_step - ramp.start
 
     @property
     def tokens_left(self) -> int:
@@ -80,7 +96,8 @@ class LookAhead:
         if request_id in self._ramps:
             self.end(request_id)
         expected = max(1, expected_tokens)
-        ramp = _Ramp(self.now_step, self.now_step + expected, prompt_tokens, expected)
+        length = expected if self.answers is None else self.answers.draw(expected, self._share())
+        ramp = _Ramp(self.now_step, self.now_step + length, prompt_tokens, expected, length)
         self._ramps[request_id] = ramp
         self._end_sum += ramp.end
         self._constant += ramp.prompt - ramp.start
@@ -97,7 +114,7 @@ class LookAhead:
         self._constant += ramp.start - self.now_step
         self._end_sum -= ramp.end
         ramp.start = self.now_step
-        ramp.end = self.now_step + ramp.expected
+        ramp.end = self.now_step + ramp.length
         self._end_sum += ramp.end
         self._turn(ramp.end, ramp.start - ramp.prompt, -1)
         heapq.heappush(self._ends, (ramp.end, request_id))
@@ -123,8 +140,11 @@ class LookAhead:
             ramp = self._ramps.get(request_id)
             if ramp is None or ramp.end != end:
                 continue
-            more = max(1, math.ceil(self.extend_ratio * ramp.expected))
-            later = end + more * (1 + (step - end) // more)
+            if self.answers is None:
+                more = max(1, math.ceil(self.extend_ratio * ramp.expected))
+                later = end + more * (1 + (step - end) // more)
+            else:
+                later = ramp.start + self.answers.draw(ramp.expected, self._share(), step - ramp.start)
             self._turn(ramp.end, ramp.prompt - ramp.start, 1)
             self._turn(later, ramp.start - ramp.prompt, -1)
             self._end_sum += later - ramp.end
@@ -194,6 +214,11 @@ class LookAhead:
                 if constant + count * last <= limit:
                     break
         return above
+
+    def _share(self) -> float:
+        """The next of shares that are spread evenly (multiples of the golden section)."""
+        self._num_drawn += 1
+        return self._num_drawn * _GOLDEN % 1.0
 
     def _turn(self, step: int, constant: int, count: int) -> None:
         """From `step` on, add these. One in the past has been counted already and is put right at once."""

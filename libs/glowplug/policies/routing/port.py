@@ -26,6 +26,7 @@ class BalancerParams:
     extend_ratio: float = 0.2  # of the expected response, for who goes on beyond it
     overload_ratio: float = OVERLOAD_RATIO
     overload_share: float = OVERLOAD_SHARE
+    learn_lengths: bool = False  # answers go on as such answers did; False: they are as long as expected, as printed
     decode_horizon: int = 0  # L_d counts the tokens of so many steps ahead; 0: all still to come, as printed
     hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
     hold_ratio: float = OVERLOAD_RATIO  # of the KV cache: what `overload_ratio` is to an outlook, for `hold_overloaded`

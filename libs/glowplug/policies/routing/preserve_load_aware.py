@@ -181,14 +181,24 @@ def preserve_load_aware(params: BalancerParams) -> Balancer:
 
 
 def union(params: BalancerParams) -> Balancer:
-    """`preserve_load_aware` with three changes.
+    """`preserve_load_aware` with four changes.
 
-    It counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
-    It holds what would overload everybody. Where the model has an objective for its tokens it sends prompts in
-    stretches of half of that (`tracked.Reading`)."""
+    It counts on answers being as long as such answers turned out to be, not as long as expected (answer_lengths.py). It
+    counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
+    It holds what would overload everybody, and takes an instance for overloaded as soon as one step is too full: what
+    is expected may be off, and an engine whose cache is full computes prompts again, which costs more than a wait.
+    Where the model has an objective for its tokens it sends prompts in stretches of half of that (`tracked.Reading`).
+    """
     return LoadAware(union_params(params))
 
 
 def union_params(params: BalancerParams) -> BalancerParams:
     """Those changes."""
-    return replace(params, decode_horizon=params.num_steps, hold_overloaded=True, stall_ratio=0.5)
+    return replace(
+        params,
+        learn_lengths=True,
+        decode_horizon=params.num_steps,
+        hold_overloaded=True,
+        overload_share=0.0,
+        stall_ratio=0.5,
+    )

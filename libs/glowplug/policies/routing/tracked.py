@@ -14,6 +14,7 @@ end, and the whole time it took is taken for its steps.
 from dataclasses import dataclass, field
 
 from glowplug.domain.snapshot import Outlook, Target
+from glowplug.policies.prediction.answer_lengths import AnswerLengths
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 
@@ -114,6 +115,7 @@ class Sent:
 
     at: Tracked
     prompt_tokens: int
+    expected_tokens: int
     at_s: float
     to_read_tokens: int  # its own and those before it
     first_at: float = -1.0
@@ -129,13 +131,14 @@ class Tracker:
         self.instances: dict[str, Tracked] = {}
         self.requests: dict[int, Sent] = {}
         self.tpot_s = params.tpot_s  # of the model's instances together, for one that has not answered yet
+        self.answers = AnswerLengths() if params.learn_lengths else None
         self._is_learned = False  # whether that comes of answers
 
     def put(self, target: Target, now_s: float) -> None:
         here = self.instances.get(target.instance_id)
         kv_tokens = max(1, target.kv_tokens)
         if here is None:
-            look = LookAhead(kv_tokens, self.params.extend_ratio)
+            look = LookAhead(kv_tokens, self.params.extend_ratio, self.answers)
             here = Tracked(target.instance_id, look, target.max_concurrency, target.num_in_flight, now_s)
             self.instances[target.instance_id] = here
         here.is_open = True
@@ -172,7 +175,8 @@ class Tracker:
             return
         self._settle(here, now_s)
         here.look.add(ticket, prompt_tokens, expected_tokens)
-        self.requests[ticket] = Sent(here, prompt_tokens, now_s, here.reading.sent(prompt_tokens, now_s))
+        to_read = here.reading.sent(prompt_tokens, now_s)
+        self.requests[ticket] = Sent(here, prompt_tokens, expected_tokens, now_s, to_read)
         self._touched(here)
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -192,6 +196,9 @@ class Tracker:
             return
         here = sent.at
         self._settle(here, now_s)
+        if self.answers is not None:
+            tokens = response_tokens or here.look.age(ticket)
+            self.answers.learn(sent.expected_tokens, tokens, has_ended=response_tokens > 0)
         here.look.end(ticket)
         if sent.first_at < 0:
             here.reading.read(sent.prompt_tokens)

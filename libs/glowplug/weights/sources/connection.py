@@ -305,7 +305,7 @@ class _Line:
         return num_bytes
 
     def _wait(self, num_bytes: int, timeout_s: float) -> None:
-        """Until as many bytes are there, or `ENOUGH_BYTES`, or half of the window, since no more than that comes unread;
+        """Until as many bytes are there, or `ENOUGH_BYTES`, or half of the window, as no more comes unread;
         or the time is over. Of TLS a record may have been read in part, and its bytes do not come again."""
         window_bytes = self._window.num_bytes if self._window is not None else 0
         enough = min(num_bytes, ENOUGH_BYTES, window_bytes // 2 or ENOUGH_BYTES)

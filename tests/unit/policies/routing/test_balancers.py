@@ -141,6 +141,34 @@ def test_the_overloaded_hold_only_where_it_is_asked_for() -> None:
         assert chosen(balancer) == "i-0"
 
 
+def test_answers_that_go_on_longer_than_expected_are_counted_on_to_do_so() -> None:
+    """Answers of 30 tokens that were expected at 10: ten more that are expected at 10 fill the cache 25 steps on. Only
+    where that is asked for; the paper takes them for as long as expected."""
+    used = {}
+    for learns in (True, False):
+        balancer = load_aware(LARGE, learn_lengths=learns, num_steps=26)
+        for ticket in range(40):
+            running(balancer, ticket, "i-0", 10, 10)
+        for ticket in range(40):
+            balancer.ended(ticket, 30, 30.0)
+        for ticket in range(100, 110):
+            balancer.sent(ticket, "i-0", 10, 10, 30.0)
+            balancer.first_token(ticket, 30.0)
+        used[learns] = ahead(balancer, "i-0", 30.0).peak_ratio * LARGE
+    assert used[False] == 10 * (10 + 9) and used[True] > 9 * (10 + 20)
+
+
+def test_an_answer_that_its_client_left_was_longer_than_what_came() -> None:
+    balancer = load_aware(LARGE, learn_lengths=True)
+    for ticket in range(40):
+        running(balancer, ticket, "i-0", 10, 10)
+    for ticket in range(40):
+        balancer.ended(ticket, 0, 30.0)
+    for ticket in range(100, 110):
+        running(balancer, ticket, "i-0", 10, 10)
+    assert ahead(balancer, "i-0", 30.0).current_tokens > 10 * 25
+
+
 def test_the_full_are_passed_over_and_come_back() -> None:
     balancer = load_aware(LARGE, LARGE)
     balancer.filled("i-0", 100)

@@ -1,0 +1,106 @@
+"""How long answers turn out to be beside what was expected of them, and what that makes of a look ahead."""
+
+import statistics
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.policies.prediction.answer_lengths import AnswerLengths
+from glowplug.policies.prediction.preserve_anticipator import LookAhead
+
+SHARES = [(2 * at + 1) / 400 for at in range(200)]
+
+
+def learned(pairs):
+    answers = AnswerLengths()
+    for expected, tokens in pairs:
+        answers.learn(expected, tokens)
+    return answers
+
+
+def off_by(sigma, num=4000):
+    """Expected lengths whose actual ones are lognormal around them."""
+    chance = Random(1)
+    expected = [round(chance.lognormvariate(5.0, 0.5)) for _ in range(num)]
+    return [(one, max(1, round(one * chance.lognormvariate(0.0, sigma)))) for one in expected]
+
+
+def test_before_any_answer_all_are_as_long_as_expected():
+    answers = AnswerLengths()
+    assert {answers.draw(80, share) for share in SHARES} == {80}
+    assert all(answers.draw(80, share, 80) > 80 for share in SHARES)
+
+
+def test_where_the_true_lengths_are_known_they_stay_the_lengths():
+    answers = learned((expected, expected) for expected in range(1, 500))
+    assert all(answers.draw(expected, share) == expected for expected in (2, 60, 400) for share in SHARES[::8])
+
+
+@pytest.mark.parametrize("reached", [0, 80, 200, 500])
+def test_of_those_that_came_as_far_it_draws_lengths_as_they_turned_out(reached):
+    pairs = off_by(0.9)
+    answers, near = learned(pairs), [p for p in pairs if 128 <= p[0] < 256]
+    beyond = [tokens * 150 / expected for expected, tokens in near if tokens * 150 / expected > reached]
+    drawn = [answers.draw(150, share, reached) for share in SHARES]
+    assert all(one > reached for one in drawn)
+    assert statistics.fmean(drawn) == pytest.approx(statistics.fmean(beyond), rel=0.15)
+    assert statistics.median(drawn) == pytest.approx(statistics.median(beyond), rel=0.1)
+
+
+def test_answers_of_another_length_have_their_own_spread():
+    answers = learned([(20, 60)] * 200 + [(400, 200)] * 200)
+    assert answers.draw(20, 0.5) > 50 and answers.draw(400, 0.5) < 260  # bands of the ratio are no finer
+
+
+def test_what_is_new_counts_more_than_what_was():
+    answers = learned([(100, 50)] * 4000 + [(100, 300)] * 4000)
+    assert sum(answers.draw(100, share) > 250 for share in SHARES) > 120
+
+
+def test_a_client_that_left_says_that_the_answer_was_longer():
+    answers = learned([(100, 100)] * 50)
+    for _ in range(200):
+        answers.learn(100, 150, has_ended=False)
+    assert sum(answers.draw(100, share) > 150 for share in SHARES) > 140
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 10**6)), max_size=30),
+    st.integers(0, 10**6),
+    st.floats(0, 1),
+    st.integers(0, 10**5),
+)
+def test_a_draw_is_longer_than_what_has_come_and_grows_with_its_share(pairs, expected, share, reached):
+    answers = learned(pairs)
+    low, high = answers.draw(expected, share / 2, reached), answers.draw(expected, share, reached)
+    assert reached < low <= high
+
+
+def test_a_look_ahead_expects_of_medians_what_the_answers_will_hold():
+    """64 requests that are expected at their median: 100 steps on, the paper's reading is short of a third."""
+    answers, chance = learned(off_by(1.0)), Random(7)
+    by_rule = {"learned": LookAhead(10**6, answers=answers), "printed": LookAhead(10**6)}
+    running: list[tuple[int, int, int]] = []
+    held, seen = [], {name: [] for name in by_rule}
+    for step in range(6000):
+        running = [one for one in running if one[1] > step]
+        for look in by_rule.values():
+            for ticket in set(look._ramps) - {one[0] for one in running}:
+                look.end(ticket)
+            look.advance(step)
+        while len(running) < 64:
+            expected = round(chance.lognormvariate(5.0, 0.5))
+            length = max(1, round(expected * chance.lognormvariate(0.0, 1.0)))
+            ticket = step * 100 + len(running)
+            running.append((ticket, step + length, step))
+            for look in by_rule.values():
+                look.add(ticket, 100, expected)
+        if step % 200 == 199 and step > 1000:
+            held.append(sum(100 + step + 60 - began for _, end, began in running if end > step + 60))
+            for name, look in by_rule.items():
+                seen[name].append(look.tokens(step + 60))
+    mean = {name: statistics.fmean(values) / statistics.fmean(held) for name, values in seen.items()}
+    assert mean["learned"] == pytest.approx(1.0, abs=0.06)
+    assert mean["printed"] < 0.8
