@@ -12,6 +12,7 @@ from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.caching import union as union_caching
 from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
 from glowplug.policies.routing.port import BalancerParams
 
@@ -41,9 +42,9 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         options = options_of(name)
         if not options:
             return policy
-        if policy is mcache:
+        if policy in (mcache, union_caching.union):
             laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
-            return lambda cache: mcache(replace(cache, importance=laid_over(cache.importance, options)))
+            return lambda cache: policy(replace(cache, importance=laid_over(cache.importance, options)))
         if kind == "routing" and base_name(name) in _LOOK_AHEAD:
             laid_over(BalancerParams(), options)
             return lambda params: policy(laid_over(params, options))
