@@ -118,7 +118,7 @@ def price_list(prices: Row) -> str:
             show_bytes(one["num_bytes"]),
             f"{one['asked']:.3g}",
             seconds(one["climb_s"]),
-            f"{one['saves_s_per_gib']:.3g}",
+            f"{one['worth'] * (1 << 30):.3g}",
             one["why"],
         )
         for one in prices["holders"]

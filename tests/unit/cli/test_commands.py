@@ -99,8 +99,8 @@ def test_why_shows_a_score_in_its_unit(unit: str, score: float, shown: str) -> N
 
 def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> None:
     holder = {"model": "m", "rung": "prewarmed", "num_bytes": 2 << 30, "asked": 0.25, "climb_s": 2.0, "saves_s": 0.5}
-    copy = holder | {"instance_id": "r-1", "saves_s_per_gib": 0.25, "order": 1, "why": ""}
-    busy = holder | {"instance_id": "i-1", "rung": "ready", "saves_s_per_gib": 9.0, "order": 0, "why": "it is pinned"}
+    copy = holder | {"instance_id": "r-1", "worth": 0.25 / (1 << 30), "order": 1, "why": ""}
+    busy = holder | {"instance_id": "i-1", "rung": "ready", "worth": 9.0 / (1 << 30), "order": 0, "why": "it is pinned"}
     found = {"gpu_id": "node-1/0", "total_bytes": 8 << 30, "free_bytes": 4 << 30, "holders": [copy, busy]}
     head, titles, *rows = why.price_list(found).splitlines()
     assert head == "node-1/0: 4.0 GiB of 8.0 GiB are free"

@@ -78,9 +78,7 @@ class Holdings:
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
         if row.state.is_dormant or row.replica:
             before = num_there + self._rank(row, model)
-            if before:  # since it served, if it ever did
-                unused_s = self.now_s - row.changed_at if row.start_kind else NEVER_S
-            return 0, level(forecast, before, slots, unused_s)
+            return 0, level(forecast, before, slots, NEVER_S if before else unused_s)
         others = max(0, num_there - 1)
         needed = max(load.num_waiting, int(load.num_in_flight > others * slots))
         return needed, level(forecast, others, slots, NEVER_S if others else unused_s)

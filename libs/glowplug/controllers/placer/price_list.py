@@ -6,7 +6,6 @@ instances, for a start that nobody waits for yet.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
@@ -17,14 +16,12 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.fleet.capacity import LEAVING
 from glowplug.fleet.status import rung_of
 
-GIB: Final = 1 << 30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
     """One holder. `asked`: how many are expected to ask for it before it could be reloaded, a probability unless
-    requests wait for it now; `climb_s`: how much longer each would wait without it; `saves_s`: their product;
-    `saves_s_per_gib`: that over its bytes. `order` 1 goes first, 0 does not go now; `why` says why not."""
+    requests wait for it now; `climb_s`: how much longer each would wait without it; `saves_s`: their product; `worth`:
+    that over its bytes, seconds a byte. `order` 1 goes first, 0 does not go now; `why` says why not."""
 
     instance_id: str
     model: str
@@ -33,7 +30,7 @@ class Priced:
     asked: float
     climb_s: float
     saves_s: float
-    saves_s_per_gib: float
+    worth: float
     order: int = 0
     why: str = ""
 
@@ -72,7 +69,7 @@ class PriceList:
             replace(one, order=places.get(name, 0), why=_why(here[name], held.get(name, ""), name in places))
             for name, one in found.items()
         ]
-        holders.sort(key=lambda one: (one.order or len(found) + 1, one.saves_s_per_gib, one.instance_id))
+        holders.sort(key=lambda one: (one.order or len(found) + 1, one.worth, one.instance_id))
         free = self.fleet.capacity.free_bytes(gpu_id)
         return GpuPrices(gpu_id=gpu_id, total_bytes=gpu.total_bytes, free_bytes=free, holders=tuple(holders))
 
@@ -91,7 +88,7 @@ class PriceList:
             asked=round(holding.asked, 4),
             climb_s=round(holding.climb_s, 4),
             saves_s=round(holding.saves_s, 4),
-            saves_s_per_gib=round(holding.worth * GIB, 6),
+            worth=holding.worth,
         )
 
 

@@ -49,7 +49,7 @@ def test_each_holder_has_its_probability_its_seconds_and_its_worth_a_byte():
     assert by_id["i-busy"].asked == 1.0, "it is asked for now"
     for one in found.holders:
         assert one.saves_s == pytest.approx(one.asked * one.climb_s, abs=1e-3)
-        assert one.saves_s_per_gib == pytest.approx(one.saves_s * 1024 / (one.num_bytes >> 20), rel=0.01)
+        assert one.worth == pytest.approx(one.saves_s / one.num_bytes, rel=0.01)
     assert by_id["i-copied"].asked > by_id["i-rare"].asked, "used 10 s ago, and never since 58 s"
     assert by_id["i-idle"].climb_s > 2.0, "the emulated engine's start from host memory, by its prior"
 
