@@ -1,10 +1,16 @@
 """A pipeline of real vLLM stages beside one engine: `python -m bench.stages [--stages S] [--rounds N]`.
 
+    python -m bench.stages --consolidations 100    pipelines that become one engine under streams, one after the other
+
 Needs `make vllm-env`. Each stage is an engine process with a run directory of its own, on this machine's loopback; the
 weights lie in host memory for all (page cache), so that nothing is fetched here. In turns, of one parked engine and of
 a pipeline: seconds to READY and to the first token, and between tokens; what is between tokens beyond the one engine's
 is the hop's. Then a pipeline becomes whole while it streams, once with the KV cache of what runs and once computed
 anew: seconds of the move, and to the next token by the tokens there were. Tokens are compared with the one engine's.
+
+With `--consolidations` nothing else is measured: two streams run in each pipeline and are continued in the engine that
+it becomes. What breaks, and tokens that differ from one engine's, are counted; then that engine and one that was never
+a pipeline take turns with the same streams, and the ratio of their seconds between tokens is printed.
 """
 
 import argparse
@@ -23,6 +29,7 @@ from typing import Any
 import httpx
 
 from bench.measured.load import load_now
+from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle, EngineSettings
 from glowplug.engines.vllm import VllmDriver
 from tests.contract.engine_rig import EngineCase
@@ -33,6 +40,7 @@ LENGTHS = (64, 128, 256, 512)  # tokens of the prompts that run when a pipeline 
 ARGS = {"dtype": "float32", "num_threads": 1}
 MODEL: dict[str, Any] = {"engine_args": ARGS, "kv_bytes": 256 << 20}  # memory for all that runs at once
 LATEST = 1 << 30  # tokens: no cache is worth moving
+TURNS = 3  # of two engines with a stream each, one after the other
 
 Figures = dict[str, list[float]]
 
@@ -139,6 +147,90 @@ async def move_once(case: EngineCase, num_stages: int, kind: str, expected: dict
         await driver.stop(whole, 0.0)
 
 
+@dataclass
+class Consolidated:
+    """One pipeline that became one engine under streams. `why` says what went wrong."""
+
+    why: str = ""
+    num_pulled: int = 0  # tokens of KV cache that moved
+    gap_s: list[float] = field(default_factory=list)  # of each stream: its last token there, its next one here
+    between_s: list[tuple[float, float]] = field(default_factory=list)  # ... of the new engine, of one that was none
+
+
+async def consolidate_once(
+    case: EngineCase, num_stages: int, alone: EngineHandle, expected: dict[int, list[int]]
+) -> Consolidated:
+    """Both streams to their ends, through the consolidation."""
+    driver, out = case.driver, Consolidated()
+    assert isinstance(driver, VllmDriver)
+    async with pipeline(case, num_stages) as handle:
+        streams = {n: Stream() for n in expected}
+        most = NUM_TOKENS * 16
+        reads = [asyncio.create_task(stream.read(handle.url, prompt_of(n), most)) for n, stream in streams.items()]
+        while not all(stream.token_ids for stream in streams.values()):
+            await asyncio.sleep(0.01)
+        await driver.consolidate(handle, case.model(**MODEL), case.weights)
+        report = driver.whole(handle)
+        assert report is not None
+        case.handles.append(report.handle)
+        out.num_pulled = (await driver.move_requests(report.handle)).num_tokens
+        await driver.end_stage(report.handle)
+        await asyncio.gather(*reads)
+        url = report.handle.url
+        prompts = {n: [*prompt_of(n), *stream.token_ids] for n, stream in streams.items()}
+        more = await asyncio.gather(*(Stream().read(url, prompts[n], NUM_TOKENS) for n in streams))
+        for n, rest in zip(streams, more, strict=True):
+            said = [*streams[n].token_ids, *rest.token_ids]
+            if len(rest.token_ids) != NUM_TOKENS:
+                out.why = f"the stream behind a prompt of {n} has {len(rest.token_ids)} tokens more, not {NUM_TOKENS}"
+            elif (common := min(len(said), len(expected[n]))) and said[:common] != expected[n][:common]:
+                out.why = f"the tokens behind a prompt of {n} differ from one engine's"
+            out.gap_s.append(rest.at[0] - streams[n].at[-1] if rest.at else float("inf"))
+        for turn in range(TURNS):
+            prompt = prompt_of(100 + turn)
+            here = await Stream().read(url, prompt, NUM_TOKENS)
+            there = await Stream().read(alone.url, prompt, NUM_TOKENS)
+            out.between_s.append((here.between_s, there.between_s))
+        await driver.stop(report.handle, 0.0)
+    return out
+
+
+async def consolidations(num_stages: int, num: int) -> None:
+    """As many in a row; an engine that is none of them lives beside."""
+    seen: list[Consolidated] = []
+    loads = [load_now()]
+    with tempfile.TemporaryDirectory(prefix="gp-bench-") as folder:
+        case = EngineCase("vllm", Path(folder), settings=EngineSettings(extra={"vllm_recompute_below": 1}))
+        if reason := case.driver.unavailable():
+            raise SystemExit(reason)
+        try:
+            alone = (await case.start(**MODEL)).handle
+            lengths = (64, 256)
+            reads = (Stream().read(alone.url, prompt_of(length), NUM_TOKENS * 4) for length in lengths)
+            expected = {n: s.token_ids for n, s in zip(lengths, await asyncio.gather(*reads), strict=True)}
+            for number in range(num):
+                try:
+                    one = await consolidate_once(case, num_stages, alone, expected)
+                except (EngineFailed, httpx.HTTPError) as error:
+                    one = Consolidated(why=f"{type(error).__name__}: {error}")
+                seen.append(one)
+                loads.append(load_now())
+                print(f"{number + 1}: {one.why or 'whole'}, gaps {[round(s, 2) for s in one.gap_s]}", flush=True)
+        finally:
+            await case.close()
+    gaps = [gap for one in seen for gap in one.gap_s]
+    ratios = [here / there for one in seen for here, there in one.between_s if there]
+    lost = [one.why for one in seen if one.why]
+    print(f"\n{len(seen)} consolidations of {num_stages} stages in a row, load {min(loads):.1f} to {max(loads):.1f}")
+    print(f"lost, or with other tokens: {len(lost)} {lost or ''}")
+    print(f"KV cache that moved, tokens: {statistics.median(one.num_pulled for one in seen):.0f} each time (median)")
+    print(f"gap in a stream: median {statistics.median(gaps):.2f} s, longest {max(gaps):.2f} s")
+    print(
+        f"seconds between tokens, of an engine that was a pipeline over one that was none, in turns: median "
+        f"{statistics.median(ratios):.3f} of {len(ratios)}, {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+
+
 async def main(num_stages: int, num_rounds: int) -> None:
     figures: Figures = defaultdict(list)
     loads = []
@@ -183,5 +275,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--consolidations", type=int, default=0, help="so many in a row, and nothing else")
     given = parser.parse_args()
-    asyncio.run(main(given.stages, given.rounds))
+    asyncio.run(
+        consolidations(given.stages, given.consolidations) if given.consolidations else main(given.stages, given.rounds)
+    )

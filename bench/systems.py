@@ -17,27 +17,22 @@ With `--replay` each recording runs through the simulator, and its TTFT stands b
 
 import argparse
 import asyncio
-import hashlib
 import json
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-import httpx
+from bench.measured.fleet import GLOWPLUG, WAIT_S, Ask, at, drive, fleet, recorded, rows_of, write_weights
+from bench.measured.load import load_now
+from glowplug.policies.start_times import FROM_NOTHING
 
-from glowplug.engines.samples import sample_weights_path
-
-GLOWPLUG: Final = (sys.executable, "-m", "glowplug.cli.main")
 SYSTEMS: Final = ("union", "serverless_vllm", "hydraserve", "preserve", "warmserve", "swapserve", "mcache")
 NUM_MODELS, NUM_NODES = 8, 3
 MIB: Final = 1 << 20
@@ -75,19 +70,7 @@ WORDS: Final = [
     "island",
     "letter",
 ]
-SAMPLE_S: Final = 2.0
 TAIL_S: Final = 15.0
-WAIT_S: Final = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request of the load."""
-
-    at_s: float
-    model: str
-    prompt: str  # of words by chance, so that no cache of prompts answers for the prefill
-    max_tokens: int
 
 
 @dataclass(slots=True)
@@ -99,7 +82,7 @@ class Seen:
     num_failed: int = 0
     starts: dict[str, list[float]] = field(default_factory=dict)  # by kind: from the first phase to READY
     first: dict[str, list[float]] = field(default_factory=dict)  # by kind: TTFT of the request that a start was for
-    held: list[int] = field(default_factory=list)  # granted on all GPUs, every SAMPLE_S
+    held: list[int] = field(default_factory=list)  # granted on all GPUs, in samples
     loads: list[float] = field(default_factory=list)
     simulated: list[float] = field(default_factory=list)  # TTFT in the replays
 
@@ -125,65 +108,21 @@ def load_of(seed: int, seconds: float) -> list[Ask]:
 
 
 def write_models(folder: Path) -> None:
-    """Weights and a model file of each model. Trailing bytes are no tensor's: llama.cpp reads past none."""
-    weights = sample_weights_path().read_bytes()
+    """Weights and a model file of each model."""
     for name in ("models", f"models{ASLEEP}"):
         (folder / name).mkdir(parents=True)
     for number in range(NUM_MODELS):
         name, path = f"model-{number}", folder / f"model-{number}.gguf"
-        content = weights + number.to_bytes(8, "little")
-        path.write_bytes(content)
-        text = MODEL.format(name=name, path=path, sha256=hashlib.sha256(content).hexdigest())
+        text = MODEL.format(name=name, path=path, sha256=write_weights(path, number))
         (folder / "models" / f"{name}.yaml").write_text(text, encoding="utf-8")
         (folder / f"models{ASLEEP}" / f"{name}.yaml").write_text(text + "asleep: true\n", encoding="utf-8")
 
 
-async def ask(http: httpx.AsyncClient, one: Ask, began: float) -> int:
-    """Stream one answer to its end. Returns its HTTP status."""
-    await asyncio.sleep(max(0.0, began + one.at_s - time.monotonic()))
-    body = {
-        "model": one.model,
-        "messages": [{"role": "user", "content": one.prompt}],
-        "max_tokens": one.max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        async for _ in answer.aiter_bytes():
-            pass
-        return answer.status_code
-
-
-async def held_bytes(http: httpx.AsyncClient, placer: str, held: list[int]) -> None:
-    """Sample what is granted on the GPUs until cancelled."""
-    while True:
-        rows = (await http.get(placer + "/v1/nodes")).json()["data"]
-        held.append(sum(grant["num_bytes"] for row in rows for gpu in row["gpus"] for grant in gpu["grants"]))
-        await asyncio.sleep(SAMPLE_S)
-
-
-async def drive(asks: Sequence[Ask], urls: dict[str, str], headers: dict[str, str]) -> tuple[Counter[str], list[int]]:
-    """The whole load. Returns how requests ended, and samples of the bytes held."""
-    held: list[int] = []
-    limits = httpx.Limits(max_connections=None)
-    async with (
-        httpx.AsyncClient(base_url=urls["data"], timeout=WAIT_S, limits=limits) as http,
-        httpx.AsyncClient(headers=headers, timeout=5.0) as admin,
-    ):
-        sampling = asyncio.create_task(held_bytes(admin, urls["placer"], held))
-        began = time.monotonic()
-        answers = await asyncio.gather(*(ask(http, one, began) for one in asks), return_exceptions=True)
-        if sampling.done():
-            sampling.result()
-        sampling.cancel()
-    return Counter(type(a).__name__ if isinstance(a, BaseException) else str(a) for a in answers), held
-
-
-def wait_until_asleep(env: dict[str, str]) -> None:
+def wait_until_asleep(env: Mapping[str, str]) -> None:
     """Until each model has been started once. Raises SystemExit when that takes longer than WAIT_S."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        done = subprocess.run([*GLOWPLUG, "ps", "-o", "json"], env=env, check=True, capture_output=True)
+        done = subprocess.run([*GLOWPLUG, "ps", "-o", "json"], env=dict(env), check=True, capture_output=True)
         asleep = {row["model_key"] for row in json.loads(done.stdout) if row["state"] == "swapped_out"}
         if len(asleep) == NUM_MODELS:
             return
@@ -193,36 +132,21 @@ def wait_until_asleep(env: dict[str, str]) -> None:
 
 def run(system: str, seed: int, seconds: float, folder: Path, out: Path, port_base: int) -> None:
     """One live fleet under one system and one load: `out` is its recording, beside it what else was seen."""
-    state = Path(tempfile.mkdtemp(prefix="glowplug-bench-systems-"))
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GLOWPLUG_")} | {
-        "GLOWPLUG_STATE_DIR": str(state),
+    settings = {
         "GLOWPLUG_POLICIES": system.removesuffix(ASLEEP),
         "GLOWPLUG_MODELS_DIR": str(folder / (f"models{ASLEEP}" if system.endswith(ASLEEP) else "models")),
         "GLOWPLUG_GPU_BUDGETS": str(GPU_BUDGET),
         "GLOWPLUG_HOST_CACHE_BYTES": str(HOST_CACHE),
     }
-    command = ("up", "-d", "-q", "--engine", "llamacpp", "--nodes", str(NUM_NODES), "--port-base", str(port_base))
-    try:
-        subprocess.run([*GLOWPLUG, *command], env=env, check=True, stdout=subprocess.DEVNULL)
-        document = json.loads((state / "fleet.json").read_text())
+    up = ("--engine", "llamacpp", "--nodes", str(NUM_NODES), "--port-base", str(port_base))
+    with fleet(*up, settings=settings) as live:
         if system.endswith(ASLEEP):
-            wait_until_asleep(env)
-        before = os.getloadavg()[0]
-        length = seconds + TAIL_S
-        recorder = subprocess.Popen([*GLOWPLUG, "record", str(out), "--seconds", str(length)], env=env)
-        try:
-            while recorder.poll() is None and not list(out.parent.glob(f".{out.name}.*.partial")):
-                time.sleep(0.1)
-            time.sleep(2.0)
-            headers = {"Authorization": f"Bearer {document['admin_token']}"}
-            ends, held = asyncio.run(drive(load_of(seed, seconds), document["urls"], headers))
-        finally:
-            recorder.wait(timeout=length + WAIT_S)
-        beside = {"load": [before, os.getloadavg()[0]], "held": held, "ends": dict(ends)}
+            wait_until_asleep(live.env)
+        before = load_now()
+        with recorded(live, out, seconds + TAIL_S):
+            ends, held = asyncio.run(drive(load_of(seed, seconds), live))
+        beside = {"load": [before, load_now()], "held": held, "ends": dict(ends)}
         out.with_suffix(".beside.json").write_text(json.dumps(beside), encoding="utf-8")
-    finally:
-        subprocess.run([*GLOWPLUG, "down"], env=env, check=False, stdout=subprocess.DEVNULL)
-        shutil.rmtree(state, ignore_errors=True)
 
 
 def read(recording: Path, seen: Seen) -> None:
@@ -233,16 +157,14 @@ def read(recording: Path, seen: Seen) -> None:
     seen.num_failed += sum(num for status, num in beside["ends"].items() if status != "200")
     kinds: dict[str, str] = {}
     firsts: dict[str, float] = {}
-    for line in recording.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        data = row["data"]
-        if row["type"] == "request.finished" and data["status"] == 200 and not data["error_code"]:
+    for kind_of_row, data in rows_of(recording):
+        if kind_of_row == "request.finished" and data["status"] == 200 and not data["error_code"]:
             seen.ttft.append(data["ttft_s"])
             if data["cold"]:
                 seen.cold.append(data["ttft_s"])
                 known = firsts.get(data["instance_id"], 0.0)
                 firsts[data["instance_id"]] = max(known, data["ttft_s"])  # the one that waited for it first
-        elif row["type"] == "instance.ready" and data["instance"]["instance_id"] not in kinds:
+        elif kind_of_row == "instance.ready" and data["instance"]["instance_id"] not in kinds:
             instance = data["instance"]
             kinds[instance["instance_id"]] = kind = instance["start_kind"] or "unknown"
             phases = instance["phases"]
@@ -263,19 +185,13 @@ def replayed(recording: Path) -> Iterator[float]:
                 yield row["ttft_s"]
 
 
-def at(values: Sequence[float], share: float) -> float:
-    """A percentile, by nearest rank; nan of nothing."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-
-
 def shown(name: str, seen: Seen, simulated: bool) -> str:
     """One row of the table."""
     starts = {kind: len(some) for kind, some in seen.starts.items()}
-    fresh = starts.get("cold", 0) + starts.get("cached", 0)
+    fresh = sum(starts.get(kind, 0) for kind in FROM_NOTHING)
     num = max(1, sum(starts.values()))
     wakes, grown = seen.first.get("wake", []), seen.first.get("growth", [])
-    fresh_s = [s for kind in ("cold", "cached") for s in seen.first.get(kind, [])]
+    fresh_s = [s for kind in FROM_NOTHING for s in seen.first.get(kind, [])]
     cells = [
         name,
         f"{len(seen.ttft)} ({seen.num_failed})",
@@ -313,7 +229,6 @@ def main() -> None:
             for number in rounds:
                 for system in args.systems[:: 1 if number % 2 else -1]:
                     recording = out / f"{system}.{number}.jsonl"
-                    recording.unlink(missing_ok=True)
                     run(system, number, args.seconds / args.rounds, Path(folder), recording, args.port_base)
                     print(f"{system}, round {number}: recorded", file=sys.stderr, flush=True)
     head = [

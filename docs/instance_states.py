@@ -36,8 +36,9 @@ BESIDE = """
 ## Consolidation, beside `ready` and `draining`
 
 A stage of a pipeline becomes whole while it serves, and while it drains. A running consolidation waits for the outcome
-of ConsolidateEngine, an abandoned one for that of AbandonConsolidation. Another stimulus leaves it as it is; it ends
-with the state of the record that it is in.
+of ConsolidateEngine, an abandoned one for that of AbandonConsolidation. One that finishes, of an engine that has become
+whole in another process, waits for that of FinishStages. Another stimulus leaves it as it is; it ends with the state
+of the record that it is in.
 """
 GROUPS = {"start under way": COMING, "dormant": DORMANT, "ended": ENDED}
 EVERYWHERE, UNDER_WAY = (State.FAILED, State.LOST), "start_under_way"  # nearly every state leads to those: not drawn

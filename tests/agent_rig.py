@@ -40,12 +40,12 @@ def emulated_model(name: str = "tiny", *, mib: int = 100, **fields: Any) -> Mode
     return a_model(name, mib=mib, **fields)
 
 
-def write_weights(shm_dir: Path, model: Model, node_id: str = NODE) -> Region:
+def write_weights(shm_dir: Path, model: Model, node_id: str = NODE, source: str = "file") -> Region:
     """What the prefetcher leaves behind: complete weights of `model` in host memory."""
     region = Region.at(shm_dir, node_id, region_digest(model.weights))
     region.begin()
     region.blob.write_bytes(b"seed")
-    region.complete(RegionInfo(path=str(region.blob), num_bytes=4, sha256="", source="file", seconds=0.01))
+    region.complete(RegionInfo(path=str(region.blob), num_bytes=4, sha256="", source=source, seconds=0.01))
     return region
 
 

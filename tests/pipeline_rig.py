@@ -1,7 +1,9 @@
 """Several agents and a placer in this process, on one memory bus and store, with real emulated engine processes: each
-instance is a pipeline of two stages on two nodes. Weights come as from a prefetcher, at once or when they are let."""
+instance is a pipeline of two stages on two nodes. Weights come as from a prefetcher, at once or when they are let; or
+they fail."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.agent.record import State
 from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.placing import Place
 from glowplug.controllers.placer.reads import READS
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance, InstanceState
@@ -21,7 +24,7 @@ from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.process import is_alive, kill_group
 from glowplug.events.commands import ConsolidateInstance, FetchWeights, PlaceInstance
 from glowplug.events.envelope import Event, to_json
-from glowplug.events.facts import ModelDeployed, WeightsFetched, WeightsPartFetched
+from glowplug.events.facts import ModelDeployed, WeightsFetched, WeightsFetchFailed, WeightsPartFetched
 from glowplug.events.subjects import commands_to
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
@@ -49,9 +52,18 @@ PARAMS = PlacerParams(
 )
 
 
-def in_two_stages(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """On the first two nodes that are there."""
-    model, nodes = request.model, sorted(node.node_id for node in view.nodes if not node.draining)[:2]
+def on_the_first_nodes(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+    """Two stages on the first two nodes that are there."""
+    return _in_two_stages(request, sorted(node.node_id for node in view.nodes if not node.draining)[:2])
+
+
+def on_the_last_nodes(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+    """Two stages on the last two nodes that are there, the last one first."""
+    return _in_two_stages(request, sorted(node.node_id for node in view.nodes if not node.draining)[:-3:-1])
+
+
+def _in_two_stages(request: PlaceRequest, nodes: list[str]) -> PlaceDecision:
+    model = request.model
     if len(nodes) < 2:
         return PlaceDecision(reason="one node is no pipeline")
     stages = []
@@ -73,7 +85,7 @@ def in_two_stages(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
 
 class PipelineRig:
     """`agents` by node id. `withheld`: instances and stages whose weights do not come, or (`name/rest`) whose rest does
-    not."""
+    not; `failing`: of such names, the code of the error that comes instead, once."""
 
     def __init__(self, folder: Path, num_nodes: int = 3, **settings: Any) -> None:
         self.broker, self.store, self.folder = MemoryBroker(), MemoryStore(), folder
@@ -92,6 +104,7 @@ class PipelineRig:
             rig.broker, rig.store = self.broker, self.store
         self.bus = MemoryBus(self.broker)
         self.withheld: set[str] = set()
+        self.failing: dict[str, str] = {}
         self.lost: set[str] = set()  # nodes
         self._waiting: list[Event] = []
         self.engines: dict[str, tuple[int, float]] = {}  # every process that a stage ever had
@@ -105,11 +118,11 @@ class PipelineRig:
             await self.bus.subscribe([commands_to("prefetcher", node_id)], self._fetch, durable=f"prefetcher-{node_id}")
         await until(lambda: len(self.controller.nodes.by_id) == len(self.agents), "the placer knows the nodes")
 
-    async def start_placer(self, epoch: int) -> Shell:
+    async def start_placer(self, epoch: int, place: Place = on_the_first_nodes) -> Shell:
         name, registry = f"placer-{epoch}", CollectorRegistry()
         policies = {"placement": "two stages", "eviction": "lru", "prewarming": "none"}
         evict = choose("eviction", "lru")
-        controller = PlacerController(in_two_stages, evict, policies, epoch, PARAMS)
+        controller = PlacerController(place, evict, policies, epoch, PARAMS)
         tracing, metrics = Tracing("placer", name), ShellMetrics("placer", registry)
         bus = MemoryBus(self.broker)
         shell = Shell(
@@ -144,6 +157,12 @@ class PipelineRig:
         for node_id in self.agents.keys() - self.lost:
             await self.agents[node_id].crash()
 
+    async def kill_agent(self, node_id: str) -> None:
+        """kill -9, and the next agent of the node. Engines live on."""
+        self._note_engines()
+        await self.agents[node_id].crash()
+        await self.agents[node_id].start()
+
     async def lose(self, node_id: str) -> None:
         """Its agent is gone, and says nothing."""
         self.lost.add(node_id)
@@ -166,10 +185,17 @@ class PipelineRig:
 
     async def _fetch(self, event: Event) -> None:
         data: FetchWeights = event.data
-        if data.instance_id + ("/rest" if data.background else "") in self.withheld:
+        name = data.instance_id + ("/rest" if data.background else "")
+        if name in self.withheld:
             self._waiting.append(event)
             return
         region = Region.at(self.folder / "shm", data.target, region_digest(data.weights))
+        if code := self.failing.pop(name, ""):
+            region.fail(code, f"broken: {code}", failed_at=time.time(), instance_ids=(data.instance_id,))
+            what = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
+            fact: Any = WeightsFetchFailed(**what, code=code, message=f"broken: {code}")
+            await self.bus.publish(an_event(fact, issuer="prefetcher"))
+            return
         region.begin()
         region.blob.write_bytes(b"seed")
         came: dict[str, Any] = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
@@ -178,7 +204,7 @@ class PipelineRig:
         if data.num_stages > 1:
             part = RegionInfo(path=path, num_bytes=1, sha256="", source="file", seconds=0.0)
             region.complete_stage(part, data.stage, data.num_stages)
-            fact: Any = WeightsPartFetched(instance_id=data.instance_id, **came)
+            fact = WeightsPartFetched(instance_id=data.instance_id, **came)
         else:
             size = data.weights.num_bytes
             region.complete(RegionInfo(path=path, num_bytes=size, sha256="", source="file", seconds=0.0))
@@ -197,6 +223,20 @@ class PipelineRig:
     def holding(self, instance_id: str) -> Any:
         found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
         return next((holding for holding in found if holding is not None), None)
+
+    def holdings(self, instance_id: str) -> list[Any]:
+        """Of every node that knows it."""
+        found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
+        return [holding for holding in found if holding is not None]
+
+    def in_states(self, *states: State) -> list[str]:
+        """Instances and stages, by node."""
+        return [
+            f"{i} on {node_id}"
+            for node_id, rig in self.agents.items()
+            for i, holding in rig.service.controller.holdings.items()
+            if holding.state in states
+        ]
 
     def state(self, instance_id: str) -> State | None:
         holding = self.holding(instance_id)

@@ -189,6 +189,11 @@ class Machines:
     def url(self, service: str) -> str:
         return f"http://{self.network.addresses[CONTROL]}:{PORTS[service]}"
 
+    @property
+    def namespaces(self) -> dict[str, str]:
+        """Of each machine, by name."""
+        return {pod: self.network.namespace(pod) for pod in self.network.addresses}
+
     def inside(self, call: Callable[[], T]) -> T:
         """`call()` where clients are: beside the control plane."""
         return self.network.inside(CONTROL, call)

@@ -14,7 +14,8 @@ the fetch, `streamed` on one whose engines load beside it, stages on as many as 
 the first token that one node cannot meet (Algorithm 1 chooses; the table says how many stages there were).
 
 TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are
-those that the instance's row says, of the slowest of its stages; they overlap where a start streams.
+those that the instance's row says, of the slowest of its stages; they overlap where a start streams. CPU seconds are
+those of the fleet until then, of its engines node by node: stages that share cores wait for one another.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from typing import Any, Final
 
 import httpx
 
+from bench.coldstart.cpu import CpuSeconds, cpu_now
 from bench.coldstart.fleet import TOKENS, Machines
 from bench.measured.load import load_now
 from glowplug.engines import vllm_env, vllm_sample
@@ -87,6 +89,7 @@ class Seen:
     phases: Mapping[str, float]  # name -> seconds of the slowest stage
     num_stages: int
     load: float  # of the machine, before
+    cpu_s: Mapping[str, float]  # until the first text, by what the process is (cpu.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,10 @@ def start_once(machines: Machines, kind: Kind, name: str, asked: Asked) -> Seen:
     try:
         with ThreadPoolExecutor(1) as aside:
             looks: list[Future[list[dict[str, Any]]]] = []
+            spent: list[CpuSeconds] = [cpu_now(machines.namespaces)]
 
             def look() -> None:  # before its stages become one
+                spent.append(cpu_now(machines.namespaces))
                 looks.append(aside.submit(machines.rows, "placer", "/v1/instances", model=name))
 
             seen = machines.inside(lambda: stream(machines.url("data"), name, asked.num_tokens, look))
@@ -120,7 +125,8 @@ def start_once(machines: Machines, kind: Kind, name: str, asked: Asked) -> Seen:
         for phase in (phase for row in rows for phase in row["phases"]):
             seconds = phase["ended_at"] - phase["started_at"]
             phases[phase["name"]] = max(phases.get(phase["name"], 0.0), seconds)
-        return Seen(*seen, phases, max((row["num_stages"] for row in rows), default=0), load)
+        num_stages = max((row["num_stages"] for row in rows), default=0)
+        return Seen(*seen, phases, num_stages, load, spent[1].since(spent[0]))
     finally:
         machines.remove(name)
 
@@ -189,8 +195,18 @@ def shown(kind: Kind, seen: Sequence[Seen], num_bytes: int, rate: float) -> str:
         f"{statistics.median(one.tpot_s for one in seen) * 1000:.0f}",
         f"{max(one.gap_s for one in seen):.2f}",
         f"{min(one.load for one in seen):.1f}-{max(one.load for one in seen):.1f}",
+        shown_cpu([one.cpu_s for one in seen]),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def shown_cpu(runs: Sequence[Mapping[str, float]]) -> str:
+    """ "engines 9.1 (4.0, 1.7, 1.7, 1.7), prefetchers 1.2, agents 0.5": medians, an engine's the largest first."""
+    engines = [sorted((s for name, s in one.items() if name.startswith("engine ")), reverse=True) for one in runs]
+    middle = [statistics.median(of_rank) for of_rank in zip(*engines, strict=False)]
+    names = dict.fromkeys(name for one in runs for name in one if not name.startswith("engine "))
+    others = [f"{name} {statistics.median(one.get(name, 0.0) for one in runs):.1f}" for name in sorted(names)]
+    return ", ".join([f"engines {sum(middle):.1f} ({', '.join(f'{s:.1f}' for s in middle)})", *others])
 
 
 def main() -> None:
@@ -237,6 +253,7 @@ def main() -> None:
         "TPOT ms",
         "longest gap",
         "load",
+        "CPU s until the first text",
     ]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for kind in kinds:

@@ -1,14 +1,15 @@
 """Train the predictor of response lengths on conversations, and judge it on others.
 
-    python bench/fit/lengths.py CONVERSATIONS.json --tokenizer tokenizer.json --out length_model.npz
-    python bench/fit/lengths.py CONVERSATIONS.json --tokenizer tokenizer.json --judge length_model.npz
+    python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --out length_model.npz
+    python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --judge length_model.npz
 
 CONVERSATIONS.json is an array of {"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]} (ShareGPT's
-form; a file that is cut off is read as far as it goes). Lengths are in tokens of that tokenizer; without one a token is
-4.3 characters. A fifth of the conversations, by a hash of their number, is held out from the training and judged; the
-file that is written is of the training part alone, so that a later `--judge` says the same.
+form; a file that is cut off is read as far as it goes). Lengths are in tokens of that tokenizer; without one a token
+is 4.3 characters. A fifth of the conversations, by a hash of `--split` and their number, is held out from the training
+and judged; the file that is written is of the training part alone, so that a later `--judge` of that split says the
+same. `--errors FILE` writes what bench/papers gives its routers for expected lengths: how far the judged file is off.
 
-Needs scikit-learn and, with `--tokenizer`, tokenizers: no service does. About four minutes on one core for 61,000
+Needs lightgbm and scipy, and with `--tokenizer` tokenizers: no service does. About three minutes of one core for 61,000
 answers.
 """
 
@@ -16,21 +17,41 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from glowplug.policies.prediction.length_model import VERSION, LengthModel
-from glowplug.policies.prediction.length_text import CHARS_PER_TOKEN, NUM_BUCKETS, Turn, describe
+from glowplug.policies.prediction.length_text import CHARS_PER_TOKEN, NUM_BUCKETS, Described, Turn, describe
 
 BEYOND = (40, 90, 160, 270, 400, 600)  # tokens: a head each
-ALPHA, NUM_FOLDS, NUM_PARTS = 0.4, 5, 10  # of the ridge; folds of its own training; parts of which two are held out
-TREES = {"loss": "absolute_error", "max_iter": 300, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_depth": 8}
-CLIPPED = 0.35  # of the largest weight: few are beyond, and the others get more of the eight bits
+ALPHA, NUM_STEPS = 0.6, 40  # of the ridge: its penalty, and steps of its solution
+NUM_FOLDS, NUM_PARTS = 4, 10  # of its own training; parts of the conversations, of which two are held out
+LEAST_TEXTS = 3  # that have a word which is weighed
+TREES = {"objective": "l1", "learning_rate": 0.05, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 40}
+TREES |= {"bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.6, "num_threads": 1, "seed": 1}
+NUM_TREES, NUM_PLAIN_TREES = 300, 120  # of the file; over the numbers alone
+TOKENS_LEFT = 300.0  # a head's unit
 LEAST = 50  # answers for a band of their own
 EDGES = np.log1p([20.0, 50.0, 100.0, 150.0, 200.0, 270.0, 350.0, 450.0, 600.0])
+SHARES = np.linspace(0.025, 0.975, 20)  # of the errors that --errors writes
+LENGTH_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)  # actual lengths over their median
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be answered, after what has been said, and the answer that came."""
+
+    turns: Sequence[Turn]
+    answer: str
+    part: int  # of NUM_PARTS, by its conversation; the last two are held out
+
+    @property
+    def held_out(self) -> bool:
+        return self.part >= NUM_PARTS - 2
 
 
 def conversations(path: Path) -> Iterator[list[dict[str, str]]]:
@@ -47,38 +68,50 @@ def conversations(path: Path) -> Iterator[list[dict[str, str]]]:
         yield found["conversations"]
 
 
+def asked(path: Path, split: str = "") -> Iterator[Asked]:
+    """Every turn of a person that has an answer. `split` names a division into parts."""
+    for number, messages in enumerate(conversations(path)):
+        turns = [Turn(m["value"], m["from"] == "gpt") for m in messages]
+        part = int(hashlib.md5(f"{split}{number}".encode()).hexdigest(), 16) % NUM_PARTS
+        for at in range(1, len(turns)):
+            if messages[at]["from"] == "gpt" and messages[at - 1]["from"] == "human":
+                yield Asked(turns[:at], turns[at].text, part)
+
+
 class Answers:
-    """Every answer to a person's turn: what is said of it, its length, and the part its conversation is in."""
+    """What is said of every answer, its length, and the part its conversation is in. `described`: of those held out."""
 
-    def __init__(self, path: Path, tokenizer: Path | None) -> None:
-        from scipy import sparse
-
-        numbers, words, starts, lengths, parts, later, seconds = [], [], [0], [], [], [], []
-        self.described = []
-        texts = []
-        for number, messages in enumerate(conversations(path)):
-            turns = [Turn(m["value"], m["from"] == "gpt") for m in messages]
-            part = int(hashlib.md5(str(number).encode()).hexdigest(), 16) % NUM_PARTS
-            for at in range(1, len(turns)):
-                if messages[at]["from"] != "gpt" or messages[at - 1]["from"] != "human":
-                    continue
-                began = time.thread_time()
-                said = describe(turns[:at])
-                seconds.append(time.thread_time() - began)
-                numbers.append(said.numbers)
-                words.append(np.array(sorted(said.words), dtype=np.int32))
-                starts.append(starts[-1] + len(said.words))
-                parts.append(part)
-                later.append(said.has_answers)
-                texts.append(turns[at].text)
-                self.described.append(said)
-        lengths = num_tokens(texts, tokenizer)
-        self.seconds = np.array(seconds)
-        self.numbers = np.array(numbers, dtype=np.float32)
-        ones = np.ones(starts[-1], dtype=np.float32)
-        self.words = sparse.csr_matrix((ones, np.concatenate(words), np.array(starts)), shape=(len(texts), NUM_BUCKETS))
-        self.tokens, self.part, self.later = np.array(lengths), np.array(parts), np.array(later)
+    def __init__(self, path: Path, tokenizer: Path | None, split: str) -> None:
+        texts, parts, later, seconds, numbers = [], [], [], [], []
+        words, around = [], []
+        self.described: dict[int, Described] = {}
+        for number, one in enumerate(asked(path, split)):
+            began = time.thread_time()
+            said = describe(one.turns)
+            seconds.append(time.thread_time() - began)
+            texts.append(one.answer)
+            parts.append(one.part)
+            later.append(said.has_answers)
+            numbers.append(said.numbers)
+            for hashes, found in ((said.words, words), (said.around, around)):
+                found.append(np.fromiter(hashes, dtype=np.int32, count=len(hashes)))
+            if one.held_out:
+                self.described[number] = said
+        self.seconds, self.part, self.later = np.array(seconds), np.array(parts), np.array(later)
         self.held_out = self.part >= NUM_PARTS - 2
+        self.tokens = np.array(num_tokens(texts, tokenizer))
+        self.numbers = np.array(numbers, dtype=np.float32)
+        self.words = averaged(words) + averaged(around)
+
+
+def averaged(rows: Sequence[Any]) -> Any:
+    """A sparse matrix of words by texts, each text's averaged by the root of their number."""
+    from scipy import sparse
+
+    num = np.array([len(row) for row in rows])
+    starts = np.concatenate([[0], np.cumsum(num)])
+    weights = np.repeat(1.0 / np.sqrt(np.maximum(1, num)), num).astype(np.float32)
+    return sparse.csr_matrix((weights, np.concatenate(rows), starts), shape=(len(rows), NUM_BUCKETS))
 
 
 def num_tokens(texts: list[str], tokenizer: Path | None) -> list[int]:
@@ -95,61 +128,102 @@ def num_tokens(texts: list[str], tokenizer: Path | None) -> list[int]:
     return found
 
 
-def train(answers: Answers) -> dict[str, Any]:
-    """The arrays of a file, from what is not held out."""
-    from scipy import sparse
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.linear_model import Ridge
+def ridge(words: Any, wanted: Any) -> tuple[Any, Any]:
+    """(weights, bias) of the least squares with a penalty on the weights, all columns of `wanted` at once, by conjugate
+    gradients on the normal equations; the bias is the mean."""
+    bias = wanted.mean(0)
+    left = (words.T @ (wanted - bias)).astype(np.float32)
+    weights, along = np.zeros_like(left), left.copy()
+    size = (left * left).sum(0)
+    for _ in range(NUM_STEPS):
+        bent = words.T @ (words @ along) + np.float32(ALPHA) * along
+        step = size / np.maximum(1e-12, (along * bent).sum(0))
+        weights += step * along
+        left -= step * bent
+        size, before = (left * left).sum(0), size
+        along = left + size / np.maximum(1e-12, before) * along
+    return weights, bias
 
-    def boosted(inputs: Any, logs: Any) -> Any:
-        return HistGradientBoostingRegressor(**TREES, min_samples_leaf=40, random_state=1).fit(inputs, logs)
 
-    mine = ~answers.held_out
-    logs = np.log1p(answers.tokens)
-    wanted = np.stack([logs, *((answers.tokens > limit).astype(float) for limit in BEYOND)], axis=1)
-    norm = 1.0 / np.sqrt(np.maximum(1, np.diff(answers.words.indptr)))
-    words = sparse.diags(norm).dot(answers.words).tocsr()
-
-    def ridge(rows: Any) -> Any:
-        return Ridge(alpha=ALPHA, solver="lsqr", max_iter=60, tol=1e-3).fit(words[rows], wanted[rows])
-
+def heads_of(answers: Answers) -> tuple[Any, Any, Any]:
+    """(weights, bias, heads): of what is not held out; and what the heads say of each of those texts when they were not
+    fitted to it, as the trees are to see them. Heads are for the logarithm of the length, for what trees over the
+    numbers alone leave of it, in logarithms and in tokens, and for its being beyond each of some lengths."""
+    mine, logs = ~answers.held_out, np.log1p(answers.tokens)
+    plain = unseen(answers, answers.numbers, NUM_PLAIN_TREES)
+    left = np.clip((answers.tokens - np.expm1(plain)) / TOKENS_LEFT, -2, 2)
+    beyond = [answers.tokens > limit for limit in BEYOND]
+    wanted = np.stack([logs, logs - plain, left, *beyond], axis=1).astype(np.float32)
+    num_texts = np.bincount(answers.words[mine].indices, minlength=NUM_BUCKETS)
+    kept = np.flatnonzero(num_texts >= LEAST_TEXTS)
+    words = answers.words[:, kept].tocsr()
     heads = np.zeros_like(wanted)
-    for fold in range(NUM_FOLDS):  # the trees are to see the heads as they are for texts that they were not fitted to
-        rest = mine & (answers.part % NUM_FOLDS != fold)
-        one = mine & (answers.part % NUM_FOLDS == fold)
-        heads[one] = ridge(rest).predict(words[one])
-    whole = ridge(mine)
-    weights, bias = whole.coef_.T, whole.intercept_
-    scale = np.abs(weights).max(0) / 127 * CLIPPED
-    packed = np.clip(np.round(weights / scale), -127, 127).astype(np.int8)
-    inputs = np.hstack([answers.numbers, heads])
-    found = np.zeros(len(logs))  # of each by trees that were not fitted to it: the bands are made of these
+    for fold in range(NUM_FOLDS):
+        rest, one = mine & (answers.part % NUM_FOLDS != fold), mine & (answers.part % NUM_FOLDS == fold)
+        weights, bias = ridge(words[rest], wanted[rest])
+        heads[one] = words[one] @ weights + bias
+    weights, bias = ridge(words[mine], wanted[mine])
+    whole = np.zeros((NUM_BUCKETS, len(bias)), np.float32)
+    whole[kept] = weights
+    return whole, bias, heads
+
+
+def boosted(inputs: Any, logs: Any, num_trees: int) -> Any:
+    """The trees."""
+    import lightgbm
+
+    return lightgbm.train({**TREES, "verbose": -1}, lightgbm.Dataset(inputs, logs), num_trees)
+
+
+def unseen(answers: Answers, inputs: Any, num_trees: int) -> Any:
+    """log(1 + tokens) of each text that is not held out, by trees that were not fitted to it; 0 of the others."""
+    mine, logs = ~answers.held_out, np.log1p(answers.tokens)
+    found = np.zeros(len(logs))
     for fold in range(2):
         one = mine & (answers.part % 2 == fold)
-        found[one] = boosted(inputs[mine & ~one], logs[mine & ~one]).predict(inputs[one])
-    trees = boosted(inputs[mine], logs[mine])
+        found[one] = boosted(inputs[mine & ~one], logs[mine & ~one], num_trees).predict(inputs[one])
+    return found
+
+
+def train(answers: Answers) -> dict[str, Any]:
+    """The arrays of a file, from what is not held out."""
+    mine = ~answers.held_out
+    weights, bias, heads = heads_of(answers)
+    scale = np.abs(weights).max(0) / 127
+    packed = np.round(weights / scale).astype(np.int8)
+    inputs, logs = np.hstack([answers.numbers, heads]), np.log1p(answers.tokens)
+    found = unseen(answers, inputs, NUM_TREES)
     parts = {"version": np.int32(VERSION), "weights": packed, "scale": scale.astype(np.float32)}
     parts |= {"bias": bias.astype(np.float32), "edges": EDGES.astype(np.float32)}
-    return parts | flat(trees) | bands(answers.tokens[mine], found[mine], answers.later[mine])
+    parts |= flat(boosted(inputs[mine], logs[mine], NUM_TREES))
+    return parts | bands(answers.tokens[mine], found[mine], answers.later[mine])
 
 
 def flat(trees: Any) -> dict[str, Any]:
-    """All trees in one list of nodes."""
-    columns: dict[str, list[Any]] = {name: [] for name in ("feature", "limit", "left", "right", "value")}
-    roots, depth, first = [], 0, 0
-    for (tree,) in trees._predictors:
-        nodes, num = tree.nodes, len(tree.nodes)
-        own, leaf = np.arange(num) + first, nodes["is_leaf"].astype(bool)
-        columns["feature"].append(np.where(leaf, 0, nodes["feature_idx"]).astype(np.uint8))
-        columns["limit"].append(np.where(leaf, 0, nodes["num_threshold"]).astype(np.float32))
-        columns["left"].append(np.where(leaf, own, nodes["left"] + first).astype(np.int32))
-        columns["right"].append(np.where(leaf, own, nodes["right"] + first).astype(np.int32))
-        columns["value"].append(np.where(leaf, nodes["value"], 0.0).astype(np.float32))
-        roots.append(first)
-        depth, first = max(depth, int(nodes["depth"].max())), first + num
-    arrays = {name: np.concatenate(some) for name, some in columns.items()}
-    base = np.float32(np.ravel(trees._baseline_prediction)[0])
-    return arrays | {"roots": np.array(roots, dtype=np.int32), "base": base, "depth": np.int32(depth)}
+    """All trees in one list of nodes; a leaf is its own successor."""
+    rows: list[list[float]] = []
+    deepest = 0
+
+    def add(node: dict[str, Any], depth: int) -> int:
+        nonlocal deepest
+        at, deepest = len(rows), max(deepest, depth)
+        rows.append([0.0, 0.0, at, at, node.get("leaf_value", 0.0)])
+        if "split_feature" in node:
+            left = add(node["left_child"], depth + 1)
+            rows[at] = [node["split_feature"], node["threshold"], left, add(node["right_child"], depth + 1), 0.0]
+        return at
+
+    roots = [add(tree["tree_structure"], 0) for tree in trees.dump_model()["tree_info"]]
+    feature, limit, left, right, value = np.array(rows).T
+    return {
+        "feature": feature.astype(np.uint8),
+        "limit": limit.astype(np.float32),
+        "left": left.astype(np.int32),
+        "right": right.astype(np.int32),
+        "value": value.astype(np.float32),
+        "roots": np.array(roots, dtype=np.int32),
+        "depth": np.int32(deepest),
+    }
 
 
 def bands(tokens: Any, logs: Any, later: Any) -> dict[str, Any]:
@@ -165,8 +239,8 @@ def bands(tokens: Any, logs: Any, later: Any) -> dict[str, Any]:
     return {"low": low, "high": high}
 
 
-def judge(model: LengthModel, answers: Answers) -> None:
-    """Print how far it is off, on what is held out."""
+def judge(model: LengthModel, answers: Answers) -> tuple[Any, Any]:
+    """Print how far it is off, on what is held out. Returns (expected, actual) tokens."""
     rows = np.flatnonzero(answers.held_out)
     seconds, found = [], []
     for row in rows:
@@ -180,13 +254,50 @@ def judge(model: LengthModel, answers: Answers) -> None:
     print(f"{len(rows)} answers held out, median {np.median(actual):.0f} tokens; {time.strftime('%Y-%m-%d')}")
     print("| | constant | ours | below it | within 25 / 50 / 100 | in the 80 % band |\n|---|---|---|---|---|---|")
     for name, some in (("all", actual > 0), ("first turns", ~answers.later[rows]), ("later", answers.later[rows])):
-        error, base = np.abs(tokens - actual)[some], np.abs(constant - actual)[some].mean()
-        within = " / ".join(f"{(error <= limit).mean():.0%}" for limit in (25, 50, 100))
         inside = ((actual >= low) & (actual <= high))[some].mean()
-        print(f"| {name} | {base:.1f} | {error.mean():.1f} | {1 - error.mean() / base:.1%} | {within} | {inside:.1%} |")
+        print(f"| {name} | {compared(tokens[some], actual[some], constant)} | {inside:.1%} |")
     p50, p99 = np.percentile(total, [50, 99])
     text = np.median(answers.seconds[rows]) * 1e3
     print(f"CPU per answer: p50 {p50:.3f} ms, p99 {p99:.3f} ms, of which the text {text:.3f} at the median")
+    return tokens, actual
+
+
+def compared(tokens: Any, actual: Any, constant: float) -> str:
+    """Mean absolute errors of the constant and of `tokens`, and shares, as cells of a table."""
+    error, base = np.abs(tokens - actual), np.abs(constant - actual).mean()
+    within = " / ".join(f"{(error <= limit).mean():.0%}" for limit in (25, 50, 100))
+    return f"{base:.1f} | {error.mean():.1f} | {1 - error.mean() / base:.1%} | {within}"
+
+
+ERRORS = """# How far the length model of bench/fit/lengths.py is off: expected over actual length, on {num} answers of
+# ShareGPT that were held out from its training ({by}). Written by that script's --errors; do not edit.
+# A row of `ratios` is of actual lengths below the `edge` of its number, the last of all above; lengths are divided by
+# their median. In a row stand the quantiles `shares` of the ratio.
+median_tokens = {median:.0f}
+mean_absolute_error = {error:.1f}
+edges = {edges}
+shares = {shares}
+ratios = [
+{rows}
+]
+"""
+
+
+def errors(tokens: Any, actual: Any, by: str) -> str:
+    """The ratios of `tokens` to `actual` by how long the answer is, as TOML."""
+    median = float(np.median(actual))
+    bins, ratio = np.searchsorted(LENGTH_EDGES, actual / median, side="right"), tokens / np.maximum(1, actual)
+    rows = [np.quantile(ratio[bins == at], SHARES) for at in range(len(LENGTH_EDGES) + 1)]
+    shown = "\n".join("  [" + ", ".join(f"{one:.3g}" for one in row) + "]," for row in rows)
+    return ERRORS.format(
+        num=len(actual),
+        by=by,
+        median=median,
+        error=np.abs(tokens - actual).mean(),
+        edges=list(LENGTH_EDGES),
+        shares=[round(float(share), 3) for share in SHARES],
+        rows=shown,
+    )
 
 
 def main() -> None:
@@ -194,16 +305,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("conversations", type=Path)
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--split", default="", help="another name holds out other conversations")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--judge", type=Path)
+    parser.add_argument("--errors", type=Path)
     args = parser.parse_args()
-    answers = Answers(args.conversations, args.tokenizer)
+    answers = Answers(args.conversations, args.tokenizer, args.split)
     if args.judge is None:
         out = args.out or Path("length_model.npz")
         np.savez_compressed(out, **train(answers))
         print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
         args.judge = out
-    judge(LengthModel.read(args.judge), answers)
+    tokens, actual = judge(LengthModel.read(args.judge), answers)
+    if args.errors is not None:
+        args.errors.write_text(errors(tokens, actual, f"split {args.split!r}"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict, prose
 from bench.papers.plots import Lines
-from bench.papers.simulated import figures, points, policies
+from bench.papers.simulated import Expect, figures, points, policies
 from glowplug.simulator.results import Peak
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
@@ -39,14 +39,15 @@ def forget(world: World) -> None:
     world.results.normalised_peak = Peak()
 
 
-def run_scaling(system: str, seed: int, quick: bool, *more: str) -> Outcome:
+def run_scaling(system: str, seed: int, quick: bool, *more: str, expect: Expect | None = None) -> Outcome:
     """P1 and P2: 36 hours from the third day on in 90 minutes, or 8 of them."""
     seconds = 1200 if quick else 5400
     start_s = 48 * 3600 - LEAD_S * SQUEEZE
     given = [START, "params.exact_lengths=true", f"workload.start_s={start_s}", f"seconds={seconds + LEAD_S}"]
     given += ["models.llama-7b.preload=true", *SYSTEMS[system], *more]
     found = load(ROOT / "scenarios" / "preserve.yaml", given)
-    world = World(found.setup, found.arrivals(seed))
+    arrivals = found.arrivals(seed)
+    world = World(found.setup, expect(arrivals, seed) if expect else arrivals)
     world.kernel.at(world.began_s + LEAD_S, forget, world)
     outcome = figures(world.run(found.seconds, drain_s=300.0))
     outcome["instances"] = outcome["instance_s"] / outcome["seconds"]

@@ -5,13 +5,13 @@ from dataclasses import replace
 from bench.papers import p_preserve
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
-from bench.papers.simulated import SIMULATOR, policies, simulate
+from bench.papers.simulated import SIMULATOR, Expect, policies, simulate
 
 NEVER_HOLDS = "policies.routing=preserve_load_aware"
 PROFILE = {"prompt_per_s": 1560, "response_per_s": 285, "total_per_s": 1845}
 """mu: what one instance takes at 1.35 requests a second, the most with a mean below 0.2 s a token (`PROFILED`)."""
-FROZEN, LEARNED = ("params.predictor.capacity.busy_ratio=1000", "params.predictor.capacity.busy_ratio=0.5")
-PARTS = {"PreServe, mu learned": [LEARNED], "PreServe, never holds": [FROZEN, NEVER_HOLDS]}
+FROZEN = "params.predictor.capacity.busy_ratio=1000"  # nothing is learned of mu
+PARTS = {"PreServe, never holds": [FROZEN, NEVER_HOLDS]}
 CODE = "code: "
 ON_CODE = tuple(CODE + case for case in ("PreServe", "PreServe, load errors", "Llumnix-like", "proactive", "static 8"))
 CODE_MU = {"prompt_per_s": 3876, "response_per_s": 52, "total_per_s": 3928}
@@ -22,7 +22,7 @@ RATE, CODE_RATE = 5.0, 7.5
 CODE_WORKLOAD = ("workload.source=azure_2024_code_10s", "workload.lengths=azure_2023_code")
 
 
-def run_scaling(case: str, seed: int, quick: bool) -> Outcome:
+def run_scaling(case: str, seed: int, quick: bool, expect: Expect | None = None) -> Outcome:
     """P1 and P2: a system on one of the two services; or one instance at a rate."""
     system, on_code = case.removeprefix(CODE), case.startswith(CODE)
     service = CODE_WORKLOAD if on_code else ()
@@ -32,7 +32,7 @@ def run_scaling(case: str, seed: int, quick: bool) -> Outcome:
     given = [*service, f"workload.rps={CODE_RATE if on_code else RATE}"]
     given += [f"params.predictor.capacity.{name}={value}" for name, value in mu.items()]
     given += PARTS.get(system, [FROZEN])
-    return p_preserve.run_scaling("PreServe" if system in PARTS else system, seed, quick, *given)
+    return p_preserve.run_scaling("PreServe" if system in PARTS else system, seed, quick, *given, expect=expect)
 
 
 def profile(rps: str, seed: int, quick: bool, *service: str) -> Outcome:
@@ -88,7 +88,7 @@ def judge_peak(runs: Runs) -> Verdict:
     ours += f"; code {code_off.mean:.2f}x and {code.mean:.2f}x"
     means = {case: f"{spread.mean:.3f} s" for case, spread in peak.items()}
     told = {"on_code": means[f"{CODE}proactive"], "code": means[f"{CODE}PreServe"]}
-    told |= {"proactive": means.get("proactive", "not run"), "learned": means.get("PreServe, mu learned", "not run")}
+    told |= {"proactive": means.get("proactive", "not run")}
     note = prose(HIGH, ours=ours, **told) if passed else ""
     return Verdict(ours=ours, passed=passed, findings=findings, deviation=note, plots={"peak": bars})
 
@@ -100,12 +100,11 @@ HIGH = """
     peak is {on_code} against PreServe's {code}, which sees within the window what the forecast missed. `reactive`
     counts free slots, not KV cache, and with 256 slots an instance it starts too late. Two departures of the scaler
     matter (`scaling/preserve.py`): no window takes instances away while one is too full, and calm takes away none
-    that the forecast asks for. A mu that is learned on the way (`mu learned`) rises with every lucky window: fewer
-    instances, a peak of {learned}.
+    that the forecast asks for. Row P2m measures mu on the way.
 """
 
 
-def run_routing(case: str, seed: int, quick: bool) -> Outcome:
+def run_routing(case: str, seed: int, quick: bool, expect: Expect | None = None) -> Outcome:
     """P3."""
     router, _, rate = case.partition(" @")
     name = p_preserve.ROUTERS[router.removesuffix(", never holds")]
@@ -117,7 +116,7 @@ def run_routing(case: str, seed: int, quick: bool) -> Outcome:
         "params.exact_lengths=true",
     ]
     given += ["seconds=600", *([NEVER_HOLDS] if router != router.removesuffix(", never holds") else [])]
-    return simulate("preserve_routing", given, seed)
+    return simulate("preserve_routing", given, seed, expect=expect)
 
 
 def routing_cases(quick: bool) -> tuple[str, ...]:

@@ -1,13 +1,16 @@
 """One run of a scenario, as an outcome: the figures every row is made of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Outcome
 from glowplug.simulator.results import Quantiles, Results
 from glowplug.simulator.scenario.load import load
+from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 
+Expect = Callable[[Iterator[Arrival], int], Iterator[Arrival]]
+"""Arrivals and seed -> the same arrivals, each with the length that is expected of its answer."""
 SIMULATOR = (
     "libs/glowplug/domain",
     "libs/glowplug/events",
@@ -21,10 +24,13 @@ SIMULATOR = (
 SHARES = (*(n / 50 for n in range(50)), 0.985, 0.99, 0.995, 0.999)
 
 
-def simulate(scenario: str, settings: Iterable[str], seed: int, *, drain_s: float | None = None) -> Outcome:
+def simulate(
+    scenario: str, settings: Iterable[str], seed: int, *, drain_s: float | None = None, expect: Expect | None = None
+) -> Outcome:
     """Run scenarios/NAME.yaml with 'key=value' settings over it. Raises ScenarioError."""
     found = load(ROOT / "scenarios" / f"{scenario}.yaml", settings)
-    world = World(found.setup, found.arrivals(seed))
+    arrivals = found.arrivals(seed)
+    world = World(found.setup, expect(arrivals, seed) if expect else arrivals)
     results = world.run(found.seconds, drain_s=found.words.drain_s if drain_s is None else drain_s)
     outcome = figures(results)
     outcome["unanswered"] = world.traffic.num_open

@@ -131,9 +131,10 @@ def laid_over(name: str, system: str, quick: bool = False) -> tuple[Path, list[s
     return ROOT / "scenarios" / f"{workload.scenario}.yaml", laid
 
 
-def run(name: str, system: str, seed: int, quick: bool) -> Outcome:
-    """One system on one workload. Raises ScenarioError."""
-    workload, found = WORKLOADS[name], load(*laid_over(name, system, quick))
+def run(name: str, system: str, seed: int, quick: bool, *more: str) -> Outcome:
+    """One system on one workload, with `more` settings over both. Raises ScenarioError."""
+    path, laid = laid_over(name, system, quick)
+    workload, found = WORKLOADS[name], load(path, [*laid, *more])
     arrivals, from_s = workload.draw(found, seed), workload.opening_s
     if not workload.starts_each:
         return settled(found, arrivals, from_s, found.seconds)

@@ -23,22 +23,22 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from bench.measured.fleet import GLOWPLUG, at, fleet, recorded, rows_of
+from bench.measured.load import load_now
+
 HERE = Path(__file__).parent
-GLOWPLUG: Final = (sys.executable, "-m", "glowplug.cli.main")
 BURST_S: Final = 10.0
 NUM_QUIET: Final = 2  # models that are asked outside a burst
-READY_S: Final = 2.0  # a recorder that has opened its file has subscribed soon after
 TAIL_S: Final = 25.0  # the recording goes on for so long after the last request was sent
 WAIT_S: Final = 150.0  # longest wait for the last answers
 FIGURES: Final = ("mean", "p50", "p90", "p99")
@@ -141,47 +141,23 @@ async def traffic(shape: Shape, port: int, seed: int) -> None:
 
 def record(shape: Shape, port_base: int, seed: int, out: Path) -> tuple[float, float]:
     """One live run, recorded to `out`; the load average over it before and after."""
-    state = Path(tempfile.mkdtemp(prefix="glowplug-bench-replay-"))
-    env = {**os.environ, **shape.env, "GLOWPLUG_STATE_DIR": str(state)}
-    up = [*GLOWPLUG, "up", "-d", "-q", "--engine", shape.engine, "--nodes", "2", "--port-base", str(port_base)]
-    subprocess.run(up, env=env, check=True, stdout=subprocess.DEVNULL)
-    before = os.getloadavg()[0]
-    try:
-        seconds = shape.seconds + TAIL_S
-        recorder = subprocess.Popen([*GLOWPLUG, "record", str(out), "--seconds", str(seconds)], env=env)
-        try:
-            while recorder.poll() is None and not list(out.parent.glob(f".{out.name}.*.partial")):
-                time.sleep(0.1)
-            time.sleep(READY_S)
+    up = ("--engine", shape.engine, "--nodes", "2", "--port-base", str(port_base))
+    with fleet(*up, settings=shape.env) as live:
+        before = load_now()
+        with recorded(live, out, shape.seconds + TAIL_S):
             asyncio.run(traffic(shape, port_base, seed))
-        finally:
-            recorder.wait(timeout=seconds + WAIT_S)
-        return before, os.getloadavg()[0]
-    finally:
-        subprocess.run([*GLOWPLUG, "down"], env=env, check=False, stdout=subprocess.DEVNULL)
-        shutil.rmtree(state, ignore_errors=True)
+        return before, load_now()
 
 
-def rows_of(path: Path, *, enveloped: bool) -> Iterator[dict[str, Any]]:
-    """Requests that were answered."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if enveloped:
-            if row["type"] != "request.finished":
-                continue
-            row = row["data"]
-        if not row.get("error_code") and row.get("status") == 200:
-            yield row
+def answered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of ended requests, those that were answered."""
+    return [row for row in rows if not row.get("error_code") and row.get("status") == 200]
 
 
 def figures(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     """Mean and percentiles (nearest rank) of one latency, seconds."""
-    values = sorted(row[name] for row in rows)
-
-    def at(share: float) -> float:
-        return float(values[min(len(values) - 1, int(share * len(values)))])
-
-    return {"mean": fmean(values), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99)}
+    values = [float(row[name]) for row in rows]
+    return {"mean": fmean(values), "p50": at(values, 0.5), "p90": at(values, 0.9), "p99": at(values, 0.99)}
 
 
 def compare(name: str, shape: Shape, recording: Path, load: str) -> list[str]:
@@ -190,17 +166,18 @@ def compare(name: str, shape: Shape, recording: Path, load: str) -> list[str]:
         out = Path(scratch) / "replayed"
         command = [*GLOWPLUG, "replay", str(recording), "--out", str(out), "-o", "json"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        replayed = list(rows_of(out / "requests.jsonl", enveloped=False))
-    recorded = list(rows_of(recording, enveloped=True))
+        ended = (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+        replayed = answered(json.loads(line) for line in ended)
+    live = answered(data for kind, data in rows_of(recording) if kind == "request.finished")
     lines = []
     for latency, label in (("ttft_s", "TTFT"), ("e2e_s", "whole answer")):
-        ours, theirs = figures(replayed, latency), figures(recorded, latency)
+        ours, theirs = figures(replayed, latency), figures(live, latency)
         ratios = {figure: ours[figure] / theirs[figure] for figure in FIGURES}
         missed = [f for f in shape.judged if abs(ratios[f] - 1) > shape.bound]
         cells = [f"{theirs[f]:.2f} / {ours[f]:.2f} = **{ratios[f]:.2f}**" for f in FIGURES]
         verdict = "yes" if not missed else f"no: {', '.join(missed)}"
         lines.append(
-            f"| {name} | {label} | {len(recorded)} / {len(replayed)} | {' | '.join(cells)} "
+            f"| {name} | {label} | {len(live)} / {len(replayed)} | {' | '.join(cells)} "
             f"| {shape.bound:.0%}: {verdict} | {load} |"
         )
         print(lines[-1], flush=True)
@@ -228,7 +205,6 @@ def main() -> None:
         if (args.only and name != args.only) or (args.again and not recording.exists()):
             continue
         if not args.again:
-            recording.unlink(missing_ok=True)
             before, after = record(shape, args.port_base, args.seed, recording)
             said.write_text(f"{before:.1f} to {after:.1f}", encoding="utf-8")
         lines += compare(name, shape, recording, said.read_text(encoding="utf-8"))

@@ -36,7 +36,7 @@ from bench.measured.load import Ratio, Timed, compare, load_now
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.runtime.supervisor.embedded import find_nats, find_valkey
-from glowplug.runtime.supervisor.settings import NotInstalled
+from glowplug.runtime.supervisor.errors import NotInstalled
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -9,6 +9,7 @@ worker.py         the CPU worker that gives memory back; cpu_weights.py, region.
 shared_load.py    a model that is in its files' pages when it is loaded
 landing.py        which bytes of the files are there, while the node still fetches them
 arriving.py       a server whose weights arrive; arriving_load.py: vLLM's loader, which reads them as they land
+replaced.py       a name of vLLM's that holds something else for a while
 reloading.py      a GPU worker's weights again from host memory
 kv_limit.py       a KV cache that is cut down under running requests
 weights_check.py  broken files named before vLLM trips over them

@@ -33,11 +33,11 @@ def wait_for_headers(landing: Landing) -> None:
 
 
 def begin(landing: Landing, args: Any, run_dir: Path) -> None:
-    """Let vLLM with these parsed arguments read the weights as they land, or wait for all of them. Raises
-    WeightsDropped, TimeoutError."""
+    """Let vLLM with these parsed arguments read the weights as they land, or wait for all of them; as a stage of a
+    pipeline, which is one of `nnodes`, for all that are fetched for it. Raises WeightsDropped, TimeoutError."""
     if why := _not_as_they_land(landing.root, args):
         print(f"weights are waited for: {why}", flush=True)
-        landing.wait_whole()
+        landing.wait_whole(getattr(args, "node_rank", 0), getattr(args, "nnodes", 1))
         return
     os.environ[_MARK] = str(run_dir / "arrived")
     from glowplug_vllm import arriving_load

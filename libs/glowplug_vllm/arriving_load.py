@@ -18,6 +18,7 @@ import torch
 from glowplug_vllm import arriving
 from glowplug_vllm.landing import Landing
 from glowplug_vllm.region import Region
+from glowplug_vllm.replaced import replaced
 
 _READ = "safetensors_weights_iterator"  # of vllm.model_executor.model_loader.default_loader
 _PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: each layer imports it when it packs
@@ -37,7 +38,8 @@ def install() -> None:
     def load_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         landing = Landing.of(Path(model_config.model))
         if landing is not None and type(self) is not DefaultModelLoader:  # it may read its files by itself
-            landing.wait_whole()
+            parallel = vllm_config.parallel_config
+            landing.wait_whole(parallel.node_rank, parallel.nnodes)
         with _packing_once():
             model = load(self, vllm_config, model_config, prefix)
         arriving.mark()
@@ -63,7 +65,7 @@ def _arriving(
     def is_elsewhere(name: str) -> bool:
         return bool(is_pp_missing_parameter(name, model))
 
-    with _replaced(default_loader, _READ, partial(in_order, landing, is_elsewhere)):
+    with replaced(default_loader, _READ, partial(in_order, landing, is_elsewhere)):
         yield from _packing(read(), model)
 
 
@@ -77,8 +79,9 @@ def in_order(
     region = Region(landing.root, landing, map(Path, files))
     left = [name for name in region.names if not is_elsewhere(name) and not should_skip_weight(name, experts)]
     left.sort(key=reading_order)
+    pieces = {name: landing.pieces(*region.span(name)) for name in left}
     while left:
-        name = left.pop(landing.wait_first([region.span(name) for name in left[:_AHEAD]]))
+        name = left.pop(landing.wait_pieces([pieces[name] for name in left[:_AHEAD]]))
         yield name, region.tensor(name)
 
 
@@ -127,15 +130,5 @@ def _packing_once() -> Iterator[None]:
             packed.add(layer)
             pack(layer, remove_weight)
 
-    with _replaced(utils, _PACK, once):
+    with replaced(utils, _PACK, once):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)

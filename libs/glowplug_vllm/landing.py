@@ -3,6 +3,7 @@
     <region>/layout.json    {"generation", "piece_bytes", "num_bytes", "files": [{"path", "num_bytes", "start"}]}
     <region>/landed         one byte per piece of all files end to end: 1 once its bytes may be read
     <region>/complete.json  all is there, and checked
+    <region>/stage-S-of-N.json  all is there that stage S of a pipeline of N reads
     <region>/failed.json    it will not come
     <region>/files/         the model's directory; each file has its full size from the start
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 STALLED_S = 600.0  # so long no byte may land; the agent's own deadline for a start is shorter
-_POLL_S = 0.002
+_POLL_S = 0.005
 _LOOK_S = 0.05  # the small files are opened so often
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".h5", ".msgpack", ".onnx")
 
@@ -54,12 +55,15 @@ class Landing:
 
     def has(self, path: Path, first: int, last: int) -> bool:
         """Whether bytes [first, last) of a file may be read. A file that is not fetched is always there."""
+        return self._is_there(self.pieces(path, first, last))
+
+    def pieces(self, path: Path, first: int, last: int) -> tuple[int, int]:
+        """Which pieces [first, end) hold these bytes of a file; (0, 0) where there is nothing to wait for."""
         name = self._name(path)
-        if self._is_whole or name is None or last <= first:
-            return True
+        if name is None or last <= first:
+            return 0, 0
         start = self._files[name][0]
-        pieces = (start + first) // self._piece_bytes, -(-(start + last) // self._piece_bytes)
-        return self._landed.find(b"\0", *pieces) < 0
+        return (start + first) // self._piece_bytes, -(-(start + last) // self._piece_bytes)
 
     def wait(self, path: Path, first: int = 0, last: int | None = None) -> None:
         """Return once bytes [first, last), or the whole file, may be read. Raises WeightsDropped, TimeoutError."""
@@ -71,9 +75,14 @@ class Landing:
     def wait_first(self, spans: Sequence[tuple[Path, int, int]]) -> int:
         """Return the index of the first of several (file, first, last) that may be read, once one may. Raises
         WeightsDropped, TimeoutError."""
+        return self.wait_pieces([self.pieces(*span) for span in spans])
+
+    def wait_pieces(self, of_spans: Sequence[tuple[int, int]]) -> int:
+        """The same of spans whose `pieces` are known: waiting takes next to nothing then. Raises WeightsDropped,
+        TimeoutError."""
         while True:
-            for index, span in enumerate(spans):
-                if self.has(*span):
+            for index, pieces in enumerate(of_spans):
+                if self._is_there(pieces):
                     return index
             self._look()
             time.sleep(_POLL_S)
@@ -85,10 +94,20 @@ class Landing:
             if not name.endswith(_WEIGHTS):
                 self.wait(self.root / name)
 
-    def wait_whole(self) -> None:
-        """Return once every byte is there. Raises WeightsDropped, TimeoutError."""
+    def wait_whole(self, stage: int = 0, num_stages: int = 1) -> None:
+        """Return once every byte is there, or all that are fetched for that stage of a pipeline. Raises WeightsDropped,
+        TimeoutError."""
+        if num_stages > 1:
+            part = self._region / f"stage-{stage}-of-{num_stages}.json"
+            while not (self._is_whole or part.exists()):
+                self._look()
+                time.sleep(_LOOK_S)
+            return
         for name in self._files:
             self.wait(self.root / name)
+
+    def _is_there(self, pieces: tuple[int, int]) -> bool:
+        return self._is_whole or self._landed.find(b"\0", *pieces) < 0
 
     def _name(self, path: Path) -> str | None:
         try:

@@ -102,8 +102,12 @@ class Move:
     def __init__(self, client: Any) -> None:
         self._client = client
 
+    def num_requests(self) -> int:
+        """That are not answered yet, and whose client has not left."""
+        return int(self._client.output_processor.get_num_unfinished_requests())
+
     async def export(self, directory: str, recompute_below: int) -> dict[str, Any]:
-        """Stop generating and write every request: see `export`. The engine stays paused; after a failure it goes on.
+        """Stop generating, write every request (see `export`), and go on: what nobody continues elsewhere ends here.
         Returns {"pause_s", "export_s", "requests"}."""
         began = time.monotonic()
         await self._client.pause_generation(mode="keep", clear_cache=False)
@@ -111,8 +115,7 @@ class Move:
         try:
             ask = self._client.engine_core.call_utility_async
             requests = await ask("glowplug_export", directory, recompute_below)
-        except BaseException:
+        finally:
             await self._client.resume_generation()
-            raise
         seconds = {"pause_s": paused_at - began, "export_s": time.monotonic() - paused_at}
         return {**{name: round(value, 4) for name, value in seconds.items()}, "requests": requests}

@@ -110,13 +110,16 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
         if spec.get("num_stages", 1) > 1:
             os.environ[stage.START] = stage.started(run_dir, spec["launched_at"], imported_at, time.time())
-            os.environ.pop("VLLM_PP_LAYER_PARTITION", None)  # layers are shared out as whoever fetches them counts on
+            os.environ.pop(stage.PARTITION, None)  # layers are shared out as whoever fetches them counts on
         allow_our_endpoint()
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
         landing = Landing.of(weights)
         if landing is not None:
             arriving.wait_for_headers(landing)
         weights_check.check(weights)
+        if (num_stages := spec.get("num_stages", 1)) > 1:
+            cut = stage.partition(weights, num_stages, landing is not None)
+            os.environ |= {stage.PARTITION: cut} if cut else {}
         argv = arguments(spec, weights, run_dir)
         sys.argv = ["vllm", *argv]
         args = serve.parse(argv)

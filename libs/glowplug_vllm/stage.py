@@ -1,10 +1,12 @@
 """One stage of a pipeline whose stages run on several nodes: vLLM's pipeline parallelism, each stage with its part of
 the layers (HydraServe section 4).
 
-The stages find one another through a store that the first one's process holds. A later stage has no server: it says
-by a file that its weights are loaded (rundir.py), and renews that file while it lives. No stage outlives its pipeline:
-a later one ends once the store is gone, and the first one once a later one has given no sign for `SILENT_S`. Only the
-tensors of its own layers are read: the others may be holes in the files.
+Its layers are those that were fetched for it: order.json beside the files says how the model is cut (by bytes, see
+glowplug/weights/order.py), and stages with different cuts do not start. The stages find one another through a
+store that the first one's process holds. A later stage has no server: it says by a file that its weights are loaded
+(rundir.py), and renews that file while it lives. No stage outlives its pipeline: a later one ends once the store is
+gone, and the first one once a later one has given no sign for `SILENT_S`. Only the tensors of its own layers are read:
+the others may be holes in the files.
 """
 
 import contextlib
@@ -20,14 +22,62 @@ from typing import Any
 from glowplug_vllm import arriving, rundir
 
 START = "_GLOWPLUG_START"  # in the environment of a stage: where and when it was started, as JSON
+PARTITION = "VLLM_PP_LAYER_PARTITION"  # vLLM's: "4,11,11,4" layers of each stage; its own cut without it
+ORDER_S = 60.0  # so long order.json may take, once the headers are there that it is made from
 WATCH_S = 1.0  # between two signs of a stage
 SILENT_S = 15.0
+_CUT = "glowplug-cut"
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configurations call it
+_POLL_S = 0.005
 
 
 def started(run_dir: Path, launched_at: float, imported_at: float, load_began_at: float) -> str:
     """What START holds. Epoch seconds."""
     phases = [["launch", launched_at, imported_at]]
     return json.dumps({"run_dir": str(run_dir), "phases": phases, "load_began_at": load_began_at})
+
+
+class BadCut(RuntimeError):
+    """The stages of a pipeline have not been given parts that make one model."""
+
+
+def partition(directory: Path, num_stages: int, arrives: bool) -> str:
+    """PARTITION for these files; "" where nobody has cut them, so that vLLM does. While weights arrive it waits for who
+    fetches them to say so. Raises BadCut, TimeoutError."""
+    region, deadline = directory.parent, time.monotonic() + ORDER_S
+    while arrives and not (region / "order.json").exists() and not (region / "complete.json").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing says in which order the weights of {region.name[:12]} arrive")
+        time.sleep(_POLL_S)
+    try:
+        stages = json.loads((region / "order.json").read_bytes())["stages"]
+        config = json.loads((directory / "config.json").read_bytes())
+    except (FileNotFoundError, KeyError):
+        return ""
+    counts = stages.get(str(num_stages))
+    if stages and counts is None:
+        raise BadCut(f"the weights are cut into {', '.join(stages)} stages, not into {num_stages}")
+    return ",".join(map(str, _run(counts or [], config)))
+
+
+def _run(counts: list[int], config: dict[str, Any]) -> list[int]:
+    """Of the layers in the files those that the model runs: without what lies behind the last one (to predict several
+    tokens). None where that leaves the last stage without any, or says too few. A sum that is wrong vLLM refuses."""
+    text = config.get("text_config") or config.get("llm_config") or config
+    num_layers = next((text[name] for name in _NUM_LAYERS if name in text), None)
+    if not counts or num_layers is None or sum(counts) == num_layers:
+        return counts
+    extra = sum(counts) - num_layers
+    return [*counts[:-1], counts[-1] - extra] if 0 < extra < counts[-1] else []
+
+
+def agree(store: Any, rank: int) -> None:
+    """Every worker of a pipeline has the same cut. Raises BadCut."""
+    own = os.environ.get(PARTITION, "")
+    if rank == 0:
+        store.set(_CUT, own)
+    elif (first := store.get(_CUT).decode()) != own:
+        raise BadCut(f"the first stage has a model of {first or 'even'} layers, and this one of {own or 'even'}")
 
 
 def report_loaded(local_rank: int) -> Path:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.overrides import TorchFunctionMode
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from glowplug_vllm import shared_load, stage
+from glowplug_vllm import groups, shared_load, stage
 from glowplug_vllm.cpu_weights import CpuWeights
 
 SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
@@ -47,7 +48,10 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         if self.parallel_config.nnodes > 1:
             num_workers = self.parallel_config.local_world_size
             type(current_platform).device_count = classmethod(lambda _: num_workers)
+            groups.install(self.parallel_config.world_size, num_workers)
         super().init_device()
+        if stage.START in os.environ:
+            stage.agree(_get_default_store(), self.rank)
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: those that were granted. Nothing of them is touched yet, so vLLM's question, whether

@@ -40,29 +40,37 @@ from glowplug.engines.port import (
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
+from glowplug.weights.writer import FULL
+from services.agent.handles import (
+    GPU_INDEX,
+    GPU_KIND,
+    HOLDS,
+    KEY_ID,
+    REPLICA,
+    holds_of,
+    key_id,
+    shared_bytes,
+    with_holds,
+)
 from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
+from services.agent.stage_moves import StageMoves
 from services.agent.state_file import StateFile
 from services.agent.weights_watch import WeightsWatch
 
 log = logging.getLogger(__name__)
-KEY_ID = "key_id"  # in a handle's data, beside the key itself
-GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"  # in a handle's data
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
-STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole
-KV_KEPT_S = 30.0  # ... and what they ask there to find the KV cache that was moved
-REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 # The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV cache and features, as JSON
 # What a piece of work that failed is reported as, by its kind; the others are asked for again by the controller.
 _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, code, why) -> outcome
     **dict.fromkeys(("launch", "load", "serve"), msg.EngineStartFailed),
     "weights": msg.WeightsFailed,
     "sleep": lambda instance_id, _, why: msg.SleepFailed(instance_id, why),
-    "consolidate": lambda instance_id, _, why: msg.ConsolidationFailed(instance_id, why),
+    "consolidate": lambda instance_id, code, why: msg.ConsolidationFailed(instance_id, why, code),
+    "finish": lambda instance_id, *_: msg.StagesFinished(instance_id, cut=True),
     "stop": lambda instance_id, *_: msg.EngineGone(instance_id, clean=False),
 }
 
@@ -83,8 +91,10 @@ class EngineExecutor:
         self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
         self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
         self._weights_watch = WeightsWatch(settings, clock, self._report)
+        self._stage_moves = StageMoves(state, self._weights_watch, self._driver, self._report, clock)
         self._ports = EnginePorts(settings.host, settings.port_range)
         self._killed: set[str] = set()  # instances whose engine ends without a grace
+        self._moving: dict[str, asyncio.Event] = {}  # instances whose requests move to another process, until they have
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
         """Where outcomes go: the shell's `put`."""
@@ -127,6 +137,7 @@ class EngineExecutor:
             msg.ServeStages: as_task("serve", self._serve_stages),
             msg.ConsolidateEngine: as_task("consolidate", self._consolidate),
             msg.AbandonConsolidation: as_task("abandon", self._abandon),
+            msg.FinishStages: as_task("finish", self._stage_moves.finish),
             msg.SleepEngine: as_task("sleep", self._sleep),
             msg.LimitKv: limit,
             msg.StopEngine: stop,
@@ -146,9 +157,20 @@ class EngineExecutor:
         """Remembered instances whose very process still lives; each is watched from now on."""
         handles = self._state.handles
         living = {i for i, handle in handles.items() if handle.engine in self._drivers and self._is_alive(handle)}
+        busy = {holding.engine for holding in self._state.memory.holdings if holding.consolidation is not None}
         for instance_id in living:
             self._begin(instance_id, "watch", self._watch(handles[instance_id]))
+            if isinstance(driver := self._driver(handles[instance_id]), Mover) and instance_id not in busy:
+                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id]))
         return frozenset(living)
+
+    def processes(self) -> set[int]:
+        """Leaders of all that runs for remembered instances: a stage and what it becomes beside it are two."""
+        found: set[int] = set()
+        for handle in self._state.handles.values():
+            driver = self._drivers.get(handle.engine)
+            found |= {handle.pid, *(driver.processes(handle) if isinstance(driver, Mover) else ())}
+        return found
 
     async def close(self) -> None:
         """Give up every task. Engines live on."""
@@ -173,6 +195,7 @@ class EngineExecutor:
         task = asyncio.create_task(self._guard(kind, instance_id, body))
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
+        task.add_done_callback(lambda _: body.close())  # of one that was ended before it began
 
     async def _guard(self, kind: str, instance_id: str, body: Coroutine[Any, Any, None]) -> None:
         """What an engine or its driver could not do ends what was under way, and so does a fault of ours, which never
@@ -182,6 +205,8 @@ class EngineExecutor:
         except Exception as error:
             if isinstance(error, GlowplugError) and kind in _FAILED and kind != "stop":
                 code, why = error.code, error.message
+            elif isinstance(error, OSError) and error.errno in FULL and kind != "stop":
+                code, why = NoSpace.code, f"{kind}: {error}"
             else:
                 log.exception("%s of %s failed", kind, instance_id)
                 code, why = "internal_error", f"{kind}: {error!r}"
@@ -207,7 +232,7 @@ class EngineExecutor:
             return
         num_bytes = sum(w.num_bytes for w in effect.workers)
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
-        key_id = secrets.token_hex(8)
+        own_key = secrets.token_hex(8)
         try:
             port = self._ports.take(effect.instance_id, (handle.port for handle in self._state.handles.values()))
             request = LaunchRequest(
@@ -227,7 +252,7 @@ class EngineExecutor:
                 traceparent=effect.traceparent,
                 host=self._settings.host,
                 port=port,
-                api_key=engine_key(self._settings.engine_secret, key_id),
+                api_key=engine_key(self._settings.engine_secret, own_key),
                 first_bytes=num_bytes if effect.replica else 0,
             )
             shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
@@ -238,7 +263,7 @@ class EngineExecutor:
             raise NoSpace(f"cannot prepare {run_dir}: {error}") from error
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
-            data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
+            data = {**handle.data, LIMIT: str(limit), KEY_ID: own_key}
             data |= {GPU_KIND: effect.gpu_kind, GPU_INDEX: str(effect.gpu_index)}
             handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
@@ -256,12 +281,12 @@ class EngineExecutor:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
         await self._until_freed(handle)
-        loaded = _with_holds(await driver.load(handle, Path(effect.path)), effect.path)
+        loaded = with_holds(await driver.load(handle, Path(effect.path)), effect.path)
         self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
             if isinstance(driver, Sleeper):
                 await driver.sleep(loaded.handle, "prewarmed")
-            await self._report(msg.EnginePrewarmed(effect.instance_id, _shared_bytes(loaded.handle)))
+            await self._report(msg.EnginePrewarmed(effect.instance_id, shared_bytes(loaded.handle)))
             return
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -279,7 +304,7 @@ class EngineExecutor:
         driver, began = self._driver(handle), self._clock()
         await self._until_freed(handle)
         if not handle.url:
-            handle = _with_holds(await driver.load(handle, Path(path)), path).handle
+            handle = with_holds(await driver.load(handle, Path(path)), path).handle
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
@@ -318,16 +343,17 @@ class EngineExecutor:
         return True
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> msg.EngineReady:
-        holds = json.loads(handle.data.get(HOLDS, "{}"))
+        holds = holds_of(handle)
         return msg.EngineReady(
             instance_id,
             advertised(handle.url, self._settings.advertise_host),
             phases,
             kv_tokens=holds.get("kv_tokens", 0),
-            key_id=_key_id(handle),
+            key_id=key_id(handle),
             num_slots=holds.get("num_slots", 0),
             lacks=tuple(holds.get("lacks", ())),
-            shared_bytes=_shared_bytes(handle),
+            shared_bytes=shared_bytes(handle),
+            step_s=holds.get("step_s", 0.0),
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
@@ -344,7 +370,7 @@ class EngineExecutor:
         handle, driver = self._staged(effect.instance_id)
         secret = self._settings.engine_secret
         later = [StageEndpoint(url=one.url, api_key=engine_key(secret, one.key_id)) for one in effect.later]
-        loaded = _with_holds(await driver.serve_stages(handle, later))
+        loaded = with_holds(await driver.serve_stages(handle, later))
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -369,31 +395,30 @@ class EngineExecutor:
     async def _became_whole(
         self, handle: EngineHandle, driver: Stager, kv_tokens: int, phases: tuple[Phase, ...] = ()
     ) -> None:
-        whole = driver.whole(handle) if isinstance(driver, Mover) else None
-        if whole is not None and isinstance(driver, Mover):
-            await self._moved(handle.instance_id, driver, whole, phases)
-        else:
+        if not isinstance(driver, Mover):
             await self._whole(handle.instance_id, kv_tokens, phases)
+        elif (whole := driver.whole(handle)) is None:
+            raise EngineFailed("the process that was to run all of the model has ended")
+        else:
+            await self._moved(handle.instance_id, driver, whole, phases)
 
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
         """The engine has become whole in another process, which takes over what runs in the stages: their KV cache is
-        read out while all of them live, then routers learn of the new process and continue their streams there, and
-        then the first one ends."""
+        read out while all of them live, then routers learn of the new process and continue their streams there. A
+        stage that ends meanwhile costs the KV cache, which is computed anew."""
+        handle = with_holds(whole).handle
+        self._moving[instance_id] = asyncio.Event()
         try:
-            log.info("%s becomes whole in another process: %s", instance_id, await driver.move_requests(whole.handle))
-        except EngineFailed as error:  # what ran is computed anew
-            log.warning("%s becomes whole, and %s", instance_id, error.message)
+            came = await self._stage_moves.kv_moved(driver, handle)
+            log.info("%s becomes whole in another process: %s", instance_id, came)
+            self._state.put_handle(handle)
+        finally:
+            self._moving.pop(instance_id).set()
         for kind in ("watch", "health", "count"):
             await self._cancel(instance_id, kind)
-        handle = _with_holds(whole).handle
-        self._state.put_handle(handle)
         self._begin(instance_id, "watch", self._watch(handle))
         url = advertised(handle.url, self._settings.advertise_host)
-        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, _key_id(handle), phases))
-        await asyncio.sleep(STREAMS_MOVE_S)
-        await driver.end_stage(handle)
-        await asyncio.sleep(KV_KEPT_S)
-        driver.forget_moved(handle)
+        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, key_id(handle), phases))
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
@@ -416,7 +441,7 @@ class EngineExecutor:
         """Take what it holds now into its handle."""
         handle = self._state.handles.get(instance_id)
         if handle is not None:
-            holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
+            holds = holds_of(handle) | {"kv_tokens": kv_tokens}
             self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
         await self._report(msg.EngineConsolidated(instance_id, kv_tokens, phases=phases))
 
@@ -425,6 +450,10 @@ class EngineExecutor:
         driver = self._driver(handle) if handle is not None else None
         if handle is None or not isinstance(driver, Sleeper):
             raise EngineFailed(f"{effect.instance_id} cannot sleep")
+        await self._cancel(effect.instance_id, "finish")
+        if isinstance(driver, Mover) and not effect.if_idle:
+            await driver.end_stage(handle)
+            driver.forget_moved(handle)
         try:
             if effect.if_idle and isinstance(driver, RefusingSleeper):
                 num_in_flight = await driver.sleep_if_idle(handle, effect.becomes)
@@ -461,6 +490,7 @@ class EngineExecutor:
                 await self._cancel(instance_id, kind)
         self._weights.pop(effect.instance_id, None)
         self._kv_limits.pop(effect.instance_id, None)
+        self._weights_watch.forget(effect.instance_id)
         handle = self._state.handles.get(effect.instance_id)
         if handle is not None:
             if handle.engine in self._drivers:
@@ -487,6 +517,11 @@ class EngineExecutor:
 
     async def _watch(self, handle: EngineHandle) -> None:
         await until_exit(handle, self._is_alive, self._settings.exit_poll_s)
+        if (moving := self._moving.get(handle.instance_id)) is not None:
+            await moving.wait()
+        known = self._state.handles.get(handle.instance_id)
+        if known is not None and known.pid != handle.pid:
+            return  # the engine is another process by now
         loading = self._tasks.get((handle.instance_id, "load"))
         if loading is not None:  # it sees the same end and knows more about it
             await asyncio.wait([loading], timeout=2.0)
@@ -503,6 +538,9 @@ class EngineExecutor:
             await self._report(unknown)
             return
         seen = await self._driver(handle).health(handle)
+        known = self._state.handles.get(effect.instance_id)
+        if effect.instance_id in self._moving or known is None or known.pid != handle.pid:
+            return  # it answers, or not, as a stage that has been paused, or that the engine is no more
         if not seen.alive:
             await self._report_exit(handle)
             return
@@ -546,35 +584,5 @@ def file_name(given: str) -> str:
     return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _with_holds(report: LoadReport, path: str = "") -> LoadReport:
-    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
-    `path`: of the weights that it has loaded."""
-    holds: dict[str, Any] = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
-    if report.shared_bytes and path:
-        holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
-    data = {**report.handle.data, HOLDS: json.dumps(holds)}
-    return replace(report, handle=replace(report.handle, data=data))
-
-
-def _shared_bytes(handle: EngineHandle) -> int:
-    """What it reads of its weights in the pages that others read: nothing once the node has fetched them anew, since
-    the engine keeps the pages of the file that it has opened."""
-    holds = json.loads(handle.data.get(HOLDS, "{}"))
-    is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
-    return int(holds["shared_bytes"]) if is_same else 0
-
-
-def _file(path: str) -> str:
-    """What tells a file or folder from another that has taken its place; "" where there is none."""
-    with contextlib.suppress(OSError):
-        found = Path(path).stat()
-        return f"{found.st_dev}:{found.st_ino}"
-    return ""
-
-
 def _phase(name: PhaseName, began: float, ended: float) -> Phase:
     return Phase(name=name, started_at=began, ended_at=ended)
-
-
-def _key_id(handle: EngineHandle) -> str:
-    return handle.data.get(KEY_ID, "") if handle.api_key else ""

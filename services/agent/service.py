@@ -28,7 +28,7 @@ from glowplug.runtime.tasks import end
 from glowplug.state.port import Store
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
-from glowplug.weights.inventory import read_cached, read_links
+from glowplug.weights.inventory import read_cached, read_disk, read_links
 from services.agent.executor import EngineExecutor
 from services.agent.processes import kill_orphans, reap_strays
 from services.agent.settings import AgentSettings
@@ -114,12 +114,10 @@ class AgentService:
         """Take back what lives, then serve. Returns at once; store and bus are waited for in the background."""
         self.controller.agent_url = self.settings.agent_url or url
         living = self.engines.living()
-        handles = self._state.handles
-        unknown = handles.keys() - self.controller.holdings.keys()
+        unknown = self._state.handles.keys() - self.controller.holdings.keys()
         for instance_id in unknown:
             self._state.drop_handle(instance_id)
-        known_pids = {handle.pid for instance_id, handle in handles.items() if instance_id not in unknown}
-        await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", known_pids)
+        await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", self.engines.processes())
         if living:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
@@ -153,11 +151,14 @@ class AgentService:
         before: Surroundings | None = None
         while True:
             where = (self.settings.shm_dir.absolute(), self.settings.node)
+            disk = await asyncio.to_thread(read_disk, *where)
             around = Surroundings(
                 cached=await asyncio.to_thread(read_cached, *where),
                 links=await asyncio.to_thread(read_links, *where),
                 host_cache_bytes=self.settings.host_cache_bytes,
                 prefetcher_url=self.settings.prefetcher_url,
+                on_disk=disk.copies,
+                disk_bytes_per_s=disk.bytes_per_s,
             )
             self._state.retry()
             if around != before:

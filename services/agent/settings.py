@@ -43,6 +43,7 @@ class AgentSettings(ServiceSettings):
     start_deadline_s: float = Field(180.0, gt=0)
     sleep_deadline_s: float = Field(30.0, gt=0)  # an engine that is not asleep by then is stopped
     wake_deadline_s: float = Field(30.0, gt=0)  # a start from what lies dormant is given up by then, and begins anew
+    consolidate_deadline_s: float = Field(600.0, gt=0)  # a stage is whole by then; its answers have as long to end
     drain_quiet_s: float = Field(0.05, ge=0)  # routers learn of a drain meanwhile; engines that refuse need none
     stop_grace_s: float = Field(3.0, ge=0)
     health_every_s: float = Field(1.0, gt=0)
@@ -112,6 +113,7 @@ class AgentSettings(ServiceSettings):
             start_deadline_s=self.start_deadline_s,
             sleep_deadline_s=self.sleep_deadline_s,
             wake_deadline_s=self.wake_deadline_s,
+            consolidate_deadline_s=self.consolidate_deadline_s,
             drain_quiet_s=self.drain_quiet_s,
             stop_grace_s=self.stop_grace_s,
             health_every_s=self.health_every_s,

@@ -7,6 +7,8 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
+from glowplug.policies.start_times import StartKind
+from glowplug.weights.disk import DISK
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from glowplug.weights.source import redacted
 from services.agent.settings import AgentSettings
@@ -22,6 +24,7 @@ class WeightsWatch:
         self, settings: AgentSettings, clock: Callable[[], float], report: Callable[[Any], Awaitable[None]]
     ) -> None:
         self._settings, self._clock, self._report = settings, clock, report
+        self._read: dict[str, tuple[WeightsRef, str]] = {}  # stage -> what it loads, and the generation of those bytes
 
     def _region(self, weights: WeightsRef) -> Region:
         return Region.at(self._settings.shm_dir.absolute(), self._settings.node, region_digest(weights))
@@ -31,7 +34,7 @@ class WeightsWatch:
         engine that streams may begin once the region has a layout, and for nothing where that has another generation
         afterwards."""
         if not effect.weights.uri:
-            await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
+            await self._report(msg.WeightsComplete(effect.instance_id, "", StartKind.CACHED))
             return
         region = self._region(effect.weights)
         began = self._clock()
@@ -49,7 +52,11 @@ class WeightsWatch:
                 is_part = effect.num_stages > 1  # of which nothing is declared
                 path = status.info.path if is_part else _path_of(status.info, effect.weights)
                 region.touch(self._clock())
-                await self._report(msg.WeightsComplete(effect.instance_id, path, cached=is_first))
+                if is_part:
+                    self._read[effect.instance_id] = effect.weights, status.generation
+                fetched = StartKind.DISK if status.info.source == DISK else StartKind.COLD
+                found = StartKind.CACHED if is_first else fetched
+                await self._report(msg.WeightsComplete(effect.instance_id, path, found))
                 return
             if status.state is RegionState.FAILED and status.failure is not None:
                 await self._report(msg.WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
@@ -64,7 +71,7 @@ class WeightsWatch:
 
     async def until_whole(self, instance_id: str, weights: WeightsRef) -> str:
         """Where all of them lie, once they do. Raises WeightsUnavailable or ChecksumMismatch; until when it waits is
-        the controller's to say."""
+        the controller's to say. A failure of an earlier time is none: the rest is asked for anew."""
         if not weights.uri:
             return ""
         region = self._region(weights)
@@ -74,9 +81,21 @@ class WeightsWatch:
             if status.state is RegionState.COMPLETE and status.info is not None:
                 region.touch(self._clock())
                 return _path_of(status.info, weights)
-            if status.state is RegionState.FAILED and status.failure is not None:
-                raise WeightsUnavailable(f"the rest of its weights did not come: {status.failure.message}")
+            failure = status.failure
+            if status.state is RegionState.FAILED and failure is not None and failure.failed_at >= began:
+                error = ChecksumMismatch if failure.code == ChecksumMismatch.code else WeightsUnavailable
+                raise error(f"the rest of its weights did not come: {failure.message}")
             await self._until_next_look(began)
+
+    def is_as_read(self, instance_id: str) -> bool:
+        """Whether the bytes that a stage has loaded are those that are there now. Of one that an earlier agent has
+        loaded that is not known, and taken for so."""
+        weights, generation = self._read.get(instance_id, (None, ""))
+        return weights is None or not generation or self._region(weights).read_state().generation == generation
+
+    def forget(self, instance_id: str) -> None:
+        """It has ended."""
+        self._read.pop(instance_id, None)
 
 
 def _path_of(info: RegionInfo, weights: WeightsRef) -> str:

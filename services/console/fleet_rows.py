@@ -144,6 +144,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuRow, ...]
     host_cache_bytes: int
     cached: tuple[CachedRow, ...]
+    on_disk: tuple[CachedRow, ...]
     links: tuple[Link, ...]
     fetches: tuple[FetchRow, ...]
     bytes_in_flight: int
@@ -217,6 +218,7 @@ def node_row(
         cordoned=cordoned,
         gpus=tuple(_gpu_row(gpu, instances) for gpu in node.gpus),
         cached=tuple(record_of(CachedRow, blob) for blob in node.cached),
+        on_disk=tuple(record_of(CachedRow, copy) for copy in node.on_disk),
         fetches=fetches,
         bytes_in_flight=sum(link.bytes_in_flight for link in node.links),
     )

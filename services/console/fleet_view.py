@@ -457,4 +457,5 @@ class FleetView:
 
 def _drawn(node: Node) -> tuple[object, ...]:
     """What of a node its row shows; a beat that brings nothing else changes nothing."""
-    return node.gpus, node.engines, node.links, node.cached, node.draining, node.host_cache_bytes
+    on_disk = tuple((copy.digest, copy.num_bytes, copy.model_keys) for copy in node.on_disk)
+    return node.gpus, node.engines, node.links, node.cached, on_disk, node.draining, node.host_cache_bytes

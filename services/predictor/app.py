@@ -46,15 +46,18 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 
     @app.get("/v1/capacities", tags=["forecasts"])
     async def capacities() -> dict[str, Any]:
-        """The most one instance has taken in a window in which every objective was met (mu), by model; tokens/s."""
+        """What one instance takes within its objectives (mu), by model; tokens/s. `rates_from` says whether that was
+        `declared` or `measured` in so many windows of an instance, which used it fully for `used_s` seconds of late."""
+        known = ((key, controller().throughput(key)) for key in controller().model_keys)
         rows = [
             {
                 "model_key": key,
-                "prompt_per_s": latest[0].prompt_per_s,
-                "response_per_s": latest[0].response_per_s,
-                "total_per_s": latest[0].total_per_s,
+                **asdict(one.capacity),
+                "rates_from": one.source,
+                "num_windows": one.num_windows,
+                "used_s": one.used_s,
             }
-            for key, latest in sorted(controller().forecasts.items())
+            for key, one in known
         ]
         return {"object": "list", "data": rows}
 

@@ -1,7 +1,6 @@
 """Carries out what the controller asks of the node's disk: it writes copies, in the background, and removes them."""
 
 import asyncio
-import errno
 import logging
 import threading
 import time
@@ -19,13 +18,13 @@ from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.weights.inventory import is_whole
 from glowplug.weights.region import Region
 from glowplug.weights.source import local_path
+from glowplug.weights.writer import FULL
 from services.prefetcher.metrics import PrefetcherMetrics
 
 log = logging.getLogger(__name__)
 
 DISK_FAILED = "disk_failed"
 WAIT_S = 10.0  # for the disk, with everything else: the service goes on without it
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass
@@ -93,8 +92,8 @@ class Copier:
         except OSError as error:
             if not is_whole(memory):
                 return msg.CopyEnded(digest=digest, code=msg.CANCELLED, message="the weights have left host memory")
-            what = "is full" if error.errno in _FULL else "fails"
-            code = NoSpace.code if error.errno in _FULL else DISK_FAILED
+            what = "is full" if error.errno in FULL else "fails"
+            code = NoSpace.code if error.errno in FULL else DISK_FAILED
             message = f"the disk at {self._copies.root} {what}: {error.strerror or error}"
             return msg.CopyEnded(digest=digest, code=code, message=message)
         return msg.CopyEnded(digest=digest, num_bytes=num_bytes, seconds=time.monotonic() - began)

@@ -26,7 +26,7 @@ from glowplug.weights.source import Source, SourceInterrupted, SourceOptions, re
 from glowplug.weights.sources import open_source
 from glowplug.weights.sources.peer import PeerRegion, peer_token
 from glowplug.weights.transfer import LOCAL
-from glowplug.weights.writer import is_unchanged
+from glowplug.weights.writer import FULL, is_unchanged
 from services.prefetcher.copies import DISK_FAILED, Copier
 from services.prefetcher.metrics import PrefetcherMetrics
 
@@ -118,7 +118,9 @@ class Fetcher:
         except Exception as error:
             if not isinstance(error, OSError):
                 log.exception("fetch of %s", effect.digest)
-            end = await self._failed(running, WeightsUnavailable.code, f"{type(error).__name__}: {error}")
+            is_full = isinstance(error, OSError) and error.errno in FULL
+            code = NoSpace.code if is_full else WeightsUnavailable.code
+            end = await self._failed(running, code, f"{type(error).__name__}: {error}")
         if self._running.get(effect.digest) is running:
             del self._running[effect.digest]
         await self._put(end)  # before anything that only watches: a fetch whose end is not reported blocks its digest

@@ -1,6 +1,7 @@
 """Start the prefetcher of one node."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Shell
 from glowplug.weights.disk import DiskCopies
-from glowplug.weights.inventory import read_inventory
+from glowplug.weights.inventory import DiskContent, read_inventory, write_disk
 from glowplug.weights.region import Region, region_digest
 from services.prefetcher.app import make
 from services.prefetcher.fetcher import Fetcher
@@ -58,6 +59,9 @@ def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsF
     inventory = read_inventory(settings.shm_dir, settings.node_id)
     for name in inventory.rubbish:
         Region.at(settings.shm_dir, settings.node_id, name).remove()
+    for digest in [*(one.digest for one in inventory.complete), *(one.digest for one in inventory.partial)]:
+        with contextlib.suppress(OSError):  # host memory is full: that region is for no pipeline
+            Region.at(settings.shm_dir, settings.node_id, digest).renew_order()
     partial = tuple((p.digest, p.num_bytes, p.changed_at) for p in inventory.partial)
     regions = [Region.at(settings.shm_dir, settings.node_id, one.digest) for one in inventory.complete]
     regions += [disk.copies.region(one.digest) for one in disk.whole] if disk.copies else []
@@ -117,7 +121,7 @@ async def serve(stopping: asyncio.Event) -> None:
 
     async def beside(shell: Shell) -> None:
         await asyncio.gather(
-            _forward(stimuli, shell), _report(fetcher, shell, metrics), _recheck(fetcher, settings.recheck_s)
+            _forward(stimuli, shell), _report(fetcher, shell, metrics, settings), _recheck(fetcher, settings.recheck_s)
         )
 
     service = ControlService(world, reads, fetcher.executors(), target=settings.node_id)
@@ -131,15 +135,27 @@ async def _forward(stimuli: asyncio.Queue[Any], shell: Shell) -> None:
         await shell.put(await stimuli.get())
 
 
-async def _report(fetcher: Fetcher, shell: Shell, metrics: PrefetcherMetrics) -> None:
-    controller = shell.controller
+async def _report(fetcher: Fetcher, shell: Shell, metrics: PrefetcherMetrics, settings: PrefetcherSettings) -> None:
+    controller, before = shell.controller, None
     assert isinstance(controller, PrefetcherController)
     while True:
         await fetcher.report()
+        on_disk = DiskContent(copies=controller.disk.whole, bytes_per_s=controller.disk.bytes_per_s)
+        before = on_disk if on_disk == before or _wrote(settings, on_disk) else before
         metrics.cache_bytes.set(controller.cache.used_bytes)
         metrics.disk_bytes.set(controller.disk.used_bytes)
         metrics.in_flight.set(len(controller.jobs))
         await asyncio.sleep(REPORT_S)
+
+
+def _wrote(settings: PrefetcherSettings, on_disk: DiskContent) -> bool:
+    """Whether the node's agent can be shown what lies on disk; it is tried again."""
+    try:
+        write_disk(settings.shm_dir, settings.node_id, on_disk)
+    except OSError as error:
+        log.warning("cannot write what lies on disk: %s", error)
+        return False
+    return True
 
 
 async def _recheck(fetcher: Fetcher, every_s: float) -> None:

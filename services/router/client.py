@@ -21,8 +21,9 @@ import httptools
 from glowplug.domain.errors import GlowplugError
 from services.router import api_errors, http_request, tracing, wire
 from services.router.api_errors import refused
-from services.router.exchange import Exchange, PortContext
+from services.router.exchange import Exchange
 from services.router.http_request import HttpRequest
+from services.router.port_context import PortContext
 from services.router.request_table import Stage
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ Take = Callable[["ClientConnection", HttpRequest], bool]
 class ClientConnection(asyncio.Protocol):
     """One connection of one client."""
 
-    def __init__(self, context: PortContext, take: Take, others: "set[ClientConnection]") -> None:
+    def __init__(self, context: PortContext[Exchange], take: Take, others: "set[ClientConnection]") -> None:
         self._context, self._take, self._others = context, take, others
         self.exchange: Exchange | None = None
         self.write_paused = False

@@ -19,6 +19,7 @@ continued raises NotContinuable: several answers at once, tool calls, reasoning,
 EngineApi.continues_schemas says that it can).
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -73,6 +74,14 @@ class Continuation:
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
+
+    def fork(self) -> "Continuation":
+        """The same as it is now, with lists and sets of its own."""
+        made = copy.copy(self)
+        for name, value in vars(made).items():
+            if isinstance(value, list | set):
+                setattr(made, name, copy.copy(value))
+        return made
 
     def forget_text(self) -> None:
         """No further engine will go on with it: what the last one gives is rewritten, not kept."""

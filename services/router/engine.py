@@ -19,7 +19,7 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
 from glowplug.telemetry.semconv import HEADER_REFUSED
 from services.router import wire
-from services.router.exchange import Exchange
+from services.router.ends import EngineReader
 from services.router.settings import Limits
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool
-        self.exchange: Exchange | None = None
+        self.exchange: EngineReader | None = None
         self.was_idle = False  # an engine may close it when it likes: that is no failure
         self.head_bytes = 0
         self.idle_since = 0.0
@@ -68,7 +68,7 @@ class EngineConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
         self._write = wire.writer(self.transport)
 
-    def send(self, exchange: Exchange) -> None:
+    def send(self, exchange: EngineReader) -> None:
         """Start one exchange on this idle connection."""
         if self.transport.is_closing():  # nothing more is said about it, and writes to it are dropped
             exchange.engine_lost("the engine closed the connection", stale=self.was_idle)
@@ -228,7 +228,7 @@ class Pool:
         self._connecting: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def acquire(self, exchange: Exchange, *, fresh: bool) -> None:
+    def acquire(self, exchange: EngineReader, *, fresh: bool) -> None:
         """Send the exchange on an idle connection, or on a new one once it is made."""
         oldest = _monotonic() - self.limits.engine_idle_s
         while self._idle and not fresh:
@@ -242,7 +242,7 @@ class Pool:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: Exchange, is_wanted: Callable[[], bool]) -> None:
+    async def _connect(self, exchange: EngineReader, is_wanted: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.limits.connect_s):
@@ -291,7 +291,7 @@ class Engines:
         self.pools: dict[str, Pool] = {}
         self._limits, self._engine_secret = limits, engine_secret
 
-    def connect(self, exchange: Exchange, instance: Instance, fresh: bool) -> None:
+    def connect(self, exchange: EngineReader, instance: Instance, fresh: bool) -> None:
         """Send the exchange to its instance, on a new connection when it is to be `fresh`."""
         pool = self.pools.get(instance.instance_id)
         if pool is None or pool.url != instance.url or pool.key_id != instance.key_id:

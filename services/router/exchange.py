@@ -19,54 +19,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from glowplug.controllers.router.messages import (
-    ClientLeft,
-    Dispatch,
-    DispatchFailed,
-    FirstToken,
-    HeadDue,
-    Hold,
-    Recall,
-    Reject,
-    RequestEnded,
-    StreamBroken,
-)
+from glowplug.controllers.router import messages as msg
 from glowplug.domain.errors import EngineFailed, GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
-from glowplug.telemetry.semconv import HEADER_EMULATED
-from services.router import api_errors, resumption, wire
+from services.router import api_errors, moving, resumption, wire
 from services.router.api_errors import STOPPING, ApiError
 from services.router.continuation import NotContinuable
 from services.router.ends import ClientSink, EngineSource
-from services.router.http_request import Access, HttpRequest
-from services.router.metrics import RouterMetrics
+from services.router.http_request import HttpRequest
+from services.router.moving import Move
+from services.router.port_context import PortContext
 from services.router.request_body import tool_choice_refused
-from services.router.request_table import RequestTable
 from services.router.resumption import LOG_BYTES, Resumption
-from services.router.settings import Limits
 from services.router.tracing import RequestTrace
 from services.router.wire import EVENT_ENDS
 
-_EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
-
-
-@dataclass(slots=True)
-class PortContext:
-    """What all connections and exchanges of one data port share. `connect(exchange, instance, fresh)` sends an exchange
-    on a connection to its instance; `report` is called once for each exchange, at its end."""
-
-    limits: Limits
-    table: "RequestTable[Exchange]"
-    metrics: RouterMetrics
-    access: Access
-    connect: "Callable[[Exchange, Instance, bool], None]"
-    report: "Callable[[Exchange], None]"
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    buffered_bytes: int = 0  # of request bodies
-    max_continuations: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
@@ -74,7 +44,7 @@ class Exchange:
     """Made when a well-formed request for a known model is complete. `arrived_at` is epoch seconds, other times are
     monotonic."""
 
-    context: PortContext
+    context: "PortContext[Exchange]"
     client: ClientSink
     request: HttpRequest
     model: Model
@@ -101,7 +71,9 @@ class Exchange:
     is_flowing: bool = False  # a stream of which all whole events have been passed on, and nothing is kept
     num_events: int = 0
     resumption: Resumption | None = None  # of a stream that is long, or that has lost an engine
+    moving: Move | None = None  # it is about to leave its engine for another one
     is_deserted: bool = False  # the node of its engine has left
+    left_behind: str = ""  # why its engine is no target any more; no other can go on with it
     status: int = 0
     error_code: str = ""
     done: bool = False
@@ -137,7 +109,7 @@ class Exchange:
 
     # -- what the controller decides ----------------------------------------------------------------------------
 
-    def dispatch(self, effect: Dispatch) -> None:
+    def dispatch(self, effect: msg.Dispatch) -> None:
         """Send the request to the instance now."""
         self._stop_timer()
         instance = self.instance = effect.instance
@@ -156,7 +128,7 @@ class Exchange:
             self._write(b": glowplug ready %b\n\n" % self._timings())
         self.context.connect(self, instance, False)
 
-    def hold(self, effect: Hold) -> None:
+    def hold(self, effect: msg.Hold) -> None:
         """Wait. A stream's client is kept alive by comments once it has waited a while."""
         if self.trace is not None and not self.awaits_next:  # else it is a part of router.continue
             self.trace.held(self.model.key, effect.eta_s)
@@ -171,7 +143,7 @@ class Exchange:
         if self.client.write_paused:
             return
         if not self.head_sent:
-            context.table.take(HeadDue(self.ticket))
+            context.table.take(msg.HeadDue(self.ticket))
             if self.done:  # refused, with a status of its own
                 return
         eta_s = context.table.eta_s(self.model.key)
@@ -201,12 +173,14 @@ class Exchange:
         """Whether its stream waits for an engine that goes on with it."""
         return self.resumption is not None and self.resumption.is_waiting
 
-    def recall(self, effect: Recall) -> None:
+    def recall(self, effect: msg.Recall) -> None:
         """Its instance is said to have failed, or gives its requests up. An answer that has begun goes on unless its
         engine has ended."""
         if self.done or self.instance is None:
             return
-        if self.started and not self.awaits_next:
+        if self.moving is not None:  # it counts at that one
+            self.moving.stay(effect.reason)
+        elif self.started and not self.awaits_next:
             if not (effect.ended or effect.moved):
                 self.is_deserted = True
             elif self._is_whole():
@@ -218,7 +192,11 @@ class Exchange:
             self._num_attempts += 1  # a connection still being made is of no use
             self._fail_dispatch(reached=False, reason=effect.reason)
 
-    def reject(self, effect: Reject) -> None:
+    def move(self, effect: msg.MoveStream) -> None:
+        """Its instance drains, and would end it: another one goes on with it, and is asked first."""
+        moving.begin(self, effect)
+
+    def reject(self, effect: msg.Reject) -> None:
         """Answer with an error: as the response, or as one SSE event when the stream has begun."""
         self._fail(ApiError(effect.status, effect.message, effect.error_type, effect.code, None, effect.retry_after_s))
 
@@ -229,7 +207,7 @@ class Exchange:
         path = self.request.path
         body = api_errors.body(path, error)
         if not self.head_sent:
-            headers = wire.JSON_HEADERS + self._instance_headers()
+            headers = wire.JSON_HEADERS + wire.instance_headers(self.instance)
             if self.started:
                 headers += b"server-timing: %b\r\n" % self._timings()
             headers += api_errors.no_retry(error)
@@ -256,9 +234,12 @@ class Exchange:
             self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
             if self.stream and self.api.token_ids and self.context.max_continuations:
                 body = wire.asking_for_ids(request.path, body)
+        return self.request_with(target, body, credentials)
+
+    def request_with(self, target: bytes, body: bytes, credentials: bytes) -> bytes:
         return b"POST %b HTTP/1.1\r\n%b%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             target,
-            request.passed_headers(),
+            self.request.passed_headers(),
             credentials,
             self.request_id.encode(),
             self.traceparent.encode(),
@@ -291,6 +272,9 @@ class Exchange:
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
         """Part of the answer: the head is complete. Written to the client in one go."""
+        if self.moving is not None:
+            self.moving.hold(body, complete)
+            return
         if self.resumption is not None and self.resumption.num_times:
             self._splice(engine, self.resumption, body, complete)
             return
@@ -308,7 +292,7 @@ class Exchange:
                         body = wire.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
                     self._opening = body[: wire.TAIL_BYTES]
                 if self.context.table.controller.tracks_tokens:
-                    self.context.table.take(FirstToken(self.ticket))
+                    self.context.table.take(msg.FirstToken(self.ticket))
         self._continue(body, complete, out)
 
     def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
@@ -378,7 +362,7 @@ class Exchange:
             self._finish()
 
     def engine_unreachable(self, reason: str) -> None:
-        self.context.table.change(DispatchFailed(self.ticket, False, reason))
+        self.context.table.change(msg.DispatchFailed(self.ticket, False, reason))
 
     def engine_refused(self, reason: str) -> None:
         """The engine has not begun with it, and will not: nothing is held against it."""
@@ -389,7 +373,9 @@ class Exchange:
         """The engine went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
         if self.done:
             return
-        if self._is_whole():
+        if self.moving is not None:
+            self.moving.first_lost()
+        elif self._is_whole():
             self._end_whole()
         elif self.started and not self.awaits_next:
             self._interrupted(reason, resumption.LOST)
@@ -401,9 +387,9 @@ class Exchange:
 
     def _fail_dispatch(self, *, reached: bool, reason: str) -> None:
         self.context.metrics.retries.inc()
-        self.context.table.change(DispatchFailed(self.ticket, reached, reason))
+        self.context.table.change(msg.DispatchFailed(self.ticket, reached, reason))
 
-    # -- a stream that another engine goes on with ----------------------------------------------------------------
+    # -- a stream that another engine goes on with (`fork`, `goes_on_at`: moving.MovingStream) -------------------
 
     def _keep(self, events: bytes) -> None:
         """The client was sent these by the first engine."""
@@ -428,8 +414,12 @@ class Exchange:
             ending = kept.prepare() if kept is not None else b""
         except NotContinuable as why:
             self.context.metrics.continued(kind, "refused")
-            kept, reason = None, f"{reason}; the answer cannot be continued: {why}"
+            ended = f"{reason}, and {self.left_behind}" if self.left_behind else reason
+            kept, reason = None, f"{ended}; the answer cannot be continued: {why}"
         if kept is None and kind == resumption.MOVED:
+            self.left_behind = "its instance answers at another address by now"
+            if self.trace is not None:
+                self.trace.stays(self.context.table.clock(), reason)
             return
         self._leave_engine()
         self._kept, self._log, self.is_flowing = b"", None, False
@@ -443,7 +433,28 @@ class Exchange:
             if self.trace is not None:
                 self.trace.broken(self.context.table.clock(), kind, reason, kept.num_tokens, self.instance)
             is_lost, is_reached = kind != resumption.MOVED, kind == resumption.ERROR
-            self.context.table.change(StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
+            self.context.table.change(msg.StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
+
+    def fork(self) -> Resumption | None:
+        if self.stream and (not self.started or self.awaits_next or self._is_whole()):
+            return None
+        kept = self._read_log() if self._log is not None else self.resumption
+        if kept is None:
+            raise NotContinuable("it is no stream, or nothing is kept of it")
+        kept = kept.fork()
+        return None if kept.prepare() else kept
+
+    def goes_on_at(self, kept: Resumption, instance: Instance, engine: EngineSource | None) -> None:
+        self._leave_engine()
+        self._kept, self._log, self.is_flowing, self.is_deserted = b"", None, False, False
+        self.resumption, self.instance, self.engine = kept, instance, engine
+        self._num_attempts += 1
+        kept.lost(resumption.DRAINED)
+        if engine is not None:
+            engine.exchange = self
+            if self.client.write_paused:
+                engine.pause()
+        self.context.table.change(msg.StreamMoved(self.ticket, kept.num_tokens))
 
     def _splice(self, engine: EngineSource, kept: Resumption, body: bytes, complete: bool) -> None:
         """Part of what a later engine gives: the client gets what it does not have yet, as if of the first."""
@@ -463,7 +474,7 @@ class Exchange:
             if self.trace is not None:
                 self.trace.continued(self.context.table.clock(), self.instance)
             if self.context.table.controller.tracks_tokens:
-                self.context.table.take(FirstToken(self.ticket))
+                self.context.table.take(msg.FirstToken(self.ticket))
         try:
             out, failure = kept.splice(body, self.context.limits.event_bytes)
         except NotContinuable as why:
@@ -520,6 +531,8 @@ class Exchange:
     def _close(self) -> None:
         self.done, self.ended = True, _monotonic()
         self._stop_timer()
+        if self.moving is not None:
+            self.moving.end()
         if self.resumption is not None and self.resumption.is_waiting:
             outcome = "client_left" if self.status == 499 else "failed"
             self.context.metrics.continued(self.resumption.reason, outcome)
@@ -530,11 +543,11 @@ class Exchange:
         context.buffered_bytes -= len(self.request.body)
         context.report(self)
         if left:
-            context.table.end(ClientLeft(self.ticket))
+            context.table.end(msg.ClientLeft(self.ticket))
             return
         took_s = self.ended - self.dispatched if self.status == 200 and not self.num_continued else 0.0
         num_tokens = self.token_counts()[1] if took_s and context.table.controller.tracks_tokens else 0
-        context.table.end(RequestEnded(self.ticket, took_s, num_tokens))
+        context.table.end(msg.RequestEnded(self.ticket, took_s, num_tokens))
 
     def token_counts(self) -> tuple[int, int, bool]:
         """(prompt, response, exact) of an answer that is over; see wire.count_tokens. Where the engine gives no usage
@@ -572,14 +585,7 @@ class Exchange:
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
-        return own + self.context.access.cors(self.request) + self._instance_headers()
-
-    def _instance_headers(self) -> bytes:
-        instance = self.instance
-        if instance is None:
-            return b""
-        name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
-        return name + b"%b: 1\r\n" % _EMULATED if instance.emulated else name
+        return own + self.context.access.cors(self.request) + wire.instance_headers(self.instance)
 
     def _timings(self) -> bytes:
         phases = self.instance.phases if self.cold and self.instance is not None else ()

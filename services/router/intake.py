@@ -18,8 +18,9 @@ from services.router import api_errors, tracing
 from services.router.api_errors import STOPPING, refused
 from services.router.conversation import Lengths, text_tokens
 from services.router.ends import ClientSink
-from services.router.exchange import Exchange, PortContext
+from services.router.exchange import Exchange
 from services.router.http_request import HttpRequest
+from services.router.port_context import PortContext
 from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
 from services.router.request_table import RequestTable, Stage
 from services.router.tracing import RequestTrace, Sampler
@@ -35,7 +36,7 @@ class Intake:
 
     def __init__(
         self,
-        context: PortContext,
+        context: PortContext[Exchange],
         *,
         tracing: Tracing | None = None,
         sampler: Sampler | None = None,

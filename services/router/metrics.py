@@ -173,8 +173,8 @@ class RouterMetrics:
         self._refused.labels(str(status)).inc()
 
     def continued(self, reason: str, outcome: str) -> None:
-        """One stream that lost its engine: "continued", "refused" (no other can go on), "failed" (none came), or
-        "client_left"."""
+        """One stream that lost its engine or is to leave it: "continued", "refused" (no other can go on), "failed"
+        (none came), "stayed" (another was asked, and did not begin) or "client_left"."""
         self._continuations.labels(reason, outcome).inc()
 
     def finished(

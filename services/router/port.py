@@ -18,10 +18,11 @@ from glowplug.telemetry.tracing import Tracing
 from services.router.client import ClientConnection
 from services.router.conversation import Lengths
 from services.router.engine import Engines
-from services.router.exchange import Exchange, PortContext
+from services.router.exchange import Exchange
 from services.router.http_request import Access
 from services.router.intake import Intake
 from services.router.metrics import RouterMetrics
+from services.router.port_context import PortContext
 from services.router.request_table import RequestTable, Stage
 from services.router.settings import Limits
 from services.router.tracing import Sampler

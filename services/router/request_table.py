@@ -17,6 +17,7 @@ from glowplug.controllers.router.messages import (
     ClientLeft,
     Dispatch,
     Hold,
+    MoveStream,
     Recall,
     Reject,
     RequestArrived,
@@ -35,7 +36,13 @@ class Stage(IntEnum):
     REFUSING = 3  # new requests get 503
 
 
-EXECUTORS = {Dispatch: "dispatch", Hold: "hold", Recall: "recall", Reject: "reject"}  # by type: a method of Routed
+EXECUTORS = {  # by type: a method of Routed
+    Dispatch: "dispatch",
+    Hold: "hold",
+    Recall: "recall",
+    MoveStream: "move",
+    Reject: "reject",
+}
 
 
 class Routed(Protocol):
@@ -44,6 +51,7 @@ class Routed(Protocol):
     def dispatch(self, effect: Dispatch) -> None: ...
     def hold(self, effect: Hold) -> None: ...
     def recall(self, effect: Recall) -> None: ...
+    def move(self, effect: MoveStream) -> None: ...
     def reject(self, effect: Reject) -> None: ...
 
 

@@ -4,6 +4,7 @@ The events are kept as they came, and read only when their engine is lost, or wh
 kept then is their text (continuation.py), at most TEXT_CHARS of it over all engines: a longer answer is its last one's.
 """
 
+import copy
 import time
 from typing import Final
 
@@ -18,6 +19,7 @@ LOST: Final = "engine_lost"  # its connection broke, or it was silent for too lo
 ERROR: Final = "engine_error"  # it said in the stream that it failed, or that it was made to stop
 ENDED: Final = "instance_ended"  # it was put to sleep
 MOVED: Final = "moved"  # it could have gone on
+DRAINED: Final = "drained"  # its instance drains, and would have ended it
 
 LOG_BYTES: Final = 64 * 1024  # of one stream's events, kept as they came
 TEXT_CHARS: Final = 4 * 1024 * 1024
@@ -74,6 +76,12 @@ class Resumption:
         except _MALFORMED as error:
             raise NotContinuable("its request is not as that of its API") from error
         return ending
+
+    def fork(self) -> "Resumption":
+        """The same as it is now: what becomes of the one is nothing to the other."""
+        made = copy.copy(self)
+        made._continuation = self._continuation.fork() if self._continuation is not None else None
+        return made
 
     def lost(self, reason: str) -> None:
         """Its engine is: another is to be asked for `body`."""

@@ -70,6 +70,7 @@ class RouterSettings(ServiceSettings):
     bus_grace_s: float = Field(5.0, ge=0)  # how long held requests wait for a bus that stores nothing
     max_continuations: int = Field(3, ge=0)  # engines that may go on with one stream after others were lost; 0: none
     continue_within_s: float = Field(60.0, gt=0)  # how long such a stream may wait for an instance
+    move_within_s: float = Field(5.0, ge=0)  # how long one waits that leaves what drains, and then stays; 0: none
     default_start_s: float = Field(5.0, gt=0)  # a start of an engine of which nothing is known
     late_ratio: float = Field(1.2, ge=0)  # a wait estimated at so many times what may still be waited: 429; 0: never
     trace_ratio: float = Field(1.0, ge=0, le=1)  # of requests that bring no trace of their own
@@ -112,6 +113,7 @@ class RouterSettings(ServiceSettings):
             default_start_s=self.default_start_s,
             max_continuations=self.max_continuations,
             continue_within_s=self.continue_within_s,
+            move_within_s=self.move_within_s,
             late_ratio=self.late_ratio,
             balancer=BalancerParams(hold_overloaded=self.routing_hold_overloaded),
         )

@@ -125,6 +125,17 @@ class RequestTrace:
             self._continue.end(int(at * _NANO))
             self._continue = None
 
+    def stayed(self, at: float, why: str) -> None:
+        """The next engine was asked and has not begun: the stream goes on where it was."""
+        if self._continue is not None:
+            self._continue.set_attribute(semconv.ATTR_CONTINUE_OUTCOME, f"it stayed: {why}")
+            self._continue.end(int(at * _NANO))
+            self._continue = None
+
+    def stays(self, at: float, why: str) -> None:
+        """It has to leave its engine, and no other can go on with it."""
+        self._root.add_event("stays", {semconv.ATTR_REASON: why}, timestamp=int(at * _NANO))
+
     def finish(self, fact: RequestFinished, begun: str) -> None:
         """Close and export. `begun`: what the first byte of the answer was, "" when there was none."""
         ended_at = int(fact.finished_at * _NANO)

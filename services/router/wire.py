@@ -10,7 +10,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from glowplug.domain.instance import Phase
+from glowplug.domain.instance import Instance, Phase
+from glowplug.telemetry.semconv import HEADER_EMULATED
 
 _REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Request"}
 VERSION = b"HTTP/1.1 "  # what every answer begins with
@@ -20,6 +21,7 @@ CHUNKED = b"transfer-encoding: chunked\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 EVENT_STREAM_HEADERS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 JSON_HEADERS = b"content-type: application/json\r\n"
+_EMULATED = HEADER_EMULATED.encode()
 encode_json = msgspec.json.Encoder().encode
 Write = Callable[[bytes], None]
 
@@ -27,6 +29,14 @@ Write = Callable[[bytes], None]
 def chunk(data: bytes) -> bytes:
     """`data` (not empty) as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def instance_headers(instance: Instance | None) -> bytes:
+    """Which one answers, and whether it is emulated."""
+    if instance is None:
+        return b""
+    name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
+    return name + b"%b: 1\r\n" % _EMULATED if instance.emulated else name
 
 
 def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> bytes:

@@ -129,6 +129,28 @@ async def test_streams_are_moved_off_an_address() -> None:
             one.close()
 
 
+async def test_what_cannot_leave_an_address_ends_there_or_says_why_it_is_cut() -> None:
+    """A pipeline has become whole in another process: what is new goes there."""
+    for is_cut in (False, True):
+        go_on = asyncio.Event()
+        reply = streaming(*TOLD[:3], go_on, then="die") if is_cut else streaming(*TOLD[:3], go_on, *TOLD[3:])
+        async with a_rig(models=(a_real_model(),)) as rig:
+            several = await rig.engine(reply)
+            client = await rig.sent(asking(CHAT, n=2))
+            await client.head()
+            after = await FakeEngine(Story("2")).start()
+            rig.engines.append(after)
+            rig.tell(an_instance("i-1", after.url, revision=2, stages_busy=True))
+            assert (await rig.ask(asking(CHAT))).complete and len(after.served) == 1 == len(several.served)
+            go_on.set()
+            answer = await rest(client)
+            if not is_cut:
+                assert answer[-1] == "[DONE]" and rig.finished[1].status == 200
+            else:
+                why = "and its instance answers at another address by now; the answer cannot be continued: several"
+                assert why in answer[-1]["error"]["message"]
+
+
 async def test_an_instance_that_moves_to_another_address_takes_its_streams_along() -> None:
     async with a_rig(models=(a_real_model(),)) as rig:
         engine, client = await hanging(rig)

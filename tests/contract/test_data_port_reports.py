@@ -4,6 +4,7 @@ to people their spans and rows."""
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.contract.data_port_rig import (
     an_instance,
     answering,
     chat,
+    die_at_once,
     stream_three,
     streaming,
 )
@@ -243,6 +245,49 @@ async def test_a_stream_that_lost_its_engine_has_a_span_of_the_gap(kept: InMemor
     assert gap.start_time is not None and gap.end_time is not None and generate.end_time is not None
     assert gap.start_time < gap.end_time < generate.end_time
     assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-2"
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_a_stream_that_leaves_a_draining_instance_has_a_span_of_that(
+    kept: InMemorySpanExporter, is_taken: bool
+) -> None:
+    go_on = asyncio.Event()
+    given: dict[str, Any] = {"models": (a_model(engine="llamacpp"),), "params": {"move_within_s": 5.0}}
+    async with traced(kept, **given) as rig:
+        engine = await rig.engine(streaming(TOKEN, go_on, TOKEN, DONE))
+        client = await rig.sent(chat(stream=True, extra=SAMPLED))
+        await client.head()
+        assert await client.chunk() == TOKEN
+        await rig.engine(stream_three if is_taken else die_at_once, instance_id="i-2")
+        ends_at = time.time()
+        rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2, drain_ends_at=ends_at))
+        if not is_taken:
+            await rig.until(lambda: rig.exchange.moving is None)
+            go_on.set()
+        await client.rest()
+    gap = by_name(kept)["router.continue"]
+    assert gap.attributes is not None
+    told = {name.removeprefix("glowplug."): value for name, value in gap.attributes.items()}
+    assert told["continue_reason"] == "drained" and told["reason"].startswith("i-1 drains and ends in ")
+    assert told.get("instance_id") == ("i-2" if is_taken else None)
+    assert str(told.get("continue_outcome", "")).startswith("" if is_taken else "it stayed: the engine closed")
+
+
+async def test_what_has_to_leave_and_cannot_be_continued_says_so_in_its_trace(kept: InMemorySpanExporter) -> None:
+    go_on = asyncio.Event()
+    async with traced(kept, models=(a_model(engine="llamacpp"),), params={"move_within_s": 5.0}) as rig:
+        engine = await rig.engine(streaming(TOKEN, go_on, DONE))
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}
+        client = await rig.sent(chat(body=json.dumps(body).encode(), extra=SAMPLED))
+        await client.head()
+        assert await client.chunk() == TOKEN
+        await rig.engine(instance_id="i-2")
+        rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2, drain_ends_at=time.time()))
+        go_on.set()
+        await client.rest()
+    (stays,) = by_name(kept)["router.request"].events
+    assert stays.name == "stays" and stays.attributes is not None
+    assert "several answers were asked for" in str(stays.attributes["glowplug.reason"])
 
 
 async def test_an_unsampled_request_makes_no_span(kept: InMemorySpanExporter) -> None:

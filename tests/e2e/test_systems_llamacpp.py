@@ -95,15 +95,16 @@ def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
     body = {"model": "lasting", "stream": True, "temperature": 0, "max_tokens": 40}
     body |= {"messages": [{"role": "user", "content": "Write a list of ten animals, one per line."}]}
     url, events = fleet.url("data") + "/v1/chat/completions", list[Any]()
+    (one,) = [i for i in fleet.instances("lasting") if i["state"] == "ready"]
+    (memory,) = fleet.state_dir.rglob("agent.json")
+    pid = json.loads(memory.read_bytes())["handles"][one["instance_id"]]["pid"]
     with httpx.stream("POST", url, json=body, timeout=90) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 events.append(line[6:] if line == "data: [DONE]" else json.loads(line[6:]))
             if kill_at and len(events) == kill_at:
                 kill_at = 0
-                (one,) = [i for i in fleet.instances("lasting") if i["state"] == "ready"]
-                (memory,) = fleet.state_dir.rglob("agent.json")
-                os.kill(json.loads(memory.read_bytes())["handles"][one["instance_id"]]["pid"], signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
     chunks = events[:-1] if events[-1] == "[DONE]" else events
     return "".join(c["delta"].get("content") or "" for one in chunks for c in one["choices"]), events
 

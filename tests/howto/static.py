@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 import yaml
 
-from glowplug.cli.main import app
+from glowplug.cli.main import app_of
 from tests.howto.blocks import ROOT, Block
 
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1.*?^\t*\2$", re.MULTILINE | re.DOTALL)
@@ -63,7 +63,7 @@ def _files(words: list[str]) -> Iterator[str]:
 
 def _glowplug(arguments: list[str]) -> Iterator[str]:
     """Verb and flags, held against the very command."""
-    verbs = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer brings a click of its own
+    verbs = getattr(typer.main.get_command(app_of()), "commands")  # noqa: B009 - typer brings a click of its own
     if not arguments or arguments == ["--help"]:
         return
     verb = verbs.get(arguments[0])

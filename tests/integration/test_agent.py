@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 from glowplug.domain.engine_key import engine_key
+from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
+from glowplug.weights.inventory import DiskContent, write_disk
 from services.agent.app import make
 from tests.agent_rig import (
     NODE,
@@ -26,6 +28,9 @@ from tests.agent_rig import (
     stop_command,
     write_weights,
 )
+from tests.contract.continuation_rig import decoded
+from tests.contract.data_port_rig import a_rig, post
+from tests.contract.test_data_port_moves import outcomes
 from tests.fleet_builder import MIB
 from tests.waiting import until
 
@@ -72,6 +77,14 @@ async def test_start_serve_drain_stop(rig: AgentRig) -> None:
     assert (await until(lambda: rig.row("i-1") == stopped, "the store has the end")) is True
 
 
+@set_to(inventory_s=0.02)
+async def test_the_nodes_beats_carry_what_its_prefetcher_has_on_disk(rig: AgentRig) -> None:
+    copy = CachedWeights(digest="d" * 64, num_bytes=7, model_keys=("m",))
+    write_disk(rig.settings.shm_dir, NODE, DiskContent(copies=(copy,), bytes_per_s=2e9))
+    await until(lambda: rig.service.controller.node(0.0).on_disk == (copy,))
+    assert rig.service.controller.node(0.0).disk_bytes_per_s == 2e9
+
+
 @set_to(engine_secret="s", health_every_s=0.05)
 async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(rig: AgentRig) -> None:
     url = await started(rig)
@@ -96,6 +109,43 @@ async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
     answer = await request
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 40
     await rig.reaches("i-1", InstanceState.STOPPED)
+
+
+async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) -> None:
+    """It goes on at another one, with the tokens that it would have had; the drained engine is free before its time,
+    and while the stream goes on."""
+    model = emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0})
+    asked = {"model": model.name, "prompt": "tell", "max_tokens": 110, "ignore_eos": True}
+    await rig.run(model, "i-1")
+    async with a_rig(models=(model,), params={"move_within_s": 10.0}) as router:
+        known = 0
+
+        def passes_on() -> bool:
+            """What the agent has published reaches the router, whose time passes."""
+            nonlocal known
+            for event in rig.broker.published[known:]:
+                if event.type.startswith("instance."):
+                    router.table.take(event)
+            known = len(rig.broker.published)
+            router.tick()
+            row = rig.row("i-1")
+            return row is not None and row.state is InstanceState.STOPPED
+
+        passes_on()
+        client = await router.sent(post("/v1/completions", json.dumps({**asked, "stream": True}).encode()))
+        await client.head()
+        got = await client.chunk()
+        other = await rig.run(model, "i-2")
+        expected = asyncio.create_task(complete(other.url, **{k: asked[k] for k in ("max_tokens", "ignore_eos")}))
+        await rig.send(stop_command("i-1", grace_s=2.0))
+        await until(passes_on, "the first engine is free")
+        assert router.table.exchanges, "the stream goes on"
+        text = "".join(one["choices"][0]["text"] for one in decoded(got + await client.rest()) if one != "[DONE]")
+        assert text == (await expected).json()["choices"][0]["text"]
+        assert not router.published, "nothing waited for a start"
+        assert outcomes(router) == {("drained", "continued"): 1.0} and router.finished[0].num_continued == 1
+    deadline_at = next(e.data.instance.drain_ends_at for e in rig.broker.published if e.type == "instance.draining")
+    assert (rig.finished_spans()["agent.drain"].end_time or 0) < deadline_at * 1e9
 
 
 @set_to(drain_quiet_s=5.0)

@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from glowplug.controllers.agent.record import State
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
-from tests.pipeline_rig import PipelineRig, pipelines, quick, staged_model
+from tests.pipeline_rig import PipelineRig, on_the_last_nodes, pipelines, quick, staged_model
 from tests.waiting import until
 
 S = InstanceState
@@ -189,6 +190,116 @@ async def test_a_node_that_is_gone_with_its_stages(tmp_path: Path) -> None:
             os.kill(rig.engines[f"{phase}.1"][0], signal.SIGKILL)
         await expect_broken(asking)
         await expect_ends(rig, dict.fromkeys(PHASES, ""), gone="node-2")
+
+
+@pytest.mark.parametrize("node_id", ["node-1", pytest.param("node-2", marks=pytest.mark.long)])
+async def test_an_agent_that_is_killed_in_every_phase(rig: PipelineRig, node_id: str) -> None:
+    """What serves goes on, what grows is asked to once more, and what comes begins again, or ends with its pipeline."""
+    asking = await in_every_phase(rig, num_tokens=600)
+    await rig.kill_agent(node_id)
+    await rig.let(*WITHHELD)
+    for answer in await asyncio.gather(*asking):
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 600
+    await until(lambda: rig.holding("grows").instance.is_whole, "it has become whole")
+    await rig.reaches("grows.1", State.STOPPED)
+    for phase in ("fetches", "waits"):
+        await rig.reaches(phase, State.READY)
+        assert (await rig.ask(rig.holding(phase).instance)).status_code == 200
+    for node in rig.agents.values():
+        node.service.controller.validate()
+
+
+async def test_the_rest_of_the_weights_that_does_not_come(rig: PipelineRig) -> None:
+    """The pipeline serves on, with a stage's memory, and becomes whole when it is asked again; but for weights that
+    prove to be wrong: its own part was not checked before."""
+    codes = {"full": "no_space", "away": "weights_unavailable", "wrong": "weights_corrupt"}
+    rig.failing = {f"{name}/rest": code for name, code in codes.items()}
+    agent = rig.agents["node-1"].service.controller
+    agent.params = replace(agent.params, consolidate_retry_s=0.1)
+    for name in codes:
+        await rig.place(staged_model(name), name)
+    asking = {name: asyncio.create_task(rig.ask(await rig.reaches(name, State.READY), 600)) for name in codes}
+    for name in codes:
+        await rig.consolidate(name)
+    for name in ("full", "away"):
+        said = f"did not come: broken: {codes[name]}"
+        await until(lambda name=name, said=said: said in rig.holding(name).instance.reason, f"{name} says why")
+        await until(lambda name=name: rig.granted("node-1").get(name) == 80, f"{name} has given its memory back")
+    (state, why) = await until(partial(rig.outcome, "wrong"), "what is wrong ends")
+    assert state is S.FAILED and "weights_corrupt" in why
+    await expect_broken([asking.pop("wrong")])
+    await until(lambda: rig.state("wrong.1") is State.STOPPED, "and so does its other stage")
+    for name, answer in asking.items():
+        assert (await answer).json()["usage"]["completion_tokens"] == 600
+        await asyncio.sleep(0.1)
+        await rig.consolidate(name)
+        await until(lambda name=name: rig.holding(name).instance.is_whole, f"{name} has become whole")
+        assert (await rig.ask(rig.holding(name).instance)).status_code == 200
+    await until(lambda: not rig.controller.fleet.network.links, "no fetch is counted any more")
+    await until(lambda: not rig.granted("node-2"), "the later stages' bytes are free")
+    assert rig.granted("node-1") == {"full": 160, "away": 160}
+
+
+async def test_engines_that_are_killed_while_a_pipeline_becomes_whole(rig: PipelineRig) -> None:
+    """The first one while the KV cache moves; a later one, and the first one, while the later one becomes an instance
+    of its own."""
+    names = ("moves", "grows", "carries")
+    rig.withheld = {"grows.1/rest", "carries.1/rest"}
+    for name in names:
+        await rig.place(staged_model(name, stage_timeout_s=20.0), name)
+    asking = [asyncio.create_task(rig.ask(await rig.reaches(name, State.READY), 1900)) for name in names]
+    await rig.reaches("moves.1", State.READY)
+    os.kill(rig.engines["moves.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
+    await rig.consolidate("moves")
+    for name in ("grows.1", "carries.1"):
+        await rig.consolidate(name, "node-2")
+    for name in ("moves", "grows.1", "carries.1"):
+        await until(lambda name=name: rig.holding(name).instance.consolidating, f"{name} becomes whole")
+    await asyncio.sleep(0.2)
+    for name in ("moves", "grows.1", "carries"):
+        os.kill(rig.engines[name][0], signal.SIGKILL)
+    await expect_broken(asking)
+    for name in names:
+        for stage in (name, f"{name}.1"):
+            await until(partial(rig.outcome, stage), f"{stage} has ended, not {rig.holding(stage)}")
+    await until(lambda: not (rig.granted("node-1") or rig.granted("node-2")), "all bytes are free")
+    await until(lambda: not rig.living, f"no process is left, not {rig.living}")
+    rows = [rig.agents["node-1"].row(name + stage) for name in names for stage in ("", ".1")]
+    assert not any(row.consolidating for row in rows if row is not None)
+    await until(lambda: not rig.controller.fleet.network.links, "no fetch is counted any more")
+    await rig.place(staged_model("next"), "next")
+    assert (await rig.ask(await rig.reaches("next", State.READY))).status_code == 200
+
+
+async def test_two_placers_that_decide_otherwise(tmp_path: Path) -> None:
+    """The one that has been replaced does not know it, and places on other nodes: whichever start an agent takes, one
+    pipeline serves in the end, or the start fails and the next one serves; nothing is left of the other."""
+    async with pipelines(tmp_path, num_nodes=3) as rig:
+        later = await rig.start_placer(2, on_the_last_nodes)
+        try:
+            for name in ("one", "two", "three"):
+                await rig.place(staged_model(name), name)
+            for name in ("one", "two", "three"):
+                await until(
+                    lambda name=name: (
+                        rig.outcome(name) or any(h.state is State.READY for h in rig.holdings(name) if not h.is_over)
+                    ),
+                    f"{name} serves, or has failed",
+                )
+        finally:
+            await rig.placer.stop()
+            rig.placer = later
+        await rig.place(staged_model("next"), "next")
+        assert (await rig.ask(await rig.reaches("next", State.READY))).status_code == 200
+        for name in ("one", "two", "three"):
+            serving = [h.instance for h in rig.holdings(name) if h.state is State.READY]
+            assert len(serving) <= 1, "one of them at most"
+            for instance in serving:
+                assert (await rig.ask(instance)).status_code == 200
+        transient = (State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.RESTARTING)
+        await until(lambda: not rig.in_states(*transient), f"nothing still comes, not {rig.in_states(*transient)}")
+        for agent in rig.agents.values():
+            agent.service.controller.validate()
 
 
 async def test_a_placer_that_is_replaced_in_every_phase(rig: PipelineRig) -> None:

@@ -27,7 +27,7 @@ from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event, to_json
 from glowplug.events.subjects import entity_facts
 from glowplug.state.redis_store import RedisStore
-from glowplug.weights.inventory import read_cached, read_links
+from glowplug.weights.inventory import read_cached, read_disk, read_links
 from glowplug.weights.region import Region, RegionFailure, RegionState, RegionStatus, region_digest
 from tests.fleet_builder import a_model, an_instance
 from tests.ha_fleet import Process
@@ -420,6 +420,8 @@ async def test_weights_that_left_host_memory_are_read_from_disk(prefetcher: Pref
         assert [(m["source"], m["target"]) for m in row["moves"]] == [("memory", "disk"), ("remote", "memory")]
         assert all(m["num_bytes"] == len(DATA) and m["seconds"] > 0 for m in row["moves"])
         assert row["expected_s"]["disk"] < row["expected_s"]["remote"]
+        shown = await until(lambda: read_disk(prefetcher.shm_dir, prefetcher.node_id).copies)
+        assert [copy.digest for copy in shown] == [row["digest"]], "to the agent, and so to the fleet"
         await prefetcher.fetched(second)
         await until_on_disk(prefetcher, second)
         prefetcher.process.kill()

@@ -24,8 +24,10 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_env, vllm_sample, vllm_stages
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
+from glowplug.engines.process import kill_group
 from glowplug.engines.vllm import VllmDriver
 from glowplug.weights.region import RegionInfo
+from services.agent.stage_moves import KV_MOVES_S
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
 from tests.ports import free_port
@@ -308,22 +310,21 @@ async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane
 
 
 async def begin(url: str, prompt: Sequence[int], said: list[int]) -> None:
-    """Put the tokens of a greedy stream into `said`, up to where its server breaks it off."""
-    body = {"model": "smol", "prompt": list(prompt), "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    """Put the tokens of a greedy stream into `said`."""
+    body = {"model": "smol", "prompt": list(prompt), "max_tokens": 80, "temperature": 0, "ignore_eos": True}
     asked = {**body, "stream": True, "return_token_ids": True}
-    with contextlib.suppress(httpx.RemoteProtocolError):
-        async with (
-            httpx.AsyncClient(timeout=120) as client,
-            client.stream("POST", f"{url}/v1/completions", json=asked) as answer,
-        ):
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    said += json.loads(line[6:])["choices"][0]["token_ids"] or []
+    async with (
+        httpx.AsyncClient(timeout=120) as client,
+        client.stream("POST", f"{url}/v1/completions", json=asked) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                said += json.loads(line[6:])["choices"][0]["token_ids"] or []
 
 
 async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny: Tiny) -> None:
     """HydraServe section 6. What runs goes on from its KV cache: without one, or with a wrong one, it would say other
-    tokens or compute them anew."""
+    tokens or compute them anew. What nobody takes away ends in the stages."""
     prompts = range(400, 700), range(100, 400)
     said: tuple[list[int], list[int]] = ([], [])
     handles = await launched_stages(lane, tiny.weights)
@@ -339,10 +340,14 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
     await until(lambda: all(said), "both streams have begun")
     moved = await lane.driver.move_requests(whole)
-    assert lane.driver.adopt(serving), "routers take their streams away before it ends"
+    assert await lane.driver.num_in_flight(whole) == 2 and not await lane.driver.is_stage_over(whole)
+    streams[0].cancel()  # its router takes it away
+    await streams[1]
+    assert len(said[1]) == 80 > len(said[0]), "what nobody takes away ends in the stages"
+    while not await lane.driver.is_stage_over(whole):
+        await asyncio.sleep(0.02)
     await lane.driver.end_stage(whole)
     assert not lane.driver.adopt(serving), "the stage's own process has ended"
-    await asyncio.gather(*streams)
     (one, other) = [[*prompt, *tokens] for prompt, tokens in zip(prompts, said, strict=True)]
     assert moved.num_requests == moved.num_pulled == 2, "both ran, and had enough of a KV cache"
     assert (await lane.driver.move_requests(whole)).num_requests == 0
@@ -377,3 +382,29 @@ async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(l
     assert await tokens(serving.url) == tiny.expected
     for handle in (serving, later.handle):
         await lane.driver.stop(handle, 0.0)
+
+
+@pytest.mark.long
+async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lane: Lane, tiny: Tiny) -> None:
+    """What waits for it does not hold up who moves the streams; the whole engine computes them anew."""
+    handles = await launched_stages(lane, tiny.weights)
+    first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
+    serving = (await lane.driver.serve_stages(first.handle)).handle
+    await lane.driver.consolidate(serving, lane.request(tiny.weights, **TINY_ARGS).model, tiny.weights)
+    report = lane.driver.whole(serving)
+    assert report is not None
+    said: list[int] = []
+    stream = asyncio.create_task(begin(serving.url, range(400, 700), said))
+    await until(lambda: said, "the stream has begun")
+    kill_group(later.handle.pid, later.handle.pid_started_at)
+    with pytest.raises((EngineFailed, TimeoutError)):
+        async with asyncio.timeout(KV_MOVES_S):
+            await lane.driver.move_requests(report.handle)
+    await lane.driver.end_stage(report.handle)
+    with contextlib.suppress(httpx.RemoteProtocolError):  # the stages break it off
+        await stream
+    assert lane.driver.adopt(report.handle) and await tokens(report.handle.url) == tiny.expected
+    assert await lane.driver.abandon_consolidation(report.handle) == report.kv_tokens, "there is no way back"
+    for handle in (report.handle, later.handle):
+        await lane.driver.stop(handle, 0.0)
+    assert not vllm_stages.kv_directory(serving.run_dir).exists()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ class Pod:
         return re.sub(rf"(?<![\w/.-])({any_of})(?=[/\"'\s]|$)", lambda found: places[found[1]], text)
 
 
+def _set_sysctls(spec: Mapping[str, Any]) -> None:
+    """In the namespace this runs in."""
+    for one in spec["securityContext"].get("sysctls", ()):
+        Path("/proc/sys", *one["name"].split(".")).write_text(one["value"])
+
+
 class PodFleet:
     """`replicas` by kind of pod; `speedup` are variables set on top (the emulated clock). Close it."""
 
@@ -73,6 +80,7 @@ class PodFleet:
             for ordinal in range(replicas.get(kind, 1)):
                 name = f"{kind}-{ordinal}"
                 pod = Pod(name, kind, self.network.add(name), workload, folder / name)
+                self.network.inside(name, partial(_set_sysctls, pod_spec(workload)))
                 self.pods[name] = pod
         for name, end in outside_ends().items():
             self.network.add(name, end.address)

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, picture, table
+from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, parse_ports, picture, table
 from tests.k8s.rendering import (
     K8S,
     OVERLAYS,
@@ -24,6 +24,7 @@ from tests.k8s.rendering import (
     named,
     of_kind,
     pod_labels,
+    pod_spec,
     render,
     rendered_text,
     renderers,
@@ -128,10 +129,31 @@ def test_the_engines_are_where_routers_may_reach_them(overlay: str, manifests: l
     assert given == {str(ports) for ports in drawn}
 
 
-def test_nodes_offer_no_ports_to_stages_that_may_not_reach_one_another(overlay: str, manifests: list[Manifest]) -> None:
-    assert {str(p) for p in expand(table(overlay))[("node", "node")]} == {"8081"}, "prefetchers alone"
-    agents = [environment(manifests, c) for _, c in all_containers(manifests) if c["name"] == "agent"]
-    assert agents and {given.get("GLOWPLUG_STAGE_PORTS") for given in agents} == {""}
+def test_stages_meet_where_nodes_may_reach_each_other_and_nobody_else(overlay: str, manifests: list[Manifest]) -> None:
+    """vLLM's own ports are what the kernel takes of its range; both ranges are one arrow, from nodes to nodes."""
+    (agent,) = (c for _, c in all_containers(manifests) if c["name"] == "agent")
+    met = parse_ports(environment(manifests, agent)["GLOWPLUG_STAGE_PORTS"])[0]
+    workload = next(m for m in of_kind(manifests, *WORKLOADS) if m["metadata"]["name"] == "node")
+    sysctls = {s["name"]: s["value"] for s in pod_spec(workload)["securityContext"]["sysctls"]}
+    first, last = map(int, sysctls["net.ipv4.ip_local_port_range"].split())
+    assert met.last + 1 == first
+    stages = Ports("TCP", met.first, last)
+    reach = {pair for pair, spans in every_connection(manifests).items() if any(_meet(stages, s) for s in spans)}
+    assert reach == {("node", "node")}
+    assert stages in every_connection(manifests)[("node", "node")]
+    assert "/dev/shm" in {mount["mountPath"] for mount in agent["volumeMounts"]}, "vLLM's queues take more than 64 MiB"
+
+
+def _meet(one: Ports, other: Ports) -> bool:
+    return one.protocol == other.protocol and one.first <= other.last and other.first <= one.last
+
+
+def test_emulated_stages_alone_reach_the_engines_of_other_nodes(overlay: str, manifests: list[Manifest]) -> None:
+    """An emulated pipeline's first stage asks the later ones at their engines' ports; vLLM's stages do not."""
+    (agent,) = (c for _, c in all_containers(manifests) if c["name"] == "agent")
+    engines = parse_ports(environment(manifests, agent)["GLOWPLUG_ENGINE_PORTS"])[0]
+    emulated = environment(manifests, agent).get("GLOWPLUG_ENGINES") == "emulated"
+    assert (engines in every_connection(manifests)[("node", "node")]) is emulated
 
 
 def test_every_address_a_service_is_given_is_an_arrow(overlay: str, manifests: list[Manifest]) -> None:

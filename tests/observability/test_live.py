@@ -29,7 +29,7 @@ MODEL = EMULATED + "slo: {{ttft_s: 30, tpot_s: 1}}\n"
 NOTHING_YET = (  # panels of what has not happened in a fleet that is well
     "glowplug-service-levels: Errors by model and code",
     "glowplug-service-levels: Held by model",
-    "glowplug-service-levels: Streams whose engine was lost",
+    "glowplug-service-levels: Streams whose engine was lost or drains",
     "glowplug-cold-starts: Failed starts by model and reason",
     "glowplug-cold-starts: Engines that died after they were ready",
     "glowplug-cold-starts: Consolidation, p95",  # one node starts nothing in stages

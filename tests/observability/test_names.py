@@ -10,12 +10,12 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from glowplug.cli.main import app
+from glowplug.cli.main import app_of
 from glowplug.telemetry import document
 from tests.observability import promql
 from tests.observability.promql import HERE, ROOT, needs_promtool
 
-CLI = typer.main.get_command(app)
+CLI = typer.main.get_command(app_of())
 RULES: list[dict[str, Any]] = [
     rule
     for path in sorted((HERE / "rules").glob("*.yml"))

@@ -19,7 +19,7 @@ from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.eviction.shares import Shares
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.placement.links import Fetch, LinkLedger
+from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose
@@ -60,6 +60,10 @@ class Scanning(NodeIndex):
         names = {model.weights.digest, model.key}
         return {n.node_id for n in self for c in n.cached if names & {c.digest, *c.model_keys}}
 
+    def disk_holders(self, model):
+        there = {n.node_id for n in self for c in n.on_disk if c.digest == model.weights.digest}
+        return there if model.weights.uri else set()
+
     def copies(self, model):
         return tuple(row for rows in self.dormant.values() for row in rows if row.model_key == model.key)
 
@@ -89,6 +93,15 @@ class Scanning(NodeIndex):
         return sum(g.free_bytes - self.reserved.get(g.gpu_id, 0) >= num_bytes for g in node.gpus) >= num_gpus
 
 
+def some_weights(chance: random.Random, share: float) -> tuple[CachedWeights, ...]:
+    """Of that share of the models, some under the name of their model too."""
+    return tuple(
+        CachedWeights(digest=m.weights.digest, num_bytes=1, model_keys=(m.key,) if chance.random() < 0.5 else ())
+        for m in MODELS
+        if chance.random() < share
+    )
+
+
 def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]], dict[str, float], dict[str, int]]:
     """Nodes of a few kinds, with instances, replicas (some worth nothing), engines asleep and promises on them."""
     nodes, dormant, scores, reserved = [], {}, {}, {}
@@ -115,10 +128,15 @@ def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]
             if left and chance.random() < 0.2:
                 reserved[gpu_id] = chance.randrange(1, left + 1) * MIB
             gpus.append(sharing(Gpu(gpu_id=gpu_id, total_bytes=size * MIB, grants=tuple(grants)), chance))
-        cached = tuple(
-            CachedWeights(digest=m.weights.digest, num_bytes=1, model_keys=(m.key,) if chance.random() < 0.5 else ())
-            for m in MODELS
-            if chance.random() < 0.3
+        cached, on_disk = (
+            tuple(
+                CachedWeights(
+                    digest=m.weights.digest, num_bytes=1, model_keys=(m.key,) if chance.random() < 0.5 else ()
+                )
+                for m in MODELS
+                if chance.random() < share
+            )
+            for share in (0.3, 0.2)
         )
         links = (
             (Link(link_id=f"{node_id}/nic", bytes_per_s=chance.choice((1e9, 2e9))),) if chance.random() < 0.5 else ()
@@ -132,6 +150,8 @@ def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]
                 abilities=chance.choice(ABILITIES),
                 links=links,
                 cached=cached,
+                on_disk=on_disk,
+                disk_bytes_per_s=chance.choice((0.0, 5e8, 4e9)) if on_disk else 0.0,
                 draining=chance.random() < 0.1,
             )
         )
@@ -239,6 +259,15 @@ def assert_fits(capacity: Capacity, node: Node, decision: PlaceDecision, key: st
     stays = known is not None and any(holder not in rest for holder in known.holders)
     need = decision.stages[0].bytes_per_gpu - (known.num_bytes if known is not None and stays else 0)
     assert left + capacity.reserved.get(gpu.gpu_id, 0) + need <= gpu.total_bytes
+
+
+def test_a_copy_on_disk_of_the_weights_that_a_model_had_before_is_none() -> None:
+    model: Model = MODELS[1]
+    before = CachedWeights(digest="of before", num_bytes=1, model_keys=(model.key,))
+    node = Node(node_id="n", gpus=(), engines=("emulated",), agent_url="", on_disk=(before,))
+    assert not NodeIndex([node]).disk_holders(model) and not has_copy_on_disk(node, model)
+    now = replace(node, on_disk=(replace(before, digest=model.weights.digest),))
+    assert NodeIndex([now]).disk_holders(model) == {"n"} and has_copy_on_disk(now, model)
 
 
 def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() -> None:

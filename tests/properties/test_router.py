@@ -30,8 +30,11 @@ class Router(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        params = RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer, continue_within_s=4.0)
+        params = RouterParams(
+            quarantine_s=0.5, policy=self.policy, balancer=self.balancer, continue_within_s=4.0, move_within_s=5.0
+        )
         self.controller = RouterController(params)
+        self.leaving: dict[int, str] = {}  # ticket -> the instance that answers it still
         self.asked: dict[int, msg.RequestArrived] = {}
         self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
@@ -56,6 +59,20 @@ class Router(RuleBasedStateMachine):
                 key = self.model_of[effect.ticket]
                 if effect.ticket not in self.held[key]:
                     self.held[key] = sorted([*self.held[key], effect.ticket])
+            elif isinstance(effect, msg.MoveStream):
+                self.check_move(effect)
+
+    def check_move(self, effect: msg.MoveStream) -> None:
+        """It leaves what drains, for another one with a free slot, while nobody waits for that."""
+        ticket, known = effect.ticket, self.state[effect.instance.instance_id]
+        first = self.state[self.running[ticket]]
+        assert ticket not in self.leaving and first.state is InstanceState.DRAINING
+        assert known.state is InstanceState.READY and known.model_key == self.model_of[ticket]
+        assert sum(1 for i in self.running.values() if i == known.instance_id) < known.max_concurrency
+        assert not self.held[known.model_key]
+        self.leaving[ticket] = first.instance_id
+        self.running[ticket] = known.instance_id
+        self.begun.discard(ticket)
 
     def check_dispatch(self, effect: msg.Dispatch) -> None:
         ticket, key = effect.ticket, self.model_of[effect.ticket]
@@ -74,6 +91,7 @@ class Router(RuleBasedStateMachine):
     def end(self, ticket: int) -> None:
         assert ticket not in self.ended, "ended twice"
         self.ended.add(ticket)
+        self.leaving.pop(ticket, None)
         self.running.pop(ticket, None)
         waiting = self.held[self.model_of[ticket]]
         if ticket in waiting:
@@ -94,12 +112,16 @@ class Router(RuleBasedStateMachine):
         room=st.integers(1, 3),
         kv_tokens=st.sampled_from([0, 50, 500]),
         stale=st.booleans(),
+        left_s=st.sampled_from([0.0, 0.5, 60.0]),
     )
-    def instance_changes(self, instance_id: str, state: InstanceState, room: int, kv_tokens: int, stale: bool) -> None:
+    def instance_changes(
+        self, instance_id: str, state: InstanceState, room: int, kv_tokens: int, stale: bool, left_s: float
+    ) -> None:
         """Facts with old revisions are part of life, and change nothing."""
         self.revision += 1
         revision = 1 if stale and instance_id in self.state else self.revision
         given: dict[str, Any] = {"url": "http://x:1", "max_concurrency": room, "kv_tokens": kv_tokens}
+        given["drain_ends_at"] = self.now_s + left_s if state is InstanceState.DRAINING else 0.0
         made = an_instance(instance_id, instance_id[0], state, revision=revision, **given)
         if made.revision == self.revision:
             self.state[instance_id] = made
@@ -111,6 +133,18 @@ class Router(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(sorted(self.running)))
         self.begun.add(ticket)
         self.tell(msg.FirstToken(ticket))
+
+    @precondition(lambda self: self.leaving)
+    @rule(data=st.data(), refused=st.booleans(), unreachable=st.booleans(), moves=st.booleans())
+    def moves(self, data: st.DataObject, refused: bool, unreachable: bool, moves: bool) -> None:
+        """The other instance takes it, or it stays where it was."""
+        ticket = data.draw(st.sampled_from(sorted(self.leaving)))
+        first = self.leaving.pop(ticket)
+        if moves:
+            self.tell(msg.StreamMoved(ticket))
+            return
+        self.running[ticket] = first
+        self.tell(msg.MoveFailed(ticket, refused, not refused, unreachable))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), response=st.integers(0, 60))
@@ -132,6 +166,8 @@ class Router(RuleBasedStateMachine):
     @rule(data=st.data(), reached=st.booleans())
     def engine_fails(self, data: st.DataObject, reached: bool) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
+        if ticket in self.leaving:
+            return  # its outcome is that of the move
         del self.running[ticket]
         key = self.model_of[ticket]
         self.held[key] = sorted([*self.held[key], ticket])
@@ -141,7 +177,7 @@ class Router(RuleBasedStateMachine):
     @rule(data=st.data(), is_lost=st.booleans())
     def stream_breaks(self, data: st.DataObject, is_lost: bool) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.begun)))
-        if self.running.pop(ticket, None) is not None:
+        if ticket not in self.leaving and self.running.pop(ticket, None) is not None:
             key = self.model_of[ticket]
             self.held[key] = sorted([*self.held[key], ticket])
             arrived = {key: load.num_arrived for key, load in self.controller.loads().items()}

@@ -112,7 +112,7 @@ def test_sleepers_that_die_and_wakes_that_fail_leave_nobody_without_an_answer(se
 @pytest.mark.parametrize("seed", SEEDS)
 def test_corrupt_weights_are_never_served_and_everybody_is_answered(seed):
     fleet = Fleet(seed, 2, num_nodes=1)
-    fleet.nodes["node-1"].fetching.corrupt.add(digest_of(fleet.models["m0"].model.weights))
+    fleet.nodes["node-1"].fetching.failing[digest_of(fleet.models["m0"].model.weights)] = "weights_corrupt"
     fleet.advance(3.0)
     tickets = [fleet.come("m0") for _ in range(20)]
     good = [fleet.come("m1") for _ in range(5)]

@@ -111,6 +111,8 @@ def test_with_a_disk_for_all_weights_a_node_fetches_each_once() -> None:
         world = World(scenario.setup, scenario.arrivals(3), check=True)
         world.run(300.0)
         fetched.append(world.results.bytes_fetched)
+        kinds = {row.start_kind for row in world.control.placer.fleet.instances.by_id.values()}
+        assert ("disk" in kinds) is bool(world.results.starts["disk"]) is (disk_bytes != "0")
     least = sum(one.model.weights.num_bytes for one in scenario.setup.models)
     assert fetched[0] > fetched[1] and fetched[1] <= least * len(world.nodes)
     assert any(node.disk.num_bytes_read for node in world.nodes.values())

@@ -92,7 +92,7 @@ def test_a_model_nobody_deployed_is_refused():
 
 def test_effects_that_nothing_carries_out_are_refused_before_anything_runs():
     control = World(a_setup(1), []).control
-    with pytest.raises(MissingExecutor, match="router: nothing carries out Dispatch, Hold, Recall, Reject"):
+    with pytest.raises(MissingExecutor, match="router: nothing carries out Dispatch, Hold, MoveStream, Recall, Reject"):
         control.add_router(SimpleNamespace(executes=()))
 
 

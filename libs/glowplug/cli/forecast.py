@@ -30,14 +30,15 @@ def forecast(
     key = fleet.key_of(model)
     expected = fleet.get("predictor", "/v1/forecasts", model=key)
     came = fleet.get("predictor", "/v1/windows", model=key)
+    takes = next((row for row in fleet.get("predictor", "/v1/capacities")["data"] if row["model_key"] == key), None)
     if output is Format.JSON:
-        emit(output, {"forecasts": expected, "windows": came}, (), ())
+        emit(output, {"forecasts": expected, "windows": came, "capacity": takes}, (), ())
         return
     points = [row for row in expected["data"] if row["metric"] == metric]
     windows = came["data"].get(key, [])
     if not windows and not points:
         raise CliError(f"no request of {model!r} has been counted yet")
-    say(f"{pairs(summary(key, expected, points, came['window_s'], time.time()))}\n")
+    say(f"{pairs(summary(key, expected, points, came['window_s'], time.time()) | capacity(takes))}\n")
     emit(output, None, HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time()))
 
 
@@ -60,6 +61,15 @@ def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: fl
             anomaly
         ]
     return found
+
+
+def capacity(takes: Row | None) -> dict[str, object]:
+    """What one instance takes, and how that is known."""
+    if takes is None or not takes["rates_from"]:
+        return {"one instance takes": "not known yet: no instance has been busy for long enough"}
+    rates = f"{takes['prompt_per_s']:.0f} prompt and {takes['response_per_s']:.0f} response tokens/s"
+    how = f"measured in {takes['num_windows']} windows" if takes["rates_from"] == "measured" else "as declared"
+    return {"one instance takes": f"{rates}, {how}"}
 
 
 def rows(

@@ -30,10 +30,11 @@ from glowplug.cli.options import (
 from glowplug.cli.terminal import CliError, age, emit, say
 from glowplug.domain.units import show_bytes
 from glowplug.runtime.settings import explain
+from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
 from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
-from glowplug.runtime.supervisor.settings import AlreadyRunning, FleetSettings, WrongSetting
+from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import StateDir, read_fleet
 from glowplug.runtime.supervisor.sweep import engines_of, of_processes, sweep
 

@@ -234,8 +234,8 @@ def described(cost: Row) -> str:
 
 
 _KINDS: Final = {
-    "cold": "a cold start", "cached": "a start from host memory", "wake": "a wake", "growth": "a replica becomes ready",
-    "join": "a replica on its way becomes ready",
+    "cold": "a cold start", "disk": "a start from disk", "cached": "a start from host memory", "wake": "a wake",
+    "growth": "a replica becomes ready", "join": "a replica on its way becomes ready",
 }  # fmt: skip
 _BYTES: Final = {
     "fetch_bytes": "{} come into host memory",

@@ -123,7 +123,6 @@ def engines_text(able: Sequence[str], used: Collection[str]) -> str:
 
 def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
     """One row per GPU of a node, as `glowplug nodes` shows it. `used`: engines of the models that are deployed."""
-    cached = node["cached"]
     return [
         (
             gpu["gpu_id"],
@@ -131,13 +130,20 @@ def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
             show_bytes(_used_bytes(gpu)),
             show_bytes(gpu["total_bytes"]),
             _holders(gpu) or "-",
-            f"{len(cached)} ({show_bytes(sum(c['num_bytes'] for c in cached))})" if cached else "-",
+            _weights(node),
             engines_text(node["engines"], used),
             "draining" if node["draining"] else "up",
             age(time.time() - node["heartbeat_at"]),
         )
         for gpu in node["gpus"]
     ]
+
+
+def _weights(node: Row) -> str:
+    """How many sets of weights a node has, in host memory and on disk."""
+    cached, on_disk = node["cached"], node.get("on_disk", ())
+    text = f"{len(cached)} ({show_bytes(sum(c['num_bytes'] for c in cached))})" if cached else "-"
+    return f"{text}, {len(on_disk)} on disk" if on_disk else text
 
 
 def _grants(gpu: Row) -> list[Row]:

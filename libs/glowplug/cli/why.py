@@ -168,6 +168,8 @@ def _readable(values: Row) -> Row:
             continue
         if key.endswith("_bytes"):
             value = show_bytes(value)
+        elif key.endswith("_bytes_per_s"):
+            value = f"{show_bytes(int(value))}/s"
         elif key.endswith("_at"):
             value = clock(value)
         elif key.endswith("_s"):

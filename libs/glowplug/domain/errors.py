@@ -94,6 +94,12 @@ class EngineUnable(EngineFailed):
     code = "engine_unable"
 
 
+class WeightsDropped(EngineFailed):
+    """What an engine has read of weights that still arrived was dropped: another start reads what comes (502)."""
+
+    code = "weights_dropped"
+
+
 class WeightsUnavailable(GlowplugError):
     """A weight file is missing, corrupt or unreadable; it is never served."""
 

@@ -142,7 +142,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedWeights:
-    """One weight blob in a node's host memory (prefetcher's cache)."""
+    """One weight blob in a node's host memory (prefetcher's cache), or a whole copy of it on the node's disk."""
 
     digest: str
     num_bytes: int
@@ -167,6 +167,8 @@ class Node:
     revision: int = 0
     abilities: tuple[str, ...] = ()  # what its engines can do besides serving: "<engine>:<ability>"
     stages_at: str = ""  # "host:first-last", of which the first stage of a pipeline takes a port; "": it offers none
+    on_disk: tuple[CachedWeights, ...] = ()  # whole copies on its disk, which a fetch reads there
+    disk_bytes_per_s: float = 0.0  # at which whole copies came from that disk, or went to it; 0: none has yet
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve

@@ -115,10 +115,13 @@ class Instance:
     consolidating: bool = False  # a stage into which the rest of the model comes: it will run all of it
     key_id: str = ""  # of the key its engine asks for (engine_key.py); "": it asks for none
     lacks: tuple[str, ...] = ()  # what its engine could do with other weights and cannot with these, e.g. "tool_choice"
-    start_kind: str = ""  # what its start found, once READY: cold, cached, wake, growth or join (start_times.py)
+    start_kind: str = ""  # what its start found, once READY: cold, disk, cached, wake, growth or join (start_times.py)
     gpu_kind: str = ""  # of its GPUs, as in Gpu
     predicted_s: float = 0.0  # what its start was expected to take, from the command to READY; 0: not known
     shared_bytes: int = 0  # of its weights, those that it reads in host memory in the same pages as others (Gpu.shared)
+    drain_ends_at: float = 0.0  # while it drains: when what still runs there ends; 0: not known
+    stages_busy: bool = False  # it has become whole in another process, and the stages that it was end what they began
+    step_s: float = 0.0  # seconds of a decode step of one sequence alone, as its engine measured them; 0: not known
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
@@ -132,6 +135,12 @@ class Instance:
     def is_whole(self) -> bool:
         """Whether one process (or tensor group) runs all of the model."""
         return self.num_stages == 1
+
+    @property
+    def stage(self) -> int:
+        """Which stage of its pipeline it is, by the name that its placement gave it; 0: the first one, or no stage."""
+        number = self.instance_id.rpartition(".")[2]
+        return int(number) if self.part_of and number.isdecimal() else 0
 
     @property
     def slots_per_stage(self) -> int:

@@ -73,8 +73,8 @@ class Quantile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What the predictor expects of one model over one window; absent when the predictor is. Its age and error go with
-    it. Tokens and requests are sums over the window; rates are the most one instance has been seen to take in a window
-    in which every request met its objectives (mu of PreServe section 4.1), 0 while none has been seen."""
+    it. Tokens and requests are sums over the window; rates are what one instance takes within its objectives (mu of
+    PreServe section 4.1), 0 while that is not known."""
 
     made_at: float
     window_s: float
@@ -91,6 +91,7 @@ class Forecast:
     total_per_s: float = 0.0  # mu_t
     quantiles: tuple[Quantile, ...] = ()  # share rising; empty where the policy says none
     anomaly: str = ""  # of the last window it was made from: missing | spike; "" for nothing
+    rates_from: str = ""  # where the three rates are from: declared | measured; "" while none is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +102,4 @@ class Target:
     num_in_flight: int
     max_concurrency: int
     kv_tokens: int = 0  # tokens its KV cache holds
+    step_s: float = 0.0  # seconds of a step without load, as its engine says; 0: not known

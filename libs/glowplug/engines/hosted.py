@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from glowplug.domain.address import http_url, reachable
-from glowplug.domain.errors import EngineFailed
+from glowplug.domain.errors import EngineFailed, WeightsDropped
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Model
 from glowplug.engines import landing, probe, process, rendezvous
@@ -166,13 +166,23 @@ class HostedDriver:
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         run_dir = Path(handle.run_dir)
-        rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
-        try:
+        async with self._loading(handle, weights_path):
+            rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
             ready = await self._wait_ready(handle, run_dir, weights_path)
-        except EngineFailed:
-            await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
-            raise
         return self._report(handle, ready)
+
+    @contextlib.asynccontextmanager
+    async def _loading(self, handle: EngineHandle, weights_path: Path) -> AsyncIterator[None]:
+        """Its process ends where its load fails. Raises WeightsDropped where what it read was dropped meanwhile,
+        whatever it says itself: a worker of it may have noticed, and its server knows only that the worker ended."""
+        generation = landing.generation_of(weights_path)
+        try:
+            yield
+        except EngineFailed as error:
+            await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
+            if generation and landing.are_dropped(weights_path, generation):
+                raise WeightsDropped(error.message) from error
+            raise
 
     def _report(self, handle: EngineHandle, ready: Mapping[str, Any]) -> LoadReport:
         """What `ready` says of an engine that serves."""
@@ -183,6 +193,7 @@ class HostedDriver:
             kv_tokens=int(ready.get("kv_tokens", 0)),
             lacks=tuple(ready.get("lacks", ())),
             shared_bytes=int(ready.get("shared_bytes", 0)),
+            step_s=float(ready.get("step_s", 0.0)),
         )
 
     async def _wait_ready(

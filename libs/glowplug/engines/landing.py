@@ -31,6 +31,23 @@ def is_arriving(path: Path) -> bool:
     return (region / "layout.json").exists() and not (region / "complete.json").exists()
 
 
+def generation_of(path: Path) -> str:
+    """Of the weights at `path` that still arrive; "" of those that are whole, or in no region."""
+    return _generation(path.parent) if is_arriving(path) else ""
+
+
+def are_dropped(path: Path, generation: str) -> bool:
+    """Whether what had landed in that generation is dropped: it will not come, or comes anew from the start."""
+    return (path.parent / "failed.json").exists() or _generation(path.parent) != generation
+
+
+def _generation(region: Path) -> str:
+    try:
+        return str(json.loads((region / "layout.json").read_bytes())["generation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 class Landing:
     """One region while it fills. Its waits raise WeightsDropped and TimeoutError."""
 

@@ -150,7 +150,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     if landing is not None:
         landing.wait(landing.num_bytes, spec["wait_s"])
     warmup_at = time.time()
-    held = {**holds(server.warm_up()), "shared_bytes": server.shared_bytes()}
+    held = {**holds(server.warm_up()), "shared_bytes": server.shared_bytes(), "step_s": server.step_s}
     phases = [
         ["launch", spec["launched_at"], imported_at],
         ["load", load_at, warmup_at],

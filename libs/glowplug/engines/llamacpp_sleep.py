@@ -34,7 +34,7 @@ _LONGEST_OPENING = 4096  # characters: some thousand tokens
 _BROKEN_OFF_S, _POLL_S = 2.5, 0.002  # llama.cpp notices within a second or so that a client has left
 _TRIES = 3
 _TIMEOUT_S = 120.0
-_CANARY = {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "logprobs": 5, "cache_prompt": False}
+_CANARY = {"prompt": "Hello", "temperature": 0, "logprobs": 5, "cache_prompt": False}
 _SAME = 1e-3  # of a log probability; another order of additions changes less
 _LEAST_RUN_BYTES = 1 << 20
 _LOAD_BYTES = 64 << 20  # that a load takes besides weights and KV cache: the vocabulary, buffers; 30 MB of SmolLM2
@@ -69,6 +69,7 @@ class EngineServer:
             pages.give_back_small(pages.mapped(weights))
         self._num_slots = 0
         self._likeliest: Likeliest = {}
+        self.step_s = 0.0  # seconds of a decode step, as `warm_up` has seen; 0: not known
         self._opening: bool | None = None  # whether it is kept in a file; None: nobody has looked yet
         self.becomes = ""  # PREWARMED or SWAPPED_OUT while it sleeps
 
@@ -77,9 +78,9 @@ class EngineServer:
         return int(urlsplit(self.address).port or 0)
 
     def warm_up(self) -> dict[str, Any]:
-        """One token through the whole path, so that READY means answering. Returns llama.cpp's /props. Raises
-        RuntimeError when it does not answer."""
-        self._likeliest = self._canary()
+        """Two tokens through the whole path, so that READY means answering; the second one is a step alone (`step_s`).
+        Returns llama.cpp's /props. Raises RuntimeError when it does not answer."""
+        self._likeliest = self._canary(num_tokens=2)
         props: dict[str, Any] = json.loads(self._ask("GET", "/props"))
         self._num_slots = int(props["total_slots"])
         return props
@@ -234,10 +235,12 @@ class EngineServer:
         now, then = self._canary(), self._likeliest
         return now.keys() == then.keys() and all(math.isclose(now[t], then[t], abs_tol=_SAME) for t in then)
 
-    def _canary(self) -> Likeliest:
-        choice = json.loads(self._ask("POST", "/v1/completions", json.dumps(_CANARY)))["choices"][0]
-        tokens = (choice.get("logprobs") or {}).get("content") or []
-        return {int(top["id"]): float(top["logprob"]) for token in tokens for top in token["top_logprobs"]}
+    def _canary(self, num_tokens: int = 1) -> Likeliest:
+        """The likeliest first tokens of the same short answer."""
+        said = json.loads(self._ask("POST", "/v1/completions", json.dumps({**_CANARY, "max_tokens": num_tokens})))
+        self.step_s = _step_s(said.get("timings") or {}) or self.step_s
+        tokens = (said["choices"][0].get("logprobs") or {}).get("content") or []
+        return {int(top["id"]): float(top["logprob"]) for token in tokens[:1] for top in token["top_logprobs"]}
 
     def _ask(self, method: str, path: str, body: str = "") -> bytes:
         parts = urlsplit(self.address)
@@ -258,6 +261,12 @@ class EngineServer:
             shown = text[:500].decode("utf-8", "replace")
             raise RuntimeError(f"{path} answered {answer.status} to the engine's own process: {shown}")
         return text
+
+
+def _step_s(timings: dict[str, Any]) -> float:
+    """Seconds of one step, from llama.cpp's own clock: it runs from the first token, which came with the prompt."""
+    num_steps = int(timings.get("predicted_n") or 0) - 1
+    return float(timings["predicted_ms"]) / 1e3 / num_steps if num_steps > 0 else 0.0
 
 
 def kv_pages(kv_bytes: int) -> list[Pages]:

@@ -100,6 +100,7 @@ class LoadReport:
     kv_tokens: int = 0  # tokens that its KV cache holds, of all requests together; 0: the engine does not say
     lacks: tuple[str, ...] = ()  # of its kind's features, those that these weights do not have: see Instance.lacks
     shared_bytes: int = 0  # of its weights, seen to be read in the pages of their file, as others of them read them
+    step_s: float = 0.0  # seconds of a decode step of one sequence alone, measured; 0: the engine does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,11 +296,22 @@ class Mover(Protocol):
         None where a consolidation is not over, or there was none."""
         ...
 
+    def processes(self, handle: EngineHandle) -> tuple[int, ...]:
+        """The living processes that belong to a handle besides its own, by their leaders: of a whole engine the stage
+        that it was, of a stage what becomes whole beside it."""
+        ...
+
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, which run nothing from
-        then on. Whoever owns a stream continues it at the whole engine's url, with the prompt and the tokens so far as
-        its prompt, and no token is computed twice that has come over. Raises EngineFailed where the stages answer
+        """Of the handle of a whole engine: bring it the KV cache of what runs in the stages, which pause for it and go
+        on. Whoever owns a stream continues it at the whole engine's url, with the prompt and the tokens so far as its
+        prompt, and no token is computed twice that has come over. Raises EngineFailed where the stages answer
         nothing."""
+        ...
+
+    async def is_stage_over(self, handle: EngineHandle) -> bool:
+        """Of the handle of a whole engine: whether the stage that it was has nothing left to do. A first one has not
+        while it answers a request, a later one while its process lives, which ends with the first one's. Raises
+        EngineFailed where it does not answer."""
         ...
 
     async def end_stage(self, handle: EngineHandle) -> None:

@@ -3,7 +3,7 @@
     spec.json    driver -> host  what to serve, written before the process starts
     go.json      driver -> host  {"path"}: the weights are complete, or arrive there (landing.py)
     ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}, and what the engine holds, as
-                                 far as it says so: "num_slots", "kv_tokens", "lacks"
+                                 far as it says so: "num_slots", "kv_tokens", "lacks", "step_s"
     loaded-N.json  worker N of a pipeline's stage -> driver  {"phases"}: its weights are loaded
     failed.json  host -> driver  {"message", "code" where waiting for another start would not help}
 

@@ -164,7 +164,7 @@ class VllmDriver(StagedVllm):
         report = await load(handle, weights_path)
         if _SHARES in handle.data:  # else it would not have loaded: see glowplug_vllm/cpu_weights.py
             report = replace(report, shared_bytes=sum(p.stat().st_size for p in weights_path.glob("*.safetensors")))
-        if handle.data.get("parked"):
+        if handle.data.get("parked") and not vllm_stages.is_stage(report.handle):  # what has become whole asks for it
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
         return report
 
@@ -192,8 +192,11 @@ class VllmDriver(StagedVllm):
         return Health(ok=True)
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
-        """As the port says; the first stage of a pipeline counts for all."""
-        return 0 if vllm_stages.is_later(handle) else await super().num_in_flight(handle)
+        """As the port says; the first stage of a pipeline counts for all, and for a whole engine what still runs in the
+        stages that it was counts too."""
+        if vllm_stages.is_later(handle):
+            return 0
+        return await super().num_in_flight(handle) + await self.num_in_stages(handle)
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         await self._tell(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)

@@ -180,7 +180,8 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
         FIRST_BYTES: str(request.first_bytes if _holds_layers(request) else 0),
     }
     if request.num_stages > 1:
-        env |= _network(request.address or reachable(request.host))
+        # torch looks up the name of whoever connects: for 10 s, where a name server does not answer
+        env |= _network(request.address or reachable(request.host)) | {"RES_OPTIONS": "timeout:1 attempts:1"}
     if request.gpu_kind == "cuda":
         indices = request.gpu_indices or (request.gpu_index,)
         return {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, indices))}

@@ -6,7 +6,8 @@ has no url. The first one is asked by `serve_stages` for the server that answers
 
 A stage becomes whole in a process beside its own: vLLM fixes at its start which layers a process has. The whole engine
 is started from the node's weights while the pipeline serves on; then `move_requests` pauses the pipeline and brings it
-the KV cache of what runs (glowplug_vllm/moving.py), and `end_stage` ends the stage's process.
+the KV cache of what runs (glowplug_vllm/moving.py). The pipeline goes on with what nobody takes away from it, until
+`is_stage_over`, and `end_stage` ends the stage's process.
 """
 
 import hashlib
@@ -73,14 +74,11 @@ class StagedVllm(HostedDriver, Stager):
     async def load_stage(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         """As `load`, of a stage: returns when its own part of the weights is loaded."""
         run_dir = Path(handle.run_dir)
-        rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
         loaded: dict[str, Any] = {}
-        try:
+        async with self._loading(handle, weights_path):
+            rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
             for number in range(int(handle.data[NUM_WORKERS])):
                 loaded = await self._wait_ready(handle, run_dir, weights_path, rendezvous.loaded(number))
-        except EngineFailed:
-            await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
-            raise
         return LoadReport(handle=handle, phases=phases_of(loaded))
 
     async def serve_stages(self, handle: EngineHandle, later: Sequence[Any] = ()) -> LoadReport:
@@ -166,6 +164,11 @@ class StagedVllm(HostedDriver, Stager):
         data = {**kept, **beside.data, OF_STAGE: handle.to_json().decode()}
         return self._report(replace(beside, data=data), ready)
 
+    def processes(self, handle: EngineHandle) -> tuple[int, ...]:
+        """As the port says."""
+        others = (stage_of(handle), self._beside(handle))
+        return tuple(other.pid for other in others if other is not None and self.adopt(other))
+
     async def move_requests(self, handle: EngineHandle) -> Moved:
         """As the port says. A later stage has no requests of its own."""
         stage = stage_of(handle)
@@ -189,6 +192,31 @@ class StagedVllm(HostedDriver, Stager):
             export_s=answer["export_s"],
         )
 
+    async def is_stage_over(self, handle: EngineHandle) -> bool:
+        """As the port says."""
+        stage = stage_of(handle)
+        if stage is None or not self.adopt(stage):
+            return True
+        return not is_later(stage) and await self._num_in_stage(stage) == 0
+
+    async def num_in_stages(self, handle: EngineHandle) -> int:
+        """Requests that run in the stages which a whole engine came up beside. Raises EngineFailed."""
+        stage = stage_of(handle)
+        if stage is None or is_later(stage) or not self.adopt(stage):
+            return 0
+        return await self._num_in_stage(stage)
+
+    async def _num_in_stage(self, stage: EngineHandle) -> int:
+        """Of a first stage. vLLM's own samples stand still once it runs nothing more."""
+        status, text = await self._ask(stage, "/glowplug/requests", self._settings.health_timeout_s)
+        why = f"{self.name} {stage.instance_id}: its stage does not say what runs: {text[:300]!r}"
+        if status != 200:
+            raise EngineFailed(why)
+        try:
+            return int(json.loads(text)["num_requests"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineFailed(why) from error
+
     async def end_stage(self, handle: EngineHandle) -> None:
         """As the port says. Said twice, it does nothing."""
         if (stage := stage_of(handle)) is not None:
@@ -204,6 +232,8 @@ class StagedVllm(HostedDriver, Stager):
         if not is_stage(handle):
             ready = rendezvous.read(Path(handle.run_dir), rendezvous.READY)
             return int(ready["kv_tokens"]) if ready is not None else 0
+        if (whole := self.whole(handle)) is not None:  # what runs may have left the stages already
+            return whole.kv_tokens
         await self._end_beside(handle)
         return None
 

@@ -75,6 +75,7 @@ class Capacity:
         self.longest_unused = LongestUnused()
         self.num_active: Counter[str] = Counter()  # model_key -> instances that serve or will
         self.stages: dict[str, dict[str, Instance]] = {}  # pipeline -> its later stages, gone ones too
+        self.pipelines: dict[str, None] = {}  # first stages that are not gone
         self.reserved: dict[str, int] = {}  # gpu_id -> bytes claimed and not granted
         self.num_promises = 0  # grows whenever a dormant instance is promised or given back
         self.taken: dict[str, str] = {}  # dormant instance -> the one it is promised to, or that takes its place
@@ -282,6 +283,11 @@ class Capacity:
         self.taken.pop(instance_id, None)
         self._give_back_all(instance_id)
 
+    @property
+    def rows(self) -> Mapping[str, Instance]:
+        """Every instance by id, gone ones too."""
+        return self._rows
+
     def living(self) -> Iterator[Instance]:
         """Those that are not gone."""
         return (row for rows in self.on_node.values() for row in rows.values())
@@ -311,6 +317,8 @@ class Capacity:
             self._give_back_all(row.instance_id)
         if row.state.is_gone:
             return
+        if not (row.is_whole or row.part_of):
+            self.pipelines[row.instance_id] = None
         self.nodes.touch(row.node_id)
         self.on_node.setdefault(row.node_id, {})[row.instance_id] = row
         for worker in row.workers:
@@ -330,6 +338,7 @@ class Capacity:
             _out_of(self.stages, row.part_of, row.instance_id)
         if row.state.is_gone:
             return
+        self.pipelines.pop(row.instance_id, None)
         self.nodes.touch(row.node_id)
         _out_of(self.on_node, row.node_id, row.instance_id)
         for worker in row.workers:

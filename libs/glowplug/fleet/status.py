@@ -14,7 +14,7 @@ from typing import Final
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung, Temperature
-from glowplug.policies.start_times import StartKind, StartTimes, fresh_kind
+from glowplug.policies.start_times import FROM_NOTHING, StartKind, StartTimes
 
 
 class ModelState(StrEnum):
@@ -155,5 +155,5 @@ class StartEstimates:
             return StartKind.GROWTH
         if InstanceState.SWAPPED_OUT in states:
             return StartKind.WAKE
-        unseen = fresh_kind(is_cached=not model.weights.uri)
-        return self.times.latest(model, (StartKind.COLD, StartKind.CACHED)) or unseen
+        unseen = StartKind.COLD if model.weights.uri else StartKind.CACHED
+        return self.times.latest(model, FROM_NOTHING) or unseen

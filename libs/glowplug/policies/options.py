@@ -15,6 +15,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching import union as union_caching
 from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
 from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
 
 Policy = Callable[..., Any]
 _LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like"})  # of the routing policies, those with constants
@@ -48,6 +49,9 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         if kind == "routing" and base_name(name) in _LOOK_AHEAD:
             laid_over(BalancerParams(), options)
             return lambda params: policy(laid_over(params, options))
+        if kind == "routing" and base_name(name) == "union":
+            laid_over(union_params(BalancerParams()), options)
+            return lambda params: preserve_load_aware(laid_over(union_params(params), options))
         return _function(policy, options)
     except ValueError as error:
         raise BadRequest(f"{kind} policy {base_name(name)!r}: {error}", param=f"policy_{kind}") from error

@@ -6,9 +6,9 @@ instance carry them. Eq. 5 of HydraServe, WarmServe's T_c, a router's Retry-Afte
 
 A start is looked up from the nearest to the farthest: the same model; else models of its size class (weights within a
 factor of two); else any model of its engine; else the engine's prior. Each of them on the same kind of GPU and for the
-same kind of start, of which a cold and a cached one differ in their fetch alone. What is taken from other models is
-scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the median of the last
-`KEPT` starts: one that met a busy machine moves nothing.
+same kind of start, of which those from nothing (cold, from disk, from host memory) differ in their fetch alone. What is
+taken from other models is scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the
+median of the last `KEPT` starts: one that met a busy machine moves nothing.
 
 A load that ran beside its fetch says nothing of one that follows it: of a streamed start only what the load took behind
 the last byte is learned (`tail_s`), for streamed starts alone.
@@ -36,7 +36,8 @@ NOT_SEEN = -1.0  # of a stage that this start does not show alone
 class StartKind(StrEnum):
     """What a start finds."""
 
-    COLD = "cold"  # its weights come into host memory first
+    COLD = "cold"  # its weights come into host memory first, over the network
+    DISK = "disk"  # ... from the node's own copy on disk
     CACHED = "cached"  # they lie in host memory, or there are none to bring
     WAKE = "wake"  # its engine sleeps outside the GPU (SWAPPED_OUT)
     GROWTH = "growth"  # a replica holds its weights (PREWARMED)
@@ -45,7 +46,7 @@ class StartKind(StrEnum):
 
 Scope = Literal["model", "size", "engine", "prior"]  # whose starts a figure comes from
 
-_SIBLING = {StartKind.COLD: StartKind.CACHED, StartKind.CACHED: StartKind.COLD}  # the same but for the fetch
+FROM_NOTHING = (StartKind.COLD, StartKind.CACHED, StartKind.DISK)  # of no engine, awake or not: alike but for the fetch
 _KINDS = {kind.value: kind for kind in StartKind}
 _OF_STATE = {InstanceState.SWAPPED_OUT: StartKind.WAKE, InstanceState.PREWARMED: StartKind.GROWTH}
 
@@ -55,9 +56,9 @@ def kind_from(source: InstanceState) -> StartKind:
     return _OF_STATE.get(source, StartKind.JOIN)
 
 
-def fresh_kind(*, is_cached: bool) -> StartKind:
-    """The start of an instance that grows from none."""
-    return StartKind.CACHED if is_cached else StartKind.COLD
+def slowest(kinds: Iterable[StartKind]) -> StartKind:
+    """Of an instance whose stages are such starts from nothing: that which waits longest for its weights."""
+    return min(kinds, key=(StartKind.COLD, StartKind.DISK, StartKind.CACHED).index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +301,7 @@ class StartTimes:
         if kind is StartKind.GROWTH:
             return StageTimes(load_s=prior.growth_s)
         fetch_s = prior.look_s
-        if kind is StartKind.COLD:
+        if kind in (StartKind.COLD, StartKind.DISK):  # of a disk nothing is assumed: its node measures it
             fetch_s = prior.fetch_s + model.fetch_bytes / self.network_bytes_per_s
         elif prior.fetch_bytes_per_s:
             fetch_s = model.weights_bytes / prior.fetch_bytes_per_s
@@ -342,7 +343,7 @@ class StartTimes:
 
     def measured_by(self, model: Model, kind: StartKind, gpu_kind: str, stage: str = "load_s") -> tuple[Scope, int]:
         """Whose starts a prediction of that stage comes from, and of how many it is the median."""
-        kinds = [kind, *([_SIBLING[kind]] if kind in _SIBLING and stage != "fetch_s" else [])]
+        kinds = _alike(kind, stage)
         groups: list[tuple[Scope, int | None]] = [("size", size_class(model)), ("engine", None)]
         for one in kinds:
             row = self._row(model, one, gpu_kind)
@@ -360,7 +361,7 @@ class StartTimes:
 
     def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> _Stage:
         """One stage, by the nearest starts that show it, and the size class in which they were found (None: any)."""
-        kinds = [kind, *([_SIBLING[kind]] if kind in _SIBLING and name != "fetch_s" else [])]
+        kinds = _alike(kind, name)
         mine: float = getattr(prior, name)
         for one in kinds:
             row = self._row(model, one, gpu_kind)
@@ -372,6 +373,13 @@ class StartTimes:
                 if scaled := [_scaled(s, name, mine) for s in samples if getattr(s.took, name) >= 0]:
                     return float(median(scaled)), size
         return mine, None
+
+
+def _alike(kind: StartKind, stage: str) -> tuple[StartKind, ...]:
+    """The kinds of start that show what this stage of `kind` takes, its own first."""
+    if kind not in FROM_NOTHING or stage == "fetch_s":
+        return (kind,)
+    return (kind, *(other for other in FROM_NOTHING if other is not kind))
 
 
 def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:

@@ -6,6 +6,7 @@ reads.py declares), rows of a table, or work for a node or for the traffic. `Cal
 and the store emptied, and what was lost is made good by the tables, which each service reads again and again.
 """
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -319,14 +320,26 @@ class ControlPlane:
         if name == "autoscaler":
             self._deploy()
 
-    def elect(self, name: str) -> None:
-        """Another process of a service begins to lead. It has followed the one before and read the tables."""
+    def elect(self, name: str, *, lingers: bool = False) -> None:
+        """Another process of a service begins to lead. It has followed the one before and read the tables. That one, if
+        it `lingers`, has not noticed, and goes on: it receives what the new leader does, and sends at its old epoch."""
         earlier, epoch = self.services[name], self._next_epoch(name)
+        if lingers:
+            self._go_on(f"{name}-0", name, epoch - 1)
+            earlier = copy.deepcopy(earlier)
         self.services[name] = later = self._makers[name](epoch)
         later.inherit(earlier, self.kernel.now_s)
         self._restore(name)
         row = Leader(service=name, service_id=f"{name}-1", url="", epoch=epoch, since=self.kernel.now_s)
         self.execute(name, [Save(LEADERS, name, row)], None)
+
+    def _go_on(self, alias: str, name: str, epoch: int) -> None:
+        self.services[alias], self._reads[alias], self._epochs[alias] = self.services[name], self._reads[name], epoch
+        for payload in self._reads[name].payloads:
+            self._readers[payload].append(alias)
+        self._begin(self.params.tick_s, alias)
+        if not math.isinf(self.params.resync_s):
+            self.kernel.after(self.params.resync_s, self._resync, alias)
 
     def empty_store(self) -> None:
         """The store loses every row."""

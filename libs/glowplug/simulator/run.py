@@ -13,7 +13,7 @@ SETTLE_S = 5.0  # nodes and routers have spoken before the first request comes
 
 def digest_of(weights: WeightsRef) -> str:
     """The region of a set of weights."""
-    return weights.uri
+    return weights.digest
 
 
 class Run:

@@ -16,7 +16,8 @@ from glowplug.simulator.run import Run
 from glowplug.simulator.workload.arrival import Arrival
 
 ERROR_STATUS: Final = {"context_length_exceeded": 400, "engine_failed": 502}
-UNHEEDED: Final = (rw.Hold, rw.Recall)  # who waits, waits; an engine that is gone ends its requests itself
+# Who waits, waits; an engine that is gone ends its requests itself, and no stream leaves one (`move_within_s` is 0).
+UNHEEDED: Final = (rw.Hold, rw.Recall, rw.MoveStream)
 
 
 @dataclass(slots=True, eq=False)

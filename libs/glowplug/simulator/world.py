@@ -84,7 +84,7 @@ class World(Run):
         for fault in self.setup.faults:
             if fault.node_id not in self.nodes:
                 raise ValueError(f"faults: there is no node {fault.node_id!r}")
-            self.kernel.at(self.began_s + fault.at_s, _break, self.nodes[fault.node_id], fault)
+            self.kernel.at(self.began_s + fault.at_s, break_at, self.nodes[fault.node_id], fault)
         self.traffic.start()
 
     def run_until(self, end_s: float) -> None:
@@ -107,7 +107,8 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _break(node: SimNode, fault: Fault) -> None:
+def break_at(node: SimNode, fault: Fault) -> None:
+    """A fault strikes, now."""
     if fault.kind in ("consolidation", "hang"):
         (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
     elif fault.model:

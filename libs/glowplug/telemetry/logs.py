@@ -2,12 +2,44 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import structlog
 
 from glowplug.telemetry.tracing import is_sampled
+
+REPEAT_S: Final = 10.0  # seconds in which a warning is logged once
+MAX_REPEATS: Final = 256  # different warnings that are remembered
+
+
+class Repeats(logging.Filter):
+    """Lets a warning pass once in REPEAT_S seconds, and then says how often it came: a server that is gone for a minute
+    would else fill the log of every service with the same line. Lines about different requests or events differ."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # line -> when it last passed, how many since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or not isinstance(record.msg, str):
+            return True
+        text, now = record.getMessage(), self._clock()
+        bound = tuple(sorted((key, str(value)) for key, value in structlog.contextvars.get_contextvars().items()))
+        line = (record.name, record.levelno, text, bound)
+        passed_at, num_since = self._seen.pop(line, (float("-inf"), 0))
+        if now - passed_at < REPEAT_S:
+            self._seen[line] = (passed_at, num_since + 1)
+            return False
+        if num_since:
+            record.msg, record.args = f"{text} ({num_since} more since the last such line)", ()
+        self._seen[line] = (now, 0)
+        if len(self._seen) > MAX_REPEATS:
+            del self._seen[next(iter(self._seen))]
+        return True
 
 
 @contextmanager
@@ -42,6 +74,7 @@ def configure(service_id: str, *, level: str = "INFO", json: bool = False) -> No
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
+    handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

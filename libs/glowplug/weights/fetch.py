@@ -56,8 +56,9 @@ class PeerMismatch(Exception):
 
 class Fetch:
     """Runs once. `on_sized(num_bytes)` is asked for free memory as soon as the size is known (0: unknown) and returns
-    the bytes granted or raises NoSpace. With `num_stages` what stage `stage` of a pipeline reads is brought, and bytes
-    [first_byte, last_byte) (0: to the end) where the weights have no layers. `piece_digests` are the source's own
+    the bytes granted or raises NoSpace. With `num_stages` what stage `stage` of a pipeline reads is brought. Where no
+    layers are known that is all of a directory, since its engine opens every file; of a single file it is bytes
+    [first_byte, last_byte) (0: to the end). `piece_digests` are the source's own
     checksums, where it has some. `peers` are asked beside the source, and closed at the end."""
 
     def __init__(
@@ -320,11 +321,12 @@ class Fetch:
             await transfer.bring([self._range(writer)])
             return
         order = await self._order(writer, transfer)
-        if self._num_stages > 1 and not order.num_layers:
+        is_directory = writer.layout is not None and writer.layout.is_directory
+        if self._num_stages > 1 and not order.num_layers and not is_directory:
             await transfer.bring([self._range(writer)])
             return
         try:
-            ranges = ranges_of_stage(order, self._stage, self._num_stages)
+            ranges = await asyncio.to_thread(ranges_of_stage, order, self._stage, self._num_stages)
         except ValueError as error:
             raise WeightsUnavailable(f"{redacted(self._ref.uri)}: {error}") from error
         await transfer.bring([(one.first, one.last) for one in ranges])
@@ -358,7 +360,7 @@ class Fetch:
         config = next((file for file in layout.files if file.path == "config.json"), None)
         content = writer.read_all(config.start, config.num_bytes) if config else b""
         order = reading_order(layout, headers, content)
-        self.region.write_order(order)
+        await asyncio.to_thread(self.region.write_order, order)  # the cuts take a while
         return order
 
 

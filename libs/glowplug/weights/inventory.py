@@ -1,8 +1,10 @@
-"""What a node's host memory holds, read from its shared-memory directory. Cheap enough for every beat of an agent."""
+"""What a node's host memory and disk hold, read from its shared-memory directory. Cheap enough for every beat of an
+agent."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,6 +13,7 @@ from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.weights.region import Region, RegionState
 
 LINKS_FILE = "links.json"
+DISK_FILE = "disk.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +72,28 @@ def read_links(shm_dir: Path, node_id: str) -> tuple[Link, ...]:
 
 
 def write_links(shm_dir: Path, node_id: str, links: Iterable[Link]) -> None:
-    root = shm_dir / node_id
-    root.mkdir(parents=True, exist_ok=True)
-    scratch = root / f"{LINKS_FILE}.tmp"
-    scratch.write_bytes(msgspec.json.encode(list(links)))
-    scratch.replace(root / LINKS_FILE)
+    _write(shm_dir / node_id, LINKS_FILE, list(links))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskContent:
+    """The whole copies on a node's disk, and at which rate they came from it, or went to it (0: none has yet)."""
+
+    copies: tuple[CachedWeights, ...] = ()
+    bytes_per_s: float = 0.0
+
+
+def read_disk(shm_dir: Path, node_id: str) -> DiskContent:
+    """What lies on the node's disk, as its prefetcher last wrote it; nothing where it has none."""
+    try:
+        return from_json((shm_dir / node_id / DISK_FILE).read_bytes(), DiskContent)
+    except (OSError, MalformedEvent):
+        return DiskContent()
+
+
+def write_disk(shm_dir: Path, node_id: str, content: DiskContent) -> None:
+    """Raises OSError."""
+    _write(shm_dir / node_id, DISK_FILE, content)
 
 
 def is_whole(region: Region) -> bool:
@@ -114,6 +134,14 @@ def _partial(region: Region) -> PartialWeights | None:
         num_bytes_done=sum(last - first for first, last in landed),
         changed_at=changed_at,
     )
+
+
+def _write(root: Path, name: str, content: Any) -> None:
+    """At once, for whoever reads."""
+    root.mkdir(parents=True, exist_ok=True)
+    scratch = root / f"{name}.tmp"
+    scratch.write_bytes(msgspec.json.encode(content))
+    scratch.replace(root / name)
 
 
 def _size(path: Path) -> int:

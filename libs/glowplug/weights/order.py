@@ -3,16 +3,19 @@
 The order comes from the tensors' names in the headers of safetensors files, or the tensor infos of a GGUF: what is
 needed to build the model, then the embeddings, the layers from the first on, and last the norm and head. Weights
 without such a structure are read by offset. HydraServe section 5 fetches in this order, so that loading follows close
-behind; a stage's part is that of vLLM (`get_pp_indices`), so that an engine finds every tensor that it asks for.
+behind. A pipeline is cut by bytes, not by layers: the slowest fetch decides when it serves. Engines read the cut beside
+the order, so that each finds every tensor that it asks for.
 
 Offsets are bytes of the region (weights/pieces.py), ends exclusive.
 """
 
+import itertools
 import json
+import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -20,6 +23,8 @@ from typing import Any
 
 from glowplug.weights.pieces import Layout, LayoutFile
 
+MAX_STAGES = 8  # of a pipeline, that an order says the cut of
+MAX_LAYERS = 512  # more are not cut: it takes time by their square
 MAX_HEADER_BYTES = 256 << 20  # a longer header is none
 _MAX_TEXT = 1 << 20  # of a name in a GGUF
 _LENGTH = struct.Struct("<Q")
@@ -88,8 +93,11 @@ class Order:
     is_tied: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """`stages`: of each number of stages, how many layers each of them has (for engines)."""
         ranges = [[r.first, r.last, r.kind.value, r.layer] for r in self.ranges]
-        return {"num_layers": self.num_layers, "is_tied": self.is_tied, "ranges": ranges}
+        numbers = range(2, min(MAX_STAGES, self.num_layers) + 1)
+        stages = {str(number): [len(layers) for layers in layers_of_stage(self, number)] for number in numbers}
+        return {"num_layers": self.num_layers, "is_tied": self.is_tied, "stages": stages, "ranges": ranges}
 
     @classmethod
     def from_json(cls, value: Any) -> "Order | None":
@@ -101,16 +109,68 @@ class Order:
             return None
 
 
-def layers_of_stage(num_layers: int, num_stages: int) -> tuple[range, ...]:
-    """The layers of each stage, the first stage first: vLLM's partition where none is given. What is left over goes to
-    the middle stages, from the last but one backwards. Raises ValueError for more stages than layers, or none."""
+def layers_of_stage(order: Order, num_stages: int) -> tuple[range, ...]:
+    """The layers of each stage, the first stage first, so that the largest part is as small as can be: the first stage
+    has the embeddings too, the last one the head, which may be the embeddings again. Of such cuts the most even one, by
+    bytes and then by layers. No stage has more than half as many layers again as an even part: its memory for KV cache
+    is an even part. Raises ValueError for more stages than layers, or none."""
+    num_layers = order.num_layers
     if not 1 <= num_stages <= num_layers:
         raise ValueError(f"{num_layers} layers cannot be cut into {num_stages} stages")
-    counts = [num_layers // num_stages] * num_stages
-    for behind in range(2, num_layers % num_stages + 2):
-        counts[-behind] += 1
-    starts = [sum(counts[:stage]) for stage in range(num_stages)]
-    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    most = -(-3 * num_layers // (2 * num_stages))
+    ends = list(itertools.accumulate(_layer_bytes(order), initial=0))
+    embeddings, final = _bytes_of(order, Kind.EMBEDDING), _bytes_of(order, Kind.FINAL)
+    final += embeddings if order.is_tied else 0
+
+    def part_bytes(stage: int, first: int, last: int) -> int:
+        own = ends[last] - ends[first]
+        return own + embeddings * (stage == 0) + final * (stage == num_stages - 1)
+
+    def worst(sofar: _Cost, *part: int) -> _Cost:
+        return max(sofar[0], part_bytes(*part)), 0.0
+
+    def uneven(sofar: _Cost, stage: int, first: int, last: int) -> _Cost:
+        num_bytes = part_bytes(stage, first, last)
+        squared = float(num_bytes) ** 2 if num_bytes <= largest else math.inf
+        return sofar[0] + squared, sofar[1] + (last - first) ** 2
+
+    largest = _cut(num_layers, num_stages, most, worst)[0][0]
+    starts = _cut(num_layers, num_stages, most, uneven)[1]
+    return tuple(range(first, last) for first, last in itertools.pairwise((*starts, num_layers)))
+
+
+def _bytes_of(order: Order, kind: Kind) -> int:
+    return sum(one.last - one.first for one in order.ranges if one.kind is kind)
+
+
+def _layer_bytes(order: Order) -> list[int]:
+    found = [0] * order.num_layers
+    for one in order.ranges:
+        if one.kind is Kind.LAYER:
+            found[one.layer] += one.last - one.first
+    return found
+
+
+_Cost = tuple[float, float]
+
+
+def _cut(
+    num_layers: int, num_stages: int, most: int, cost: Callable[[_Cost, int, int, int], _Cost]
+) -> tuple[_Cost, tuple[int, ...]]:
+    """The least cost of a cut into stages of 1 to `most` layers, and the first layer of each: `cost` of those before
+    with one more stage, (stage, first, last)."""
+    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0.0, 0.0), ())}  # by the layers that have a stage
+    for stage in range(num_stages):
+        best = {
+            last: min(
+                (cost(best[first][0], stage, first, last), (*best[first][1], first))
+                for first in range(max(0, last - most), last)
+                if first in best
+            )
+            for last in range(stage + 1, num_layers - (num_stages - stage - 1) + 1)
+            if any(first in best for first in range(max(0, last - most), last))
+        }
+    return best[num_layers]
 
 
 def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]:
@@ -121,7 +181,7 @@ def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]
         raise ValueError(f"there is no stage {stage} of {num_stages}")
     if num_stages == 1 or not order.num_layers:
         return order.ranges
-    layers = layers_of_stage(order.num_layers, num_stages)[stage]
+    layers = layers_of_stage(order, num_stages)[stage]
     is_first, is_last = stage == 0, stage == num_stages - 1
     wanted = {
         Kind.EMBEDDING: is_first or (is_last and order.is_tied),
@@ -155,11 +215,13 @@ def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes =
         size = sizes.get(one.first, (True, 0)) if one.kind is Kind.FILES else (True, 0)
         return (_RANK[one.kind], one.layer, size, one.first)
 
-    layers = {one.layer for one in found if one.kind is Kind.LAYER}
+    num_layers = max((one.layer for one in found if one.kind is Kind.LAYER), default=-1) + 1
+    if num_layers > MAX_LAYERS:
+        num_layers = 0
     return Order(
         ranges=tuple(_joined(sorted(found, key=rank))),
-        num_layers=max(layers, default=-1) + 1,
-        is_tied=bool(layers) and (not has_head or _says_tied(config)),
+        num_layers=num_layers,
+        is_tied=bool(num_layers) and (not has_head or _says_tied(config)),
     )
 
 

@@ -205,6 +205,12 @@ class Region:
     def write_order(self, order: Order) -> None:
         _write_json(self._order, order.to_json())
 
+    def renew_order(self) -> None:
+        """Say how it is cut into stages where an earlier version, which cut otherwise, has not."""
+        if "stages" not in _read_json(self._order) and (order := self.read_order()) is not None:
+            self.forget_stages()
+            self.write_order(order)
+
     def write_piece_digests(self, layout: Layout, digests: Sequence[str]) -> None:
         _write_json(self._pieces, piece_digests_json(layout, digests))
 
@@ -227,6 +233,11 @@ class Region:
         """Declare that all has landed which that stage reads."""
         _write_json(self._stage(stage, num_stages), asdict(info))
 
+    def forget_stages(self) -> None:
+        """No stage has all that it reads."""
+        for path in self.directory.glob("stage-*.json"):
+            path.unlink(missing_ok=True)
+
     def fail(self, code: str, message: str, *, failed_at: float, instance_ids: Iterable[str] = ()) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._complete.unlink(missing_ok=True)
@@ -241,8 +252,9 @@ class Region:
     def clear_bytes(self) -> None:
         """Drop what has landed, keep the directory (and its failure, if any) for readers."""
         self._complete.unlink(missing_ok=True)  # first, and the layout next: what a reader has begun with is over
-        for path in (self._layout, self._landed, *self.directory.glob("stage-*.json")):
+        for path in (self._layout, self._landed):
             path.unlink(missing_ok=True)
+        self.forget_stages()
         for path in (self._order, self._pieces, self._progress, self._meta, self.blob):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)

@@ -19,7 +19,7 @@ from glowplug.weights.region import Region
 from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, checked_relative, redacted
 
 SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
-_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
 class Intervals:
@@ -200,6 +200,7 @@ class RegionWriter:
         """What landed there was wrong: it is to be brought again, in another generation of the region."""
         if self.layout is None or self._landing is None:
             return
+        self.region.forget_stages()
         self.layout = replace(self.layout, generation=Layout.of([]).generation)
         self.region.write_layout(self.layout)  # before any mark goes: a reader that has used them notices
         lost = Intervals(self.layout.rounded(*one) for one in ranges)
@@ -258,7 +259,7 @@ class RegionWriter:
             self._landing.close()
 
     def _translated(self, error: OSError) -> Exception:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             return NoSpace(f"host memory is full: {error.strerror} ({self.num_bytes or 'unknown'} bytes wanted)")
         return error
 

@@ -7,6 +7,7 @@
     worker_main           in the forked worker: die with the parent, apply OpenMP settings
     _run_in_subprocess    a model class is inspected in this process instead of a new interpreter
     register_triton_kernel_overrides   runs now, once, instead of 0.7 s in each worker
+    AsyncLLM, StructuredOutputManager   the tokenizer is read while the engine core starts (tokenizer_aside.py)
 
 Checked against vLLM 0.32.0. A name that is gone raises `Unpatchable`; the driver then starts servers the plain way.
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from glowplug_vllm import process
+from glowplug_vllm import process, tokenizer_aside
 
 NEEDED = (
     ("vllm.utils.system_utils", "get_mp_context"),
@@ -25,12 +26,24 @@ NEEDED = (
     ("vllm.v1.engine.core", "EngineCoreProc.run_engine_core"),
     ("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main"),
     ("vllm.model_executor.models.registry", "_run_in_subprocess"),
+    ("vllm.v1.engine.async_llm", "renderer_from_config"),
+    ("vllm.v1.engine.async_llm", "EngineCoreClient.make_async_mp_client"),
+    ("vllm.v1.engine.async_llm", "maybe_register_config_serialize_by_value"),
+    ("vllm.v1.engine.utils", "EngineHandshakeMetadata"),
+    ("vllm.v1.structured_output", "cached_tokenizer_from_config"),
     # not replaced here: what stage.py, moving.py and connector.py use
     ("vllm.model_executor.model_loader.default_loader", "DefaultModelLoader.get_all_weights"),
     ("vllm.model_executor.models.utils", "is_pp_missing_parameter"),
     ("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1.get_num_new_matched_tokens"),
     ("vllm.v1.core.kv_cache_manager", "KVCacheManager.get_block_ids"),
     ("torch.distributed.distributed_c10d", "_get_default_store"),
+    # ... groups.py
+    ("torch.distributed.distributed_c10d", "_world.pg_map"),
+    ("vllm.distributed.parallel_state", "in_the_same_node_as"),
+    (
+        "vllm.distributed.device_communicators.cpu_communicator",
+        "CpuCommunicator._all_group_ranks_share_shm_group_name",
+    ),
 )
 
 
@@ -47,6 +60,7 @@ def apply(is_cpu: bool) -> None:
         replace_everywhere("vllm.utils.system_utils", "get_mp_context", lambda: fork)
         replace_everywhere("vllm.utils.system_utils", "_maybe_force_spawn", lambda: None)
         _scan_triton_once()
+    tokenizer_aside.install()
     replace_everywhere("vllm.model_executor.models.registry", "_run_in_subprocess", lambda fn: fn())
     _wrap("vllm.v1.engine.core", "EngineCoreProc", "run_engine_core", _enter_core)
     _wrap("vllm.v1.executor.multiproc_executor", "WorkerProc", "worker_main", _enter_worker)

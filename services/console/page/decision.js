@@ -5,7 +5,7 @@ import { decisionAddress, modelAddress } from "/page/address.js";
 import { commandLine } from "/page/copy.js";
 import { kindOf, subjectOf } from "/page/decisions.js";
 import { eventLine } from "/page/event.js";
-import { bytes, clock, count, day, seconds } from "/page/format.js";
+import { bytes, clock, count, day, rate, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
 import { gapWords } from "/page/predicted.js";
@@ -88,12 +88,13 @@ function inputs(figures) {
 }
 
 function words(name) {
-  return name.replace(/_(bytes|s)$/, "").replaceAll("_", " ");
+  return name.replace(/_(bytes_per_s|bytes|s)$/, "").replaceAll("_", " ");
 }
 
 function readable(name, value) {
   if (typeof value !== "number") return String(value);
   if (name.endsWith("_bytes")) return bytes(value);
+  if (name.endsWith("_bytes_per_s")) return rate(value);
   if (name.endsWith("_s")) return value < 0 ? "never" : seconds(value);
   return String(value);
 }

@@ -227,10 +227,14 @@ function declared(model) {
 
 /** Where its weights lie now, which is what a start need not fetch. */
 function residence(key) {
-  const holding = live.nodes.flatMap((node) => node.cached.filter((blob) => blob.model_keys.includes(key)).map((blob) => [node.node_id, blob.num_bytes]));
-  const nodes = holding.map(([id]) => id);
-  const some = nodes.length > 6 ? `${nodes.slice(0, 6).join(", ")} and ${nodes.length - 6} more` : nodes.join(", ");
-  return [["In host memory", holding.length ? `${bytes(holding[0][1])} on ${some}` : "of no node"]];
+  const where = (blobsOf) => {
+    const holding = live.nodes.flatMap((node) => blobsOf(node).filter((blob) => blob.model_keys.includes(key)).map((blob) => [node.node_id, blob.num_bytes]));
+    const nodes = holding.map(([id]) => id);
+    const some = nodes.length > 6 ? `${nodes.slice(0, 6).join(", ")} and ${nodes.length - 6} more` : nodes.join(", ");
+    return holding.length ? `${bytes(holding[0][1])} on ${some}` : "of no node";
+  };
+  const onDisk = where((node) => node.on_disk);
+  return [["In host memory", where((node) => node.cached)], onDisk === "of no node" ? null : ["On disk", onDisk]].filter(Boolean);
 }
 
 function fact([name, value]) {

@@ -42,9 +42,9 @@ class FakeEngineDriver:
         self.errors: dict[str, Exception] = {}  # method -> what it raises
         self.is_immortal = False
         self.launch_s = 0.0
-        self.may_load, self.may_stop = asyncio.Event(), asyncio.Event()
-        self.may_load.set()
-        self.may_stop.set()
+        self.may_load, self.may_stop, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for may in (self.may_load, self.may_stop, self.may_answer):
+            may.set()
 
     def fails(self, method: str) -> None:
         if method in self.errors:
@@ -70,6 +70,7 @@ class FakeEngineDriver:
         return LoadReport(handle=handle, phases=())
 
     async def health(self, handle: EngineHandle) -> Health:
+        await self.may_answer.wait()
         return Health(ok=self.adopt(handle), alive=self.adopt(handle))
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
@@ -98,7 +99,7 @@ class FakeSleeper(FakeEngineDriver):
         report = await super().load(handle, weights_path)
         self.calls.append(f"load {weights_path}")
         handle = replace(report.handle, url="http://127.0.0.1:1")
-        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",))
+        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",), step_s=0.02)
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         self.fails("sleep")
@@ -149,12 +150,17 @@ class FakeMover(FakeStager):
     def __init__(self) -> None:
         super().__init__()
         self.beside: EngineHandle | None = None
+        self.stages: list[EngineHandle] = []  # what was asked to become whole
+        self.may_move = asyncio.Event()
+        self.may_move.set()
         self.moved: list[EngineHandle] = []
+        self.is_over = True  # what runs in the stages
         self.ports: list[int] = []
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
         kv_tokens = await super().consolidate(handle, model, weights_path)
         self.ports.append(port)
+        self.stages.append(handle)
         pid = process.spawn(["sleep", "60"], cwd=Path("/"), log_path=Path(handle.log_path), env=dict(os.environ))
         at = process.started_at(pid) or 0.0
         self.beside = replace(handle, pid=pid, pid_started_at=at, url="http://127.0.0.1:2", api_key="k")
@@ -163,11 +169,20 @@ class FakeMover(FakeStager):
     def whole(self, handle: EngineHandle) -> LoadReport | None:
         return LoadReport(handle=self.beside, phases=(), kv_tokens=1200) if self.beside is not None else None
 
+    def processes(self, handle: EngineHandle) -> tuple[int, ...]:
+        """The stage's, of the whole engine: as long as it lives."""
+        return tuple(s.pid for s in self.stages if s.pid != handle.pid and self.adopt(s))
+
     async def move_requests(self, handle: EngineHandle) -> Moved:
         self.moved.append(handle)
         self.calls.append("move")
+        await self.may_move.wait()
         self.fails("move")
         return Moved()
+
+    async def is_stage_over(self, handle: EngineHandle) -> bool:
+        self.fails("over")
+        return self.is_over
 
     async def end_stage(self, handle: EngineHandle) -> None:
         self.calls.append("end stage")

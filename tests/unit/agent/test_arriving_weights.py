@@ -10,6 +10,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.model import WeightsRef
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import Ability
+from glowplug.policies.start_times import StartKind
 from services.agent.service import engine_kind
 from tests.agent_rig import AgentRig
 from tests.arriving_region import ArrivingRegion
@@ -38,7 +39,7 @@ async def test_an_engine_that_streams_is_given_its_weights_as_they_arrive(rig: R
     assert (await rig.outcome(msg.WeightsArriving)).path == str(region.root)
     await region.land()
     region.complete()
-    assert not (await rig.outcome(msg.WeightsComplete)).cached
+    assert (await rig.outcome(msg.WeightsComplete)).found is StartKind.COLD
 
 
 async def test_weights_that_are_dropped_and_come_again_are_reported_before_they_are_complete(

@@ -16,6 +16,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
+from glowplug.policies.start_times import StartKind
 from services.agent.executor import file_name
 from services.agent.processes import kill_orphans
 from services.agent.service import gpu_kind
@@ -110,13 +111,20 @@ async def test_weights_are_waited_for(rig: Rig) -> None:
     assert not rig.outcomes
     region = write_weights(rig.settings.shm_dir.absolute(), MODEL)
     complete = await rig.outcome(msg.WeightsComplete)
-    assert complete.path == str(region.blob) and not complete.cached
+    assert complete.path == str(region.blob) and complete.found is StartKind.COLD
 
 
 async def test_weights_in_memory_already_are_cached(rig: Rig) -> None:
     write_weights(rig.settings.shm_dir.absolute(), MODEL)
     await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
-    assert (await rig.outcome(msg.WeightsComplete)).cached
+    assert (await rig.outcome(msg.WeightsComplete)).found is StartKind.CACHED
+
+
+async def test_weights_that_the_node_reads_from_its_own_disk_are_no_cold_start(rig: Rig) -> None:
+    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
+    await asyncio.sleep(0.01)
+    write_weights(rig.settings.shm_dir.absolute(), MODEL, source="disk")
+    assert (await rig.outcome(msg.WeightsComplete)).found is StartKind.DISK
 
 
 async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(rig: Rig) -> None:
@@ -159,6 +167,7 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: R
     assert rig.driver.calls[2:] == ["wake"] and ready.url == "http://127.0.0.1:1"
     assert [phase.name.value for phase in ready.phases] == ["load"]
     assert (ready.num_slots, ready.kv_tokens, ready.lacks) == (3, 6144, ("tool_choice",)), "as its load has said"
+    assert ready.step_s == 0.02
     handles = rig.state.handles
     assert list(handles) == ["i-1"] and (handles["i-1"].pid, handles["i-1"].instance_id) == (pid, "i-1")
     process.kill_group(pid, handles["i-1"].pid_started_at)

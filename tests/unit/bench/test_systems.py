@@ -109,6 +109,7 @@ SIMULATED_OTHERWISE = {
     "agent.health_every_s": "engines of a run do not hang unless a fault says so",
     "agent.max_tick_gap_s": "virtual time has no pauses",
     "agent.stop_grace_s": "a simulated process ends when it is asked to",
+    "router.move_within_s": "streams of a run go on to the end of a drain: published results stand with that",
     "autoscaler.rest_s": "no message is lost, so no model needs to be looked at again",
 }
 

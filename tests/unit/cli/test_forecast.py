@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.cli.forecast import rows, summary
+from glowplug.cli.forecast import capacity, rows, summary
 
 W = 60.0
 
@@ -48,3 +48,17 @@ def test_what_stands_above_says_how_far_how_good_and_what_was_wrong(anomaly, sai
     assert found["last window"] == said and found["a start takes"] == "41.0 s" and found["made"] == "60s ago"
     assert found["error of late"] == "25% of the concurrency that came"
     assert summary("m", {"policy": "none", "data": []}, [], W, 660.0)["forecast"] == "none yet"
+
+
+@pytest.mark.parametrize(
+    ("rates_from", "said"),
+    [
+        ("measured", "1560 prompt and 285 response tokens/s, measured in 34 windows"),
+        ("declared", "1560 prompt and 285 response tokens/s, as declared"),
+        ("", "not known yet: no instance has been busy for long enough"),
+    ],
+)
+def test_what_an_instance_takes_stands_above_with_how_it_is_known(rates_from, said):
+    takes = {"prompt_per_s": 1560.2, "response_per_s": 284.9, "rates_from": rates_from, "num_windows": 34}
+    assert capacity(takes) == {"one instance takes": said}
+    assert "not known" in capacity(None)["one instance takes"]

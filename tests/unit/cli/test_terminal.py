@@ -148,6 +148,12 @@ def test_json_is_the_value_and_an_empty_table_says_so(capsys: pytest.CaptureFixt
     assert (shown.out, shown.err) == ("", "no model is deployed\n")
 
 
+def test_a_rate_is_shown_as_bytes_a_second() -> None:
+    assert why._readable({"disk_bytes_per_s": 2.0 * 2**20, "start_s": 1.5}) == {
+        "disk_bytes_per_s": "2.0 MiB/s", "start_s": "1.500 s"
+    }  # fmt: skip
+
+
 def test_weights_that_several_hold_show_once_among_the_bytes_of_their_gpu() -> None:
     grants = [{"holder": name, "owner": "kv", "num_bytes": 64 << 20} for name in ("i-1", "i-2")]
     shared = [

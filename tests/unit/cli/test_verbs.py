@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glowplug.cli import verbs
-from glowplug.cli.main import app
+from glowplug.cli.main import app_of
 
 COST = {
     "model": "tiny", "verb": "load", "rung": "ready", "seconds": 2.5, "kind": "cold", "phases": {}, "scope": "prior",
@@ -55,7 +55,7 @@ class Fleet:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., str]:
     def command(*argv: str, code: int = 0) -> str:
-        done = CliRunner().invoke(app, [argv[0], "--state-dir", str(tmp_path), *argv[1:]])
+        done = CliRunner().invoke(app_of(), [argv[0], "--state-dir", str(tmp_path), *argv[1:]])
         assert done.exit_code == code, done.output
         return f"{done.output}{done.exception or ''}"
 

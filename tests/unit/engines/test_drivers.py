@@ -338,6 +338,7 @@ def test_a_stage_meets_the_others_and_only_the_first_one_has_a_server() -> None:
     assert ["--headless" in argv for argv in argvs] == [False, True]
     env = vllm_args.server_environment(asked)
     assert env["VLLM_HOST_IP"] == "127.0.0.1" and env["GLOO_SOCKET_IFNAME"].startswith("lo")
+    assert env["RES_OPTIONS"] == "timeout:1 attempts:1", "torch waits for a name server that does not answer"
 
 
 @pytest.mark.parametrize("where", ["", "host", "host:", "host:many"])

@@ -4,11 +4,17 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from glowplug.domain.errors import EngineFailed
 from glowplug.engines import landing as ours
+from glowplug.engines import process
+from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.port import EngineHandle
 from glowplug.weights.pieces import Layout
+from glowplug.weights.region import RegionInfo, RegionState
 from glowplug_vllm import landing as vllms
 from tests.arriving_region import ArrivingRegion
 
@@ -42,6 +48,49 @@ def test_weights_that_are_whole_or_in_no_region_are_not_waited_for(source: Path,
     asyncio.run(arriving.land())
     arriving.complete()
     assert ours.Landing.of(arriving.root) is None and vllms.Landing.of(arriving.root) is None
+
+
+@pytest.mark.parametrize("how", ["anew", "failed"])
+def test_what_was_dropped_while_an_engine_read_it_is_seen_afterwards(arriving: ArrivingRegion, how: str) -> None:
+    generation = ours.generation_of(arriving.root)
+    assert generation and not ours.are_dropped(arriving.root, generation)
+    asyncio.run(arriving.land(0.5))
+    assert not ours.are_dropped(arriving.root, generation)
+    if how == "anew":
+        stage = {"stage": 0, "num_stages": 2}
+        arriving.region.complete_stage(RegionInfo(path="", num_bytes=1, sha256="", source="file", seconds=1.0), **stage)
+        arriving.writer.retract([(0, 1)])
+        assert arriving.region.read_state(**stage).state is RegionState.FETCHING
+    else:
+        arriving.region.fail("weights_corrupt", "other bytes", failed_at=1.0)
+    assert ours.are_dropped(arriving.root, generation)
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+async def test_a_load_fails_otherwise_where_what_it_read_was_dropped(
+    arriving: ArrivingRegion, tmp_path: Path, dropped: bool
+) -> None:
+    """Whatever the process says: a worker of it may have noticed, and its server knows only that the worker ended."""
+
+    class Failing(HostedDriver):
+        async def _wait_ready(self, *_: Any, **__: Any) -> dict[str, Any]:
+            if dropped:
+                arriving.writer.retract([(0, 1)])
+            raise EngineFailed("a worker of it ended")
+
+    pid = process.spawn(["sleep", "60"], cwd=tmp_path, log_path=tmp_path / "log", env={})
+    at = process.started_at(pid) or 0.0
+    handle = EngineHandle(
+        engine="x", instance_id="i-1", pid=pid, pid_started_at=at, run_dir=str(tmp_path), log_path=str(tmp_path / "log")
+    )
+    with pytest.raises(EngineFailed, match="a worker of it ended") as failed:
+        await Failing().load(handle, arriving.root)
+    assert failed.value.code == ("weights_dropped" if dropped else "engine_failed")
+    assert not process.is_alive(pid, at)
+
+
+def test_whole_weights_have_no_generation_that_could_be_dropped(source: Path) -> None:
+    assert ours.generation_of(source) == ""
 
 
 def test_bytes_may_be_read_once_their_pieces_have_landed(arriving: ArrivingRegion) -> None:

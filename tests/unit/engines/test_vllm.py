@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import glowplug
 from glowplug.domain.errors import EngineFailed, WeightsUnavailable
-from glowplug.engines import vllm_env, vllm_sample, vllm_zygote
+from glowplug.engines import process, vllm_env, vllm_sample, vllm_stages, vllm_zygote
 from glowplug.engines.port import Ability, EngineHandle
 from glowplug.engines.vllm import VllmDriver, root_cause
 from glowplug.engines.vllm_zygote import Zygote
@@ -267,3 +267,39 @@ def test_weights_that_cannot_be_shared_are_the_models_fault(tmp_path: Path) -> N
     )
     found = VllmDriver()._failure(handle, "the process ended before it was ready")
     assert found.code == "engine_misconfigured" and "SharingError" in found.message
+
+
+def of_stage(tmp_path: Path) -> EngineHandle:
+    """A whole engine, by the handle of the stage that it was; both are this very process."""
+    pid = os.getpid()
+    at = process.started_at(pid) or 0.0
+    stage = EngineHandle(
+        engine="vllm", instance_id="i-1", pid=pid, pid_started_at=at, run_dir=str(tmp_path), log_path=""
+    )
+    return replace(stage, data={vllm_stages.OF_STAGE: stage.to_json().decode()})
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"null", b"{}", b'{"num_requests": []}', b'{"num_requests": "many"}'])
+async def test_a_stage_that_says_something_else_than_what_runs_has_not_answered(
+    tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(*_: Any, **__: Any) -> tuple[int, bytes]:
+        return 200, body
+
+    driver = VllmDriver()
+    monkeypatch.setattr(driver, "_ask", answer)
+    with pytest.raises(EngineFailed, match="does not say what runs"):
+        await driver.is_stage_over(of_stage(tmp_path))
+
+
+def test_a_process_beside_an_engine_is_one_of_it_while_it_lives(tmp_path: Path) -> None:
+    driver, whole = VllmDriver(), of_stage(tmp_path)
+    stage = vllm_stages.stage_of(whole)
+    assert stage is not None and driver.processes(whole) == (stage.pid,)
+    assert driver.processes(stage) == ()
+    (tmp_path / vllm_stages.WHOLE).mkdir()
+    (tmp_path / vllm_stages.WHOLE / vllm_stages.HANDLE).write_bytes(stage.to_json())
+    assert driver.processes(stage) == (stage.pid,)
+    other = replace(stage, pid_started_at=stage.pid_started_at - 60.0)
+    (tmp_path / vllm_stages.WHOLE / vllm_stages.HANDLE).write_bytes(other.to_json())
+    assert driver.processes(stage) == (), "its pid is another's by now"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from glowplug.cli.main import app
+from glowplug.cli.main import app_of
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import PAYLOADS, Event, encode
 from glowplug.events.facts import InstanceReady, NodeBeat, RequestFinished
@@ -55,7 +55,7 @@ def test_the_command_line_of_a_filter_gives_the_same_filter() -> None:
     words = shlex.split(asked.command())
     assert words[:2] == ["glowplug", "tap"] and "it's gone" in words
     options = {word for word in words if word.startswith("--")}
-    text = CliRunner().invoke(app, ["tap", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    text = CliRunner().invoke(app_of(), ["tap", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     assert options == {"--plane", "--type", "--entity", "--model", "--node", "--service", "--id", "--grep"}
     assert not [option for option in options if option not in text]
     assert EventFilter().command() == "glowplug tap"

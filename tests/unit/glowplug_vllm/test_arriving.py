@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from glowplug.weights.region import RegionInfo, RegionState
 from glowplug_vllm import arriving
 from glowplug_vllm.landing import Landing
 from tests.arriving_region import ArrivingRegion
@@ -76,6 +77,17 @@ def test_what_is_read_in_another_way_is_waited_for(
     weights = region.root / "model.safetensors"
     assert landing.has(weights, 0, weights.stat().st_size) and not arriving.is_on()
     assert why in capsys.readouterr().out
+    arriving.check()
+
+
+def test_a_stage_that_is_read_in_another_way_waits_for_its_part_alone(region: ArrivingRegion, tmp_path: Path) -> None:
+    """The rest is never fetched for it: it once waited until its start was given up."""
+    asyncio.run(region.land(0.35))
+    info = RegionInfo(path=str(region.root), num_bytes=9, sha256="", source="http", seconds=1.0)
+    threading.Timer(0.02, lambda: region.region.complete_stage(info, 1, 2)).start()
+    args = Namespace(load_format="sharded_state", node_rank=1, nnodes=2)
+    arriving.begin(landing_of(region), args, tmp_path)
+    assert region.region.read_state(stage=1, num_stages=2).state is RegionState.COMPLETE
     arriving.check()
 
 

@@ -84,7 +84,11 @@ class FakeClient:
     def __init__(self, export: Callable[[], Any]) -> None:
         self.calls: list[str] = []
         self._export = export
-        self.engine_core = self
+        self.engine_core = self.output_processor = self
+        self.num_requests = 2
+
+    def get_num_unfinished_requests(self) -> int:
+        return self.num_requests
 
     async def pause_generation(self, mode: str, clear_cache: bool) -> None:
         self.calls.append(f"pause {mode} {clear_cache}")
@@ -107,11 +111,13 @@ def server(client: FakeClient) -> httpx.AsyncClient:
 ASKED = {"directory": "/d", "recompute_below": 1}
 
 
-async def test_an_engine_whose_requests_have_left_generates_nothing_more() -> None:
+async def test_an_engine_pauses_while_its_requests_are_written_and_goes_on() -> None:
+    """What nobody continues elsewhere ends there."""
     client = FakeClient(lambda: [{"request_id": "r-1"}])
     answer = await server(client).post("/glowplug/export", json=ASKED)
     assert answer.status_code == 200 and answer.json()["requests"] == [{"request_id": "r-1"}]
-    assert client.calls == ["pause keep False", "glowplug_export"]
+    assert client.calls == ["pause keep False", "glowplug_export", "resume"]
+    assert (await server(client).get("/glowplug/requests")).json() == {"num_requests": 2}
 
 
 async def test_an_engine_whose_requests_cannot_leave_goes_on() -> None:
@@ -129,6 +135,7 @@ async def test_only_its_agent_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeClient(list)
     async with server(client) as http:
         assert (await http.post("/glowplug/export", json=ASKED)).status_code == 401
+        assert (await http.get("/glowplug/requests")).status_code == 401
         assert client.calls == []
         own = await http.post("/glowplug/export", json=ASKED, headers={"authorization": "Bearer key"})
     assert own.status_code == 200

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ class Store:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.is_gone = False
+
+        self.texts: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.texts[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.texts[key].encode()
 
     def add(self, key: str, num: int) -> int:
         if self.is_gone:
@@ -67,3 +76,67 @@ def test_a_stage_whose_weights_arrive_leaves_the_reader_that_waits_for_them(
     monkeypatch.setenv("_GLOWPLUG_WEIGHTS_ARRIVE", str(tmp_path / "arrived"))
     with stage.own_tensors(tmp_path):
         pass
+
+
+def cut_weights(folder: Path, stages: dict[str, list[int]] | None, **config: object) -> Path:
+    """A region's files, with what says how they are cut."""
+    files = folder / "files"
+    files.mkdir()
+    (files / "config.json").write_text(json.dumps(config))
+    order = {"num_layers": 30, "is_tied": True, "ranges": []} | ({"stages": stages} if stages is not None else {})
+    (folder / "order.json").write_text(json.dumps(order))
+    return files
+
+
+def test_a_stage_has_the_layers_that_were_fetched_for_it(tmp_path: Path) -> None:
+    files = cut_weights(tmp_path, {"2": [15, 15], "4": [4, 11, 11, 4]}, num_hidden_layers=30)
+    assert stage.partition(files, 4, arrives=False) == "4,11,11,4"
+    with pytest.raises(stage.BadCut, match="into 2, 4 stages, not into 3"):
+        stage.partition(files, 3, arrives=False)
+
+
+def test_a_model_that_is_a_part_of_a_larger_one_is_cut_alike(tmp_path: Path) -> None:
+    files = cut_weights(tmp_path, {"2": [15, 15]}, text_config={"num_hidden_layers": 30})
+    assert stage.partition(files, 2, arrives=False) == "15,15"
+
+
+@pytest.mark.parametrize(
+    ("config", "cut"),
+    [
+        ({"n_layer": 31}, "15,16"),
+        ({"llm_config": {"num_layers": 31}}, "15,16"),
+        ({}, "15,16"),
+        ({"num_hidden_layers": 30}, "15,15"),
+        ({"num_hidden_layers": 15}, ""),
+        ({"num_hidden_layers": 40}, ""),
+    ],
+    ids=["GPT-2", "InternVL", "unnamed", "one behind the last", "an empty stage", "too few"],
+)
+def test_the_model_has_the_layers_that_it_runs(tmp_path: Path, config: dict[str, object], cut: str) -> None:
+    assert stage.partition(cut_weights(tmp_path, {"2": [15, 16]}, **config), 2, arrives=False) == cut
+
+
+def test_vllm_cuts_what_nobody_has_cut(tmp_path: Path) -> None:
+    assert stage.partition(tmp_path / "files", 2, arrives=False) == "", "no order"
+    assert stage.partition(cut_weights(tmp_path, None, num_hidden_layers=30), 2, arrives=False) == "", "an older one"
+
+
+def test_a_stage_waits_for_its_cut_while_weights_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = cut_weights(tmp_path, {"2": [15, 15]}, num_hidden_layers=30)
+    order = (tmp_path / "order.json").rename(tmp_path / "later.json")
+    threading.Timer(0.05, lambda: order.rename(tmp_path / "order.json")).start()
+    assert stage.partition(files, 2, arrives=True) == "15,15"
+    (tmp_path / "order.json").unlink()
+    monkeypatch.setattr(stage, "ORDER_S", 0.02)
+    with pytest.raises(TimeoutError, match="in which order"):
+        stage.partition(files, 2, arrives=True)
+
+
+def test_stages_with_different_cuts_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    monkeypatch.setenv(stage.PARTITION, "4,11,11,4")
+    stage.agree(store, 0)
+    stage.agree(store, 1)
+    monkeypatch.delenv(stage.PARTITION)
+    with pytest.raises(stage.BadCut, match="4,11,11,4 layers, and this one of even"):
+        stage.agree(store, 2)

@@ -53,6 +53,8 @@ def test_options_of_a_cache_lie_over_what_its_settings_say() -> None:
 
 
 def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
+    made = choose("routing", "union:stall_ratio=1000:hold_overloaded=false")(BalancerParams(num_steps=7))
+    assert (made.params.stall_ratio, made.params.hold_overloaded, made.params.decode_horizon) == (1000.0, False, 7)
     made = choose("routing", "preserve_load_aware:penalty=3")(BalancerParams(num_steps=7))
     assert (made.params.penalty, made.params.num_steps) == (3.0, 7)
 

@@ -8,8 +8,9 @@ from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of
-from glowplug.policies.scaling.preserve import Capacity, ScalerParams, ScalerState, capacity_of, instances_for
+from glowplug.policies.scaling.preserve import ScalerParams, ScalerState, instances_for
 from glowplug.policies.scaling.preserve import algorithm_2 as scale
+from glowplug.policies.throughput import Capacity
 from tests.unit.policies.scaling.rig import a_forecast
 
 
@@ -123,15 +124,6 @@ def outlook(name, peak=0.5, over=0.0):
 def test_instances_for_a_window(prompt, response, wanted):
     """N = max of three ratios, rounded up (Algorithm 2 line 5, erratum E32)."""
     assert instances_for(tokens(prompt, response), MU) == wanted
-
-
-def test_capacity_is_the_most_seen_without_a_miss():
-    """Algorithm 1 lines 6-8, per instance (erratum E31)."""
-    known = capacity_of(Capacity(), tokens(800, 100), 2, is_clean=True)
-    assert known == Capacity(prompt_per_s=400, response_per_s=50, total_per_s=450)
-    assert capacity_of(known, tokens(8000, 100), 2, is_clean=False) == known
-    more = capacity_of(known, tokens(700, 200), 2, is_clean=True)
-    assert more == Capacity(prompt_per_s=400, response_per_s=100, total_per_s=450)
 
 
 def test_at_the_start_of_a_window_the_prediction_decides():

@@ -265,3 +265,15 @@ def test_a_start_changes_the_predictions_that_read_it_and_leaves_the_others_as_t
     before = times.predict(models[2], StartKind.CACHED, "host")
     assert times.learn(start("i-last", "m0", at=900.0, launch=0.5, load=1.0, warmup=1.0), models[0]) is not None
     assert times.predict(models[2], StartKind.CACHED, "host") is before, "of another class, which has starts of its own"
+
+
+def test_a_start_from_disk_teaches_its_own_fetch_and_the_rest_of_every_start_from_nothing() -> None:
+    """Its fetch once counted as that of a cold start, so that the network seemed as fast as the disk."""
+    times, one = StartTimes(), model()
+    assert times.predict(one, StartKind.DISK, "host").fetch_s == times.predict(one, StartKind.COLD, "host").fetch_s
+    times.learn(start("i-1", kind="cold", fetch=8.0, launch=1.0, load=1.0), one)
+    times.learn(start("i-2", kind="disk", fetch=2.0, launch=1.0, load=3.0), one)
+    took = {kind: times.predict(one, kind, "host") for kind in (StartKind.COLD, StartKind.DISK, StartKind.CACHED)}
+    assert {kind.value: found.fetch_s for kind, found in took.items()} == {"cold": 8.0, "disk": 2.0, "cached": 0.002}
+    assert (took[StartKind.DISK].load_s, took[StartKind.CACHED].load_s) == (3.0, 1.0)
+    assert times.measured_by(one, StartKind.DISK, "host", "fetch_s") == ("model", 1)

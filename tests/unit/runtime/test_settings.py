@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from glowplug.cli.up import settings_of
 from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.runtime.settings import ServiceSettings, explain, settings_of_system
-from glowplug.runtime.supervisor.settings import FleetSettings, WrongSetting, check_services
+from glowplug.runtime.supervisor.errors import WrongSetting
+from glowplug.runtime.supervisor.settings import FleetSettings, check_services
 from services.agent.settings import AgentSettings
 from services.autoscaler.settings import AutoscalerSettings
 from services.console.settings import ConsoleSettings

@@ -1,9 +1,14 @@
 """A line of the log says which request and event it is about. In a process of its own: logging is global."""
 
 import json
+import logging
 import subprocess
 import sys
 from typing import Any
+
+import structlog
+
+from glowplug.telemetry.logs import MAX_REPEATS, Repeats
 
 PROGRAM = """
 import asyncio, logging
@@ -64,3 +69,23 @@ def test_lines_carry_service_event_request_and_trace() -> None:
     assert traced["event_id"] and "trace_id" not in unsampled and unsampled["event_type"] == "node.left"
     assert (failed["request_id"], failed["trace_id"]) == ("r-7", "a" * 32)
     assert "ZeroDivisionError" in failed["exception"]
+
+
+def test_a_warning_that_comes_again_and_again_is_logged_once_in_ten_seconds() -> None:
+    now = [0.0]
+    repeats = Repeats(lambda: now[0])
+
+    def logged(text: str, level: int = logging.WARNING) -> str:
+        record = logging.LogRecord("x", level, "f.py", 1, "bus: %s", (text,), None)
+        return record.getMessage() if repeats.filter(record) else ""
+
+    assert [logged("gone") for _ in range(3)] == ["bus: gone", "", ""]
+    assert logged("slow") == "bus: slow" and logged("gone", logging.ERROR) == "bus: gone"
+    with structlog.contextvars.bound_contextvars(request_id="r-1"):
+        assert logged("gone") == "bus: gone", "it is about another request"
+    assert [logged("gone", logging.INFO) for _ in range(2)] == ["bus: gone"] * 2
+    now[0] = 10.5
+    assert logged("gone") == "bus: gone (2 more since the last such line)"
+    for number in range(MAX_REPEATS):
+        logged(str(number))
+    assert logged("gone") == "bus: gone", "it is not remembered for ever"

@@ -114,6 +114,19 @@ async def test_stages_of_weights_without_layers_bring_their_bytes(tmp_path: Path
     assert region.read_state(stage=1, num_stages=2).state is RegionState.COMPLETE
 
 
+async def test_a_stage_of_a_directory_without_layers_brings_all_of_it(tmp_path: Path) -> None:
+    """vLLM opens every file of such a directory: half of their bytes would have been read as zeros."""
+    folder = tmp_path / "w"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(random.Random(2).randbytes(100_000))
+    ref = WeightsRef(uri=str(folder))
+    region = Region.at(tmp_path, "n", region_digest(ref))
+    given = {"first_byte": 50_000, "stage": 1, "num_stages": 2}
+    assert await Fetch(ref, region, open_source(ref.uri), LinkMeter("x"), whatever, **given).run()
+    assert region.read_state().state is RegionState.COMPLETE
+
+
 async def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
     with WeightServer(DATA) as server, pytest.raises(WeightsUnavailable, match="4 layers cannot be cut into 5"):
         await fetch_of(server.url, tmp_path, stage=0, num_stages=5).run()

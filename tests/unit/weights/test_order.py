@@ -162,6 +162,12 @@ def test_weights_without_a_structure_come_by_offset() -> None:
     assert not has_header("a.bin")
 
 
+def test_what_has_too_many_layers_is_not_cut() -> None:
+    order, _ = order_of(["model.embed_tokens.weight", "model.layers.512.q.weight"])
+    assert (order.num_layers, order.is_tied, order.to_json()["stages"]) == (0, False, {})
+    assert stage_ranges(order, 1, 2) == order.ranges
+
+
 def test_the_largest_tower_is_the_one_that_is_cut() -> None:
     names = [f"model.layers.{n}.{part}" for n in range(4) for part in "abc"]
     order, _ = order_of(
@@ -172,29 +178,57 @@ def test_the_largest_tower_is_the_one_that_is_cut() -> None:
         assert any(one.kind is Kind.OTHER for one in stage_ranges(order, stage, 2))
 
 
+def order_with(
+    num_layers: int, embeddings: int = 0, final: int = 0, *, is_tied: bool = False, layer: int = 10
+) -> Order:
+    """Layers of so many bytes each, between embeddings and head."""
+    sizes = [(Kind.EMBEDDING, -1, embeddings), *((Kind.LAYER, n, layer) for n in range(num_layers))]
+    ranges, first = list[Range](), 0
+    for kind, number, num_bytes in (*sizes, (Kind.FINAL, -1, final)):
+        ranges.append(Range(first, first + num_bytes, kind, number))
+        first += num_bytes
+    return Order(ranges=tuple(ranges), num_layers=num_layers, is_tied=is_tied)
+
+
 @pytest.mark.parametrize(
-    ("num_layers", "num_stages", "counts"),
+    ("order", "num_stages", "counts"),
     [
-        (30, 1, [30]),
-        (30, 2, [15, 15]),
-        (31, 2, [16, 15]),
-        (30, 4, [7, 8, 8, 7]),
-        (31, 4, [8, 8, 8, 7]),
-        (5, 4, [1, 1, 2, 1]),
-        (61, 8, [7, 7, 8, 8, 8, 8, 8, 7]),
+        (order_with(30), 1, [30]),
+        (order_with(30), 2, [15, 15]),
+        (order_with(30, 80, is_tied=True), 2, [15, 15]),  # the last stage has the embeddings too
+        (order_with(30, 80), 2, [11, 19]),
+        (order_with(30, 80, is_tied=True), 4, [4, 11, 11, 4]),  # as SmolLM2-135M
+        (order_with(30, 40, 40), 4, [6, 9, 9, 6]),
+        (order_with(30, 10_000, is_tied=True), 4, [3, 12, 12, 3]),  # not more than half as many again as 7.5
+        (order_with(5), 4, [1, 1, 1, 2]),
+        (order_with(4, 1000, 1000), 4, [1, 1, 1, 1]),
     ],
 )
-def test_layers_are_cut_as_vllm_cuts_them(num_layers: int, num_stages: int, counts: list[int]) -> None:
-    """vllm.distributed.utils.get_pp_indices of 0.1x, without VLLM_PP_LAYER_PARTITION."""
-    found = layers_of_stage(num_layers, num_stages)
+def test_layers_are_cut_so_that_the_largest_part_is_smallest(order: Order, num_stages: int, counts: list[int]) -> None:
+    found = layers_of_stage(order, num_stages)
     assert [len(layers) for layers in found] == counts
-    assert [layer for layers in found for layer in layers] == list(range(num_layers))
+    assert [layer for layers in found for layer in layers] == list(range(order.num_layers))
+
+
+def test_layers_of_different_sizes_are_cut_by_their_bytes() -> None:
+    sizes = [100, 10, 10, 10, 10, 100]
+    ends = [sum(sizes[:n]) for n in range(7)]
+    order = Order(ranges=tuple(Range(ends[n], ends[n + 1], Kind.LAYER, n) for n in range(6)), num_layers=6)
+    parts = [sum(sizes[n] for n in layers) for layers in layers_of_stage(order, 3)]
+    assert max(parts) == 110, "a stage has at most three of six layers"
 
 
 @pytest.mark.parametrize("num_stages", [0, 5])
 def test_no_stage_is_without_a_layer(num_stages: int) -> None:
     with pytest.raises(ValueError, match="cannot be cut"):
-        layers_of_stage(4, num_stages)
+        layers_of_stage(order_with(4), num_stages)
+
+
+def test_what_engines_read_says_every_cut() -> None:
+    order = order_with(6, 20, is_tied=True)
+    said = order.to_json()
+    assert said["stages"] == {str(n): [len(layers) for layers in layers_of_stage(order, n)] for n in range(2, 7)}
+    assert Order.from_json(said) == order
 
 
 def test_stages_read_everything_between_them_and_layers_once() -> None:

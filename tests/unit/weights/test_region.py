@@ -11,11 +11,20 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.errors import InvalidModelFile
-from glowplug.domain.hardware import Link
+from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.files import NoAnswer, PatientReader, read_regular
-from glowplug.weights.inventory import read_cached, read_inventory, read_links, write_links
+from glowplug.weights.inventory import (
+    DiskContent,
+    read_cached,
+    read_disk,
+    read_inventory,
+    read_links,
+    write_disk,
+    write_links,
+)
 from glowplug.weights.link import LinkMeter, TokenBucket
+from glowplug.weights.order import Kind, Order, Range
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from tests.waiting import until
 
@@ -60,6 +69,25 @@ def test_the_life_of_a_region(region: Region) -> None:
     assert said.keys() == {"path", "num_bytes", "sha256", "source", "seconds"}
     region.remove()
     assert region.read_state().state is RegionState.ABSENT
+
+
+def test_an_order_of_an_earlier_version_gets_the_cuts_and_its_stages_are_forgotten(region: Region) -> None:
+    region.begin()
+    region.renew_order()
+    assert region.read_order() is None
+    layers = tuple(Range(n, n + 1, Kind.LAYER, n) for n in range(4))
+    region.write_order(Order(ranges=layers, num_layers=4))
+    path = region.directory / "order.json"
+    order = json.loads(path.read_bytes())
+    path.write_text(json.dumps({key: value for key, value in order.items() if key != "stages"}))
+    info = RegionInfo(path="", num_bytes=2, sha256="", source="file", seconds=1.0)
+    region.complete_stage(info, 0, 2)
+    region.renew_order()
+    assert json.loads(path.read_bytes()) == order
+    assert region.read_state(stage=0, num_stages=2).state is RegionState.FETCHING
+    region.complete_stage(info, 0, 2)
+    region.renew_order()
+    assert region.read_state(stage=0, num_stages=2).state is RegionState.COMPLETE
 
 
 def test_a_failure_belongs_to_those_who_waited(region: Region) -> None:
@@ -135,6 +163,14 @@ def test_links_are_told_by_file(tmp_path: Path) -> None:
     assert read_inventory(tmp_path, "node-1").rubbish == ()
 
 
+def test_copies_on_disk_are_told_by_file(tmp_path: Path) -> None:
+    assert read_disk(tmp_path, "node-1") == DiskContent()
+    content = DiskContent(copies=(CachedWeights(digest=SHA, num_bytes=7, model_keys=("m",)),), bytes_per_s=2e9)
+    write_disk(tmp_path, "node-1", content)
+    assert read_disk(tmp_path, "node-1") == content
+    assert read_inventory(tmp_path, "node-1").rubbish == ()
+
+
 ODD_FILES = (
     b"",
     b"\xff",
@@ -164,7 +200,9 @@ ODD_FILES = (
 
 
 @pytest.mark.parametrize("raw", ODD_FILES)
-@pytest.mark.parametrize("name", ["meta.json", "models.json", "complete.json", "failed.json", "progress", "links.json"])
+@pytest.mark.parametrize(
+    "name", ["meta.json", "models.json", "complete.json", "failed.json", "progress", "links.json", "disk.json"]
+)
 def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, name: str, raw: bytes) -> None:
     whole = Region.at(tmp_path, "node-1", "cd" * 32)
     completed(whole)
@@ -172,12 +210,12 @@ def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, n
     odd.begin()
     odd.set_watermark(2)
     odd.write_meta({"landed": [[0, 2]], "num_bytes": 3})
-    path = tmp_path / "node-1" / name if name == "links.json" else odd.directory / name
+    path = tmp_path / "node-1" / name if name in ("links.json", "disk.json") else odd.directory / name
     path.write_bytes(raw)
     for _ in range(2):
         assert [cached.digest for cached in read_cached(tmp_path, "node-1")] == ["cd" * 32]
     read_inventory(tmp_path, "node-1")
-    assert read_links(tmp_path, "node-1") == ()
+    assert read_links(tmp_path, "node-1") == () and read_disk(tmp_path, "node-1") == DiskContent()
     odd.read_state("i-1")
     odd.add_model_key("m")
     assert odd.model_keys() == ("m",)

@@ -184,8 +184,9 @@ REQUESTS = [
         unit="ops",
     ),
     Panel(
-        title="Streams whose engine was lost",
-        about="Continued: another instance went on after a pause. Refused and failed ones end with an error.",
+        title="Streams whose engine was lost or drains",
+        about="Continued: another instance went on after a pause. Refused and failed ones end with an error, those that"
+        " are drained or moved later than others; stayed: another was asked and did not begin.",
         asks=[(rate("glowplug_stream_continuations_total", "reason, outcome"), "{{reason}}, {{outcome}}")],
         unit="ops",
     ),

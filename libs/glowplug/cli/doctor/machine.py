@@ -26,13 +26,8 @@ from glowplug.domain.units import show_bytes
 from glowplug.engines import vllm_env
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor import embedded, plan, probe
-from glowplug.runtime.supervisor.settings import (
-    SHM_NEEDED_BYTES,
-    FleetSettings,
-    NotInstalled,
-    WrongSetting,
-    check_services,
-)
+from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
+from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetSettings, check_services
 
 PYTHON_OLDEST = (3, 11)
 MEMORY_NEEDED_BYTES = 1200 << 20  # the whole local fleet without engines stays below (README)

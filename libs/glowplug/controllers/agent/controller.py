@@ -86,6 +86,7 @@ class AgentController:
         self._fence = Fence(dict(memory.fence))
         self._node_stops = ""  # why this node takes no start any more, or ""
         self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
+        self._shared_seen: dict[str, int] = {}  # as in Transaction; a successor sees it again
         self.holdings: dict[str, Holding] = {}
         self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
         commands = [kind for kind in STIMULI if hasattr(kind, "TYPE")]  # payloads of events
@@ -138,6 +139,8 @@ class AgentController:
             host_cache_bytes=around.host_cache_bytes,
             links=around.links,
             cached=around.cached,
+            on_disk=around.on_disk,
+            disk_bytes_per_s=around.disk_bytes_per_s,
             draining=self.is_stopping,
             heartbeat_at=now_s,
             revision=self._node_revision,
@@ -178,6 +181,7 @@ class AgentController:
             table=TABLE,
             holdings=self.holdings,
             overtaken=self._overtaken,
+            shared_seen=self._shared_seen,
             node_stops=self._node_stops,
         )
 
@@ -261,13 +265,15 @@ class AgentController:
         return self._effects(transaction)
 
     def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
-        """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken."""
+        """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken. Of two
+        nodes that were given one instance the later one has it, unless it has ended there."""
         mine = holding.instance
         if row is None:
             transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
             return
         is_theirs = row.node_id != self.node_id
-        if is_theirs and row.created_at > mine.created_at:
+        is_later = (row.created_at, row.node_id) > (mine.created_at, self.node_id)
+        if is_theirs and (mine.state.is_gone or (is_later and not row.state.is_gone)):
             transaction.step(mine.instance_id, msg.RunsElsewhere())
         elif is_theirs or row.revision > mine.revision or (row.revision == mine.revision and row.state != mine.state):
             ahead = replace(mine, revision=max(row.revision, mine.revision))

@@ -17,7 +17,9 @@ SwapServeLLM section 3 (swap out and in). Departures:
   takes Eq. 1's value back, from free bytes first, then from replicas on its GPUs, the newest first.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from glowplug.controllers.agent import lifecycle, sharing, stages
 from glowplug.controllers.agent import messages as msg
@@ -32,6 +34,7 @@ from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 MARGIN = 4  # a cache is too small once less than M / C / MARGIN of it is free
+_DRAINED: Mapping[str, Any] = {"drain_ends_at": 0.0, "stages_busy": False}  # in a row, once its drain is over
 _ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}  # what an engine may become -> the ability it needs
 
 
@@ -88,8 +91,12 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
     elif holding.drain is not None:
         kept = becomes if holding.drain.becomes else ""  # once it is to stop, it stops
         deadline_at = min(holding.drain.deadline_at, deadline_at)
+        is_sooner = deadline_at < holding.drain.deadline_at
         drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
-        _expire(transaction, transaction.keep(replace(holding, drain=drain)))
+        holding = transaction.keep(replace(holding, drain=drain))
+        if is_sooner:  # routers move what would not end by then
+            holding = transaction.publish(holding, drain_ends_at=deadline_at)
+        _expire(transaction, holding)
     else:
         command = transaction.event
         may_sleep = bool(becomes) and transaction.refuses(holding.instance.engine)
@@ -103,7 +110,8 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
             predicted_s=getattr(command.data, "predicted_s", 0.0) if command is not None else 0.0,
             began_at=transaction.now_s,
         )
-        holding = transaction.publish(holding.enter(State.DRAINING, drain=drain), reason=reason)
+        draining = holding.enter(State.DRAINING, drain=drain)
+        holding = transaction.publish(draining, drain_ends_at=deadline_at, reason=reason)
         if may_sleep and transaction.now_s < deadline_at:
             _end(transaction, holding, transaction.params.stop_grace_s)  # at once, unless it is busy
         else:
@@ -216,12 +224,12 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
         asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
         asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))  # it has given its pages back
         asleep = transaction.grant(asleep) if rest else asleep
-        transaction.publish(asleep, url="", reason="it sleeps in host memory")
+        transaction.publish(asleep, url="", **_DRAINED, reason="it sleeps in host memory")
         return
     workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in holding.own_workers)
     instance = replace(holding.instance, replica=True, workers=workers, url="")
     holding = transaction.grant(holding.enter(State.PREWARMED, instance=instance))
-    transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
+    transaction.publish(holding, **_DRAINED, reason="it has drained, and its weights stay on the GPU")
 
 
 def on_busy(transaction: Transaction, holding: Holding, _: msg.EngineBusy) -> None:
@@ -283,7 +291,7 @@ def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstanc
                 transaction.publish(holding, reason=why)
             return
         transaction.ask(msg.LimitKv(instance.instance_id, sum(_kv_of(whole).values())))
-    transaction.publish(holding.enter(State.READY, snapshot_bytes=0), reason=command.reason)
+    transaction.publish(holding.enter(State.READY, snapshot_bytes=0), drain_ends_at=0.0, reason=command.reason)
 
 
 # the KV cache meanwhile

@@ -17,7 +17,7 @@ from glowplug.controllers.effects import Remove, Tick
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
 from glowplug.policies.placement.expect import STREAMS
-from glowplug.policies.start_times import fresh_kind, kind_from
+from glowplug.policies.start_times import StartKind, kind_from
 
 INTERRUPTED = "interrupted"  # the kind of a start that nobody is to learn from
 _ORDER = {name: rank for rank, name in enumerate(PhaseName)}
@@ -70,7 +70,7 @@ def with_weights(transaction: Transaction, holding: Holding, report: msg.Weights
     assert holding.start is not None
     fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
     start = replace(holding.start, weights_path=report.path, fetch=fetch)
-    return replace(holding, start=start, was_cached=report.cached)
+    return replace(holding, start=start, found=report.found)
 
 
 def advance(transaction: Transaction, holding: Holding) -> None:
@@ -113,7 +113,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
     elif start.grew_from is not None:
         kind = kind_from(start.grew_from).value
     else:
-        kind = fresh_kind(is_cached=holding.was_cached).value
+        kind = holding.found.value
     holding = transaction.publish(
         holding.enter(State.READY),
         url=report.url,
@@ -121,12 +121,13 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         phases=_predicted(start.predicted, (*instance.phases, *measured)),
         max_concurrency=report.num_slots or instance.max_concurrency,
         kv_tokens=report.kv_tokens,
+        step_s=report.step_s,
         lacks=report.lacks,
         key_id=report.key_id,
         start_kind=kind,
         reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s{sharing.said(transaction, holding)}",
     )
-    transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.was_cached))
+    transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.found is StartKind.CACHED))
 
 
 def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
@@ -239,8 +240,9 @@ def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
     """Give up an instance that another node runs by now: its row and its facts are theirs, so nothing is
     published."""
     stops = holding.stop is None and holding.state not in ENDED
-    why = "it has another id now"
-    instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=transaction.now_s, reason=why)
+    why = "another node runs it by now"
+    over = replace(holding.instance, state=InstanceState.STOPPED, consolidating=False)
+    instance = replace(over, changed_at=transaction.now_s, reason=why)
     holding = transaction.keep(holding.enter(State.LOST, instance=instance))
     if stops:
         stop(transaction, holding, 0.0, State.LOST)
@@ -286,7 +288,8 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
                 drained_at=drain.drained_at and drain.drained_at + by_s,
             ),
             stop=holding.stop and Stop(holding.stop.asked_at + by_s),
-            consolidation=consolidation and replace(consolidation, deadline_at=consolidation.deadline_at + by_s),
+            consolidation=consolidation
+            and replace(consolidation, deadline_at=consolidation.deadline_at and consolidation.deadline_at + by_s),
             pipeline=pipeline and replace(pipeline, retry_at=pipeline.retry_at + by_s),
             health_asked_at=holding.health_asked_at + by_s,
         )

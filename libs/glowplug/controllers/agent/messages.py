@@ -12,6 +12,7 @@ from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
 from glowplug.domain.model import Model, WeightsRef
+from glowplug.policies.start_times import StartKind
 
 # Stimuli
 
@@ -53,10 +54,11 @@ class WeightsReplaced(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WeightsComplete(Outcome):
-    """`path` is the file or directory to load. `cached`: they were there at the first look."""
+    """`path` is the file or directory to load. `found`: where they were: CACHED, there at the first look; DISK, brought
+    from the node's own copy; COLD, from elsewhere."""
 
     path: str
-    cached: bool = False
+    found: StartKind = StartKind.COLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class EngineReady(Outcome):
     num_slots: int = 0  # requests it runs at once; 0: what was planned for it
     lacks: tuple[str, ...] = ()  # as in Instance
     shared_bytes: int = 0  # of its weights, seen to be pages of host memory that its fellows read too
+    step_s: float = 0.0  # as in Instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +166,20 @@ class EngineConsolidated(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class StagesFinished(Outcome):
+    """Nothing runs any more in the stages that a whole engine came up beside. `cut`: what still ran was ended, since
+    its time was over."""
+
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ConsolidationFailed(Outcome):
-    """It is the stage that it was, and holds no more of its GPU than then."""
+    """It is the stage that it was, and holds no more of its GPU than then. `code`: of domain/errors.py; with
+    weights_corrupt the rest of its weights is wrong, and so may be what it serves from."""
 
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +206,8 @@ class Surroundings:
     host_cache_bytes: int = 0
     links: tuple[Link, ...] = ()
     prefetcher_url: str = ""
+    on_disk: tuple[CachedWeights, ...] = ()
+    disk_bytes_per_s: float = 0.0
 
 
 # Stimuli that the controller itself makes for one record, when it handles what concerns another
@@ -306,6 +321,15 @@ class AbandonConsolidation(ForEngine):
 
 
 @dataclass(frozen=True, slots=True)
+class FinishStages(ForEngine):
+    """It has become whole in another process: wait until its stages have ended what routers cannot take away from them,
+    at most until `deadline_at` (0: for as long as their pipeline lives), then end its own stage. Outcome:
+    StagesFinished."""
+
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServeStages(ForEngine):
     """Every stage is there: the first one answers for all, and reaches the `later` ones where they say. Outcome:
     EngineReady."""
@@ -390,6 +414,7 @@ EFFECTS: tuple[type, ...] = (
     ServeStages,
     ConsolidateEngine,
     AbandonConsolidation,
+    FinishStages,
     SleepEngine,
     LimitKv,
     StopEngine,

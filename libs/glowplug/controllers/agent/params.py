@@ -37,7 +37,7 @@ class AgentParams:
     health_misses: int = 3
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
     max_tick_gap_s: float = 5.0  # a longer time between two ticks is a jump of the clock, or a machine that slept
-    consolidate_deadline_s: float = 600.0  # asked to become whole -> whole, or given up
+    consolidate_deadline_s: float = 600.0  # asked to become whole -> whole, or given up; then -> its stages are over
     consolidate_retry_s: float = 10.0  # a stage that failed to become whole tries no sooner; twice as long each time
     consolidate_retry_max_s: float = 300.0
     reservation: Literal["", "paper", "literal_code"] = ""  # how a draining KV cache shrinks (WarmServe Eq. 1)

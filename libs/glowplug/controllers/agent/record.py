@@ -14,6 +14,7 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, StageAddres
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
+from glowplug.policies.start_times import StartKind
 
 Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 
@@ -45,6 +46,7 @@ class ConsolidationState(StrEnum):
 
     RUNNING = "running"  # a ConsolidateEngine is out
     ABANDONED = "abandoned"  # an AbandonConsolidation is out: until its outcome the engine may hold the whole's bytes
+    FINISHING = "finishing"  # a FinishStages is out: it is whole, and what cannot leave its stages ends there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +87,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation:
-    """A stage becomes whole, or is to give that up."""
+    """A stage becomes whole, is to give that up, or has become whole and ends what it began as a stage."""
 
     state: ConsolidationState = ConsolidationState.RUNNING
-    deadline_at: float  # of one that is running
+    deadline_at: float  # 0: none, of what was a later stage and ends with the first one
     began_at: float = 0.0  # 0: by an agent of an earlier version
     traceparent: str = ""  # of what asked for it
 
@@ -122,7 +124,7 @@ class Holding:
     snapshot_bytes: int = 0  # of host memory, promised or taken, that its engine sleeps in
     engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see starts.py)
     past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
-    was_cached: bool = False  # its weights were in host memory when its start began
+    found: StartKind = StartKind.COLD  # where its weights were when its start began
     health_asked_at: float = 0.0
     num_misses: int = 0  # health checks that failed in a row
 
@@ -195,12 +197,15 @@ class Holding:
             yield f"{name} is {self.state} and the fleet sees it {instance.state}"
         if (self.pipeline is None) is not instance.is_whole:
             yield f"{name} has {instance.num_stages} stages and pipeline={self.pipeline}"
-        if self.consolidation is not None and instance.is_whole:
-            yield f"{name} is whole and consolidates"
-        if self.state in (State.READY, State.DRAINING):
-            is_running = self.consolidation is not None and self.consolidation.state is ConsolidationState.RUNNING
-            if instance.consolidating is not is_running:
-                yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
+        under_way = self.consolidation.state if self.consolidation is not None else None
+        is_finishing = under_way is ConsolidationState.FINISHING
+        if under_way is not None and instance.is_whole is not is_finishing:
+            yield f"{name} (whole: {instance.is_whole}) consolidates: {under_way}"
+        is_running = under_way is ConsolidationState.RUNNING
+        if self.state is not State.STOPPING and instance.consolidating is not is_running:
+            yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
+        if self.state in (State.READY, State.DRAINING) and instance.stages_busy is not is_finishing:
+            yield f"{name} has busy stages: {is_finishing}, and the fleet sees {instance.stages_busy}"
         start = self.start
         if self.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
             yield f"{name} has its process and its weights, and does not load"

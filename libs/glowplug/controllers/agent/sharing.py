@@ -1,8 +1,9 @@
 """Weights that instances read in the same pages: seen, not believed, and then granted once to all of them (Gpu.shared).
 
 An engine that reads its weights where the node keeps them reports with its load how many bytes of them it reads there
-in place; the rest it has for itself. A start counts on what others on its GPU were seen to share, and is held against
-its own report; the first one pays for all of its weights until it has reported.
+in place; the rest it has for itself. A start counts on what others on its GPU were seen to share, or earlier engines of
+its key on this node were, and is held against its own report; where none has been seen it pays for all of its weights
+until it has reported. So two starts at once take one copy of what they share, but for the first two of all.
 """
 
 from dataclasses import replace
@@ -15,11 +16,13 @@ from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 
 SHARE = "share"  # the ability
+KEYS_REMEMBERED = 1024
 
 
 def expected(transaction: Transaction, holding: Holding) -> Holding:
-    """A start, with what it will share by all that is known: what instances with its key share there already."""
-    known = _by_others(transaction, holding)
+    """A start, with what it will share by all that is known: what instances with its key share there already, else what
+    those before it were seen to share on this node."""
+    known = _by_others(transaction, holding) or transaction.shared_seen.get(holding.model.share_key, 0)
     return _sharing(holding, known if _weights(transaction, holding) >= known else 0)
 
 
@@ -29,6 +32,7 @@ def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
     Raises OutOfMemory, with nothing changed, where it had counted on more and its GPU has no bytes for the difference.
     """
     known, num_bytes = _by_others(transaction, holding), min(num_bytes, _weights(transaction, holding))
+    _remember(transaction, holding.model.share_key, num_bytes)
     if known:
         num_bytes = known if num_bytes >= known else 0
     if num_bytes == holding.instance.shared_bytes:
@@ -40,6 +44,15 @@ def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
         most = show_bytes(holding.instance.shared_bytes)
         why = f"it reads {show_bytes(num_bytes)} of its weights in host memory, and not {most}: {error.message}"
         raise OutOfMemory(why, param=error.param) from error
+
+
+def _remember(transaction: Transaction, key: str, num_bytes: int) -> None:
+    """What engines of that key share: the least of what they reported, and nothing once one shares nothing."""
+    known = transaction.shared_seen.pop(key, num_bytes)
+    if key and num_bytes:
+        transaction.shared_seen[key] = min(known, num_bytes)
+    while len(transaction.shared_seen) > KEYS_REMEMBERED:
+        del transaction.shared_seen[next(iter(transaction.shared_seen))]
 
 
 def said(transaction: Transaction, holding: Holding) -> str:

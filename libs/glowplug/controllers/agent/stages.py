@@ -4,8 +4,14 @@ Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale do
 each). A stage is an instance of its own on its node; the first one answers clients once the placer has joined them.
 Departure: a stage that finds no memory for the whole model, or whose engine fails to become whole, or is not within
 `consolidate_deadline_s`, goes on as a stage and says why; it is asked again, after a failure with a pause that doubles.
+Weights that prove to be wrong end it.
 Nothing is taken for granted of an engine that does not say what has become of it: its bytes stay granted, and it is
 asked to give up until it answers.
+
+An engine that becomes whole in another process leaves its stages behind, with the answers that no router can continue
+elsewhere. They end there, for at most `consolidate_deadline_s`; meanwhile the row says `stages_busy`, on which the
+placer keeps the later stages, and what is new goes to the whole engine. A stage that was a later one stays for as long
+as the first one's pipeline does.
 """
 
 from dataclasses import replace
@@ -14,12 +20,13 @@ from glowplug.controllers.agent import lifecycle
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Transaction
-from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.errors import ChecksumMismatch, OutOfMemory
 from glowplug.domain.instance import BEFORE_START, Instance, Phase
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.policies.placement.shape import bytes_per_gpu
 
 RUNNING, ABANDONED = ConsolidationState.RUNNING, ConsolidationState.ABANDONED
+FINISHING = ConsolidationState.FINISHING
 
 
 def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
@@ -105,6 +112,9 @@ def recall(transaction: Transaction, holding: Holding) -> Holding:
         transaction.ask(msg.ConsolidateEngine(holding.engine, holding.model))
         deadline_at = _running(transaction).deadline_at
         return replace(holding, consolidation=replace(holding.consolidation, deadline_at=deadline_at))
+    if holding.consolidation.state is FINISHING:
+        transaction.ask(msg.FinishStages(holding.engine, holding.consolidation.deadline_at))
+        return holding
     transaction.ask(msg.AbandonConsolidation(holding.engine))
     return holding
 
@@ -115,16 +125,21 @@ def _running(transaction: Transaction) -> Consolidation:
 
 def on_consolidated(transaction: Transaction, holding: Holding, report: msg.EngineConsolidated) -> None:
     """It has all of the model: an instance of its own, whatever it was part of."""
-    under_way = holding.consolidation
-    if under_way is None:
+    under_way, pipeline = holding.consolidation, holding.pipeline
+    if under_way is None or pipeline is None:
         return
-    whole = _whole(holding)
+    whole, finishing = _whole(holding), None
+    if report.url:
+        deadline_at = 0.0 if pipeline.stage else transaction.now_s + transaction.params.consolidate_deadline_s
+        finishing = replace(under_way, state=FINISHING, deadline_at=deadline_at)
+        transaction.ask(msg.FinishStages(holding.engine, deadline_at))
     holding = transaction.publish(
-        replace(holding, consolidation=None, pipeline=None),
+        replace(holding, consolidation=finishing, pipeline=None),
         workers=whole.workers,
         num_stages=1,
         part_of="",
         consolidating=False,
+        stages_busy=finishing is not None,
         max_concurrency=holding.model.max_concurrency,
         kv_tokens=report.kv_tokens or whole.kv_tokens,
         url=report.url or whole.url,
@@ -134,10 +149,29 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
     _report(transaction, holding, under_way, report.phases)
 
 
+def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.StagesFinished) -> None:
+    """Nothing runs any more in the stages that it was."""
+    if holding.consolidation is None or holding.consolidation.state is not FINISHING:
+        return
+    seconds = transaction.params.consolidate_deadline_s
+    cut = f"they were ended with what still ran there after {seconds:g} s"
+    why = cut if report.cut else "its stages have ended what they began"
+    transaction.publish(
+        replace(holding, consolidation=None),
+        stages_busy=False,
+        reason=f"it has become whole and runs all of the model; {why}",
+    )
+
+
 def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.ConsolidationFailed) -> None:
-    """It could not: a stage as before, with a stage's memory, which serves on."""
+    """It could not: a stage as before, with a stage's memory, which serves on. Where its weights do not have the
+    checksum that they should, it does not: its own part was served unchecked (weights/region.py)."""
     under_way = holding.consolidation
-    if under_way is None:
+    if under_way is None or under_way.state is FINISHING:
+        return
+    if report.code == ChecksumMismatch.code:
+        _report(transaction, holding, under_way, error=report.reason)
+        lifecycle.fail(transaction, holding, report.code, report.reason)
         return
     shares = holding.shares_on(transaction.node_id)
     holding = transaction.grant(replace(holding, shares=shares), (holding.instance.instance_id,))

@@ -176,7 +176,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
         holding,
         instance=replace(holding.instance, source=from_id),
         past_ids=(*source.past_ids, from_id),
-        was_cached=source.was_cached,
+        found=source.found,
         start=replace(start, grew_from=was),
     )
     if source.state in FETCHING:

@@ -3,7 +3,8 @@
 Paper: HydraServe section 5.1, whose fetch and load overlap. The engine reads bytes as soon as they have landed; whether
 they are right is known once all have been fetched and checked. So a start has two ends here, the engine's and that of
 its weights, in either order, and is READY (a replica PREWARMED) after both. Weights that are found to be wrong end the
-engine with them; those that are fetched anew end it too, and the start begins again.
+engine with them; those that are fetched anew end it too, and the start begins again, whether the engine sees that first
+or the agent.
 """
 
 from dataclasses import replace
@@ -12,6 +13,7 @@ from glowplug.controllers.agent import drains, lifecycle, stages
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import Holding, State
 from glowplug.controllers.agent.transaction import Transaction
+from glowplug.domain.errors import WeightsDropped
 
 
 def on_arriving(transaction: Transaction, holding: Holding, report: msg.WeightsArriving) -> None:
@@ -35,6 +37,7 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
         phases=(*instance.phases, *report.phases),
         max_concurrency=num_slots or instance.max_concurrency,
         kv_tokens=report.kv_tokens,
+        step_s=report.step_s,
         lacks=report.lacks,
         key_id=report.key_id,
         reason="its engine is loaded, and its weights are not checked yet",
@@ -86,6 +89,18 @@ def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsR
     if holding.state is State.STARTING:
         transaction.keep(replace(holding, start=replace(holding.start, arriving_path=None)))
         return
-    why = f"its engine starts again, since it has loaded weights that were dropped: {report.reason}"
-    holding = transaction.publish(holding.enter(State.RESTARTING), url="", reason=why)
+    _begin_again(transaction, holding, report.reason)
+
+
+def on_start_failed(transaction: Transaction, holding: Holding, report: msg.EngineStartFailed) -> None:
+    """Its start is over, or begins again where its engine has seen weights dropped before its agent has."""
+    if report.code == WeightsDropped.code:
+        _begin_again(transaction, holding, report.reason)
+    else:
+        lifecycle.on_start_failed(transaction, holding, report)
+
+
+def _begin_again(transaction: Transaction, holding: Holding, why: str) -> None:
+    reason = f"its engine starts again, since it has loaded weights that were dropped: {why}"
+    holding = transaction.publish(holding.enter(State.RESTARTING), url="", reason=reason)
     lifecycle.stop(transaction, holding, 0.0, State.RESTARTING)

@@ -23,6 +23,7 @@ _SERVING = (S.READY, S.DRAINING)
 _BEGUN = COMING | {S.RESTARTING}
 _LIVE = COMING | DORMANT | {*_SERVING, S.FALLING_ASLEEP}
 _ENDING = ENDED | {S.STOPPING}
+_MAY_READ = frozenset({S.STREAMING, S.LOADING})  # its engine takes weights that may be dropped meanwhile
 _BEGIN = (msg.LaunchEngine, msg.AwaitWeights)
 _LOAD = (msg.LoadEngine, msg.ActivateEngine)
 _FAIL = (msg.StopEngine, msg.ReportStart)
@@ -30,7 +31,7 @@ _STOP = (msg.StopEngine,)
 _END_DRAIN = (msg.SleepEngine, msg.StopEngine, msg.ReportDrain)
 _DRAINED = (msg.StopEngine, msg.ReportDrain)
 _CONSOLIDATED = (msg.ReportConsolidation,)
-_CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation, *_CONSOLIDATED)
+_CONSOLIDATE = (msg.ConsolidateEngine, msg.AbandonConsolidation, msg.FinishStages, *_CONSOLIDATED)
 _TICK_SERVING = (msg.CheckHealth, msg.AbandonConsolidation, *_CONSOLIDATED)
 _GROWN = (*_BEGIN, msg.ActivateEngine, msg.ReportStart)
 
@@ -55,7 +56,9 @@ _ROWS: tuple[_Row, ...] = (
     ),
     (msg.EngineReady, [S.STREAMING], streaming.on_engine_ready, (STAYS, S.UNCHECKED), ()),
     (msg.EnginePrewarmed, [S.STREAMING], streaming.on_prewarmed, (STAYS, S.UNCHECKED), ()),
-    ((msg.WeightsFailed, msg.EngineStartFailed), COMING, lifecycle.on_start_failed, (S.FAILED,), _FAIL),
+    (msg.WeightsFailed, COMING, lifecycle.on_start_failed, (S.FAILED,), _FAIL),
+    (msg.EngineStartFailed, COMING - _MAY_READ, lifecycle.on_start_failed, (S.FAILED,), _FAIL),
+    (msg.EngineStartFailed, _MAY_READ, streaming.on_start_failed, (S.FAILED, S.RESTARTING), _FAIL),
     (
         msg.EngineReady,
         [S.LOADING],
@@ -68,8 +71,9 @@ _ROWS: tuple[_Row, ...] = (
     (JoinStages, [*FETCHING, S.RESTARTING, S.LOADING], stages.on_join, (STAYS,), ()),
     (JoinStages, [S.STAGE_LOADED], stages.on_join, (S.JOINING,), (msg.ServeStages,)),
     (ConsolidateInstance, [S.READY], stages.on_consolidate, (STAYS,), _CONSOLIDATE),
-    (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), _CONSOLIDATED),
-    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS,), _CONSOLIDATED),
+    (msg.EngineConsolidated, _SERVING, stages.on_consolidated, (STAYS,), (msg.FinishStages, *_CONSOLIDATED)),
+    (msg.StagesFinished, _SERVING, stages.on_stages_finished, (STAYS,), ()),
+    (msg.ConsolidationFailed, _SERVING, stages.on_not_consolidated, (STAYS, S.FAILED), (*_CONSOLIDATED, *_STOP)),
     (StopInstance, [NONE], starts.on_early_stop, (STAYS,), ()),
     (StopInstance, _BEGUN, drains.on_stop, (STAYS, S.STOPPING, S.STOPPED), _STOP),
     (StopInstance, _SERVING, drains.on_stop, (S.DRAINING, S.FALLING_ASLEEP, S.STOPPING), _END_DRAIN),
@@ -137,7 +141,7 @@ _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
     (_SLEEP_ENDED, _SERVING, "the agent that asked for it has restarted"),
     (_SLEEP_ENDED, DORMANT | _ENDING, "it comes twice, or the engine was stopped meanwhile"),
     (
-        [msg.EngineConsolidated, msg.ConsolidationFailed],
+        [msg.EngineConsolidated, msg.ConsolidationFailed, msg.StagesFinished],
         {S.FALLING_ASLEEP} | DORMANT | _ENDING,
         "it was asked for twice, or the engine was stopped meanwhile",
     ),
@@ -161,16 +165,19 @@ AWAITS: Mapping[str, tuple[type, ...]] = {
     "stop": (msg.StopEngine,),
     C.RUNNING: (msg.ConsolidateEngine,),
     C.ABANDONED: (msg.AbandonConsolidation,),
+    C.FINISHING: (msg.FinishStages,),
 }  # the effects whose outcome a state or a part waits for: whoever brings it about has asked for them
 
 _OVER = frozenset({NONE})
+_WHOLE = frozenset({NONE, C.FINISHING})
 CONSOLIDATION: Mapping[tuple[ConsolidationState | None, type], frozenset[ConsolidationState | None]] = {
     (NONE, ConsolidateInstance): frozenset({NONE, C.RUNNING}),
-    (C.RUNNING, msg.EngineConsolidated): _OVER,
+    (C.RUNNING, msg.EngineConsolidated): _WHOLE,
     (C.RUNNING, msg.ConsolidationFailed): _OVER,
     (C.RUNNING, Tick): frozenset({C.RUNNING, C.ABANDONED}),
-    (C.ABANDONED, msg.EngineConsolidated): _OVER,
+    (C.ABANDONED, msg.EngineConsolidated): _WHOLE,
     (C.ABANDONED, msg.ConsolidationFailed): _OVER,
+    (C.FINISHING, msg.StagesFinished): _OVER,
 }  # consolidation, stimulus -> what may follow; it stays otherwise, and its end goes with the record's
 
 

@@ -99,8 +99,8 @@ def fact_of(instance: Instance, code: str = "") -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class Transaction:
-    """One stimulus at `now_s`. `holdings`, `overtaken` and the ledger are the controller's own; an action changes a
-    record through `keep` and `publish`, and `step` applies a stimulus to one record by the table."""
+    """One stimulus at `now_s`. `holdings`, `overtaken`, `shared_seen` and the ledger are the controller's; an action
+    changes a record through `keep` and `publish`, and `step` applies a stimulus to one record by the table."""
 
     now_s: float
     node_id: str
@@ -110,6 +110,7 @@ class Transaction:
     table: Table
     holdings: dict[str, Holding]
     overtaken: dict[str, tuple[float, str]]  # stops that came before their start: id -> when, why
+    shared_seen: dict[str, int]  # share_key -> bytes of weights that engines of it were seen to share here
     node_stops: str = ""  # why this node takes no start any more, or ""
     event: Event | None = None
     effects: list[Effect] = field(default_factory=list)
@@ -146,8 +147,11 @@ class Transaction:
         return holding
 
     def publish(self, holding: Holding, code: str = "", **changes: Any) -> Holding:
-        """Change the instance, raise its revision, and publish and save it in the state that its record is in."""
+        """Change the instance, raise its revision, and publish and save it in the state that its record is in. One that
+        has ended becomes whole no more."""
         was = holding.instance
+        if was.consolidating and holding.consolidation is None:
+            changes["consolidating"] = False
         changes |= {"state": RULES[holding.state].public, "changed_at": self.now_s, "revision": was.revision + 1}
         instance = replace(was, **changes)
         cause = None if self.event is not None else holding.cause  # None: the shell takes the event in hand

@@ -67,7 +67,7 @@ from glowplug.fleet.demand import Demand
 from glowplug.fleet.status import lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.port import ScalingView
+from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline
 
 KEPT: Final = "kept"  # the rule of a decision for a copy below READY
 _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
@@ -355,6 +355,8 @@ class AutoscalerController:
         for instance in self.instances.living(record.key).values():
             if (becomes != "stopped" and instance.state.is_dormant) or not record.kept.is_at(instance, only):
                 continue
+            if needed_by_pipeline(instance.instance_id, self.instances.by_id):  # it goes behind that one
+                continue
             if becomes == "stopped" and instance.instance_id in put_away:
                 record.orders.pop(instance.instance_id, None)  # it was asked to sleep: it stops now
             if not record.is_leaving(instance.instance_id):
@@ -547,7 +549,7 @@ class AutoscalerController:
         rows = self.instances.living(record.key).values()
         lacks_sleeper = becomes != "swapped_out" and lacks_one_asleep(model, rows)
         effects: list[Effect] = []
-        for instance_id in decision.drain:
+        for instance_id in [i for i in decision.drain if not needed_by_pipeline(i, self.instances.by_id)]:
             order = record.orders.get(instance_id)
             if order and order.kind is OrderKind.RESUME and now_s - order.sent_at < self._params.repeat_s:
                 continue  # it was resumed a moment ago

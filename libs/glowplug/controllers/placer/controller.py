@@ -232,6 +232,8 @@ class PlacerController:
             placement.asked_at = now_s
         elif command.instance_id in self.instances.by_id:
             return []
+        elif begun := self.fleet.capacity.stages.get(command.instance_id):
+            return self._placing.begun_by_half(Placement(event, now_s, now_s), begun.values(), now_s)
         else:
             placement = Placement(event, now_s, now_s)
             self._placing.add(placement)

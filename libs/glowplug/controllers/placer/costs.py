@@ -17,12 +17,13 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.phrasing import counted
 from glowplug.fleet.status import NEAR, check_nowhere_else, is_coming, is_ready, rung_of
-from glowplug.policies.placement.links import gpu_kind_of
+from glowplug.policies.placement.links import disk_rate, found_at, gpu_kind_of
 from glowplug.policies.start_times import Scope, StartKind
 
 Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
+_FETCHES: Final = frozenset({StartKind.COLD, StartKind.DISK})
 MOST_HELD: Final = 3  # of those who stay, that a reason names
 
 
@@ -47,10 +48,10 @@ class Cost:
     verb: str
     rung: str  # that it leads to; of `unload`, the one that is left ("": all)
     seconds: float = 0.0
-    kind: str = ""  # of a start: cold, cached, wake, growth or join
+    kind: str = ""  # of a start: cold, disk, cached, wake, growth or join
     phases: dict[str, float] = field(default_factory=dict)
     source: str = "nothing has to be done"
-    scope: str = ""  # of the figures: model, size, engine or prior
+    scope: str = ""  # of the figures: model, size, engine or prior; disk: of the node's own
     num_measured: int = 0  # starts, or leaves, that the seconds are the median of
     is_emulated: bool = False  # an emulated engine models its time
     node_id: str = ""
@@ -149,7 +150,7 @@ class Costs:
             gpu_ids=tuple(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids),
             gpu_bytes=num_bytes,
             kept_gpu_bytes=kept,
-            fetch_bytes=model.fetch_bytes if expected.kind is StartKind.COLD and model.weights.uri else 0,
+            fetch_bytes=model.fetch_bytes if model.weights.uri and expected.kind in _FETCHES else 0,
             leaving=tuple(leaving),
             num_in_flight=sum(self._in_flight(rows[name]) for name in seen.victims if name in rows),
             reason=decision.reason,
@@ -160,18 +161,24 @@ class Costs:
         if self._host.holders(model, now_s, node.node_id):
             return replace(blank, node_id=node.node_id, reason=f"its weights lie in host memory of {node.node_id}")
         gpu_kind, times = gpu_kind_of(node), self.fleet.network.times
-        scope, num = times.measured_by(model, StartKind.COLD, gpu_kind, stage="fetch_s")
-        seconds = times.predict(model, StartKind.COLD, gpu_kind).fetch_s
+        kind = found_at(node, model)
+        known, num = times.measured_by(model, kind, gpu_kind, stage="fetch_s")
+        scope, seconds = str(known), times.predict(model, kind, gpu_kind).fetch_s
+        source = _source(known, num, kind, model, blank.is_emulated)
+        how = "read from the disk of" if kind is StartKind.DISK else "fetched to"
+        if kind is StartKind.DISK and node.disk_bytes_per_s:
+            seconds, scope, num = model.fetch_bytes / disk_rate(node, model, times), "disk", 0
+            source = "measured: the rate at which weights came from that disk, or went to it"
         return replace(
             blank,
             seconds=round(seconds, 4),
             phases={"fetch": round(seconds, 4)},
             scope=scope,
             num_measured=num,
-            source=_source(scope, num, StartKind.COLD, model, blank.is_emulated),
+            source=source,
             node_id=node.node_id,
             fetch_bytes=model.fetch_bytes,
-            reason=f"its weights are fetched to {node.node_id}",
+            reason=f"its weights are {how} {node.node_id}",
         )
 
     # down
@@ -256,7 +263,9 @@ class Costs:
 def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: bool) -> str:
     """Where the seconds come from, as a sentence."""
     starts = counted(num, "wake" if kind is StartKind.WAKE else "start")
-    what = {"cold": " that were cold", "cached": " from host memory", "growth": " from a replica"}.get(kind.value, "")
+    what = {
+        "cold": " that were cold", "disk": " from disk", "cached": " from host memory", "growth": " from a replica"
+    }.get(kind.value, "")  # fmt: skip
     said = {
         "model": f"measured on this fleet: the last {starts.removeprefix('1 ')}{what} of this model",
         "size": f"scaled from {starts}{what} of models of its size on this fleet",

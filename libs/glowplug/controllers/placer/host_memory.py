@@ -19,7 +19,7 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import DropWeights, FetchWeights
-from glowplug.policies.placement.links import has_weights
+from glowplug.policies.placement.links import has_copy_on_disk, has_weights
 
 FIRST_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
@@ -58,8 +58,9 @@ class HostMemory:
         return model
 
     def where(self, model: Model, now_s: float, node_id: str = "") -> Node:
-        """The node that weights are brought to: the one named, else one that has them, else the one whose GPUs have the
-        most free memory of those that run its engine. Raises BadRequest, NotFound and NoCapacity."""
+        """The node that weights are brought to: the one named, else one that has them, else one with a copy on disk,
+        else the one whose GPUs have the most free memory of those that run its engine. Raises BadRequest, NotFound and
+        NoCapacity."""
         if not model.weights.uri:
             raise BadRequest(f"{model.name} has no weights to bring: its engine needs none", param="to")
         nodes = [node for node in self.fleet.alive(now_s) if node_id in ("", node.node_id)]
@@ -69,7 +70,12 @@ class HostMemory:
         if not able:
             raise NoCapacity(f"no node with a prefetcher takes engine {model.engine} now", retry_after_s=2)
         free = self.fleet.capacity.free_bytes
-        return min(able, key=lambda n: (not has_weights(n, model), -sum(free(g.gpu_id) for g in n.gpus), n.node_id))
+
+        def rank(node: Node) -> tuple[bool, bool, int, str]:
+            is_far = not has_copy_on_disk(node, model)
+            return not has_weights(node, model), is_far, -sum(free(gpu.gpu_id) for gpu in node.gpus), node.node_id
+
+        return min(able, key=rank)
 
     def holders(self, model: Model, now_s: float, node_id: str = "") -> list[Node]:
         """The nodes in whose host memory its weights lie."""

@@ -21,7 +21,7 @@ from glowplug.domain.model import Model
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
-from glowplug.policies.placement.links import Fetch, LinkLedger, begin, finish, gpu_kind_of, has_weights, network_rate
+from glowplug.policies.placement.links import Fetch, LinkLedger, begin, finish, found_at, gpu_kind_of, network_rate
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.start_times import KEPT, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
 
@@ -68,7 +68,7 @@ class Network:
         self._ordered |= {placement.stage_id(number): None for number in range(len(stages))}
         for number, stage in enumerate(stages):
             node, fetch_id = nodes.get(stage.node_id), placement.stage_id(number)
-            if node is None or has_weights(node, model):
+            if node is None or found_at(node, model) is not StartKind.COLD:
                 continue
             due = max(now_s, placement.command.wanted_at + slo_s - self._after_fetch_s(node, model, len(stages)))
             fetch = Fetch(fetch_id=fetch_id, left_bytes=stage.fetch_bytes or whole, deadline_at=due)
@@ -86,7 +86,7 @@ class Network:
         if row.instance_id in self._ordered or row.source or row.state is not InstanceState.STARTING:
             return
         self._ordered[row.instance_id] = None
-        if not model.weights.uri or has_weights(node, model):
+        if found_at(node, model) is not StartKind.COLD:
             return
         part = -(-model.fetch_bytes // row.num_stages)
         nic = next((link for link in node.links if link.link_id.endswith("/nic")), None)
@@ -115,10 +115,13 @@ class Network:
         return load_s + took.warmup_s + took.rest_s
 
     def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
-        """Those fetches of that node are over, well or not."""
+        """Those fetches of that node are over, well or not. One that another node brings is not."""
         for fetch_id in ids:
+            if self._fetching.get(fetch_id) != node_id:
+                continue
+            del self._fetching[fetch_id]
             ledger = self.links.get(node_id)
-            if self._fetching.pop(fetch_id, None) is not None and ledger is not None:
+            if ledger is not None:
                 left = finish(ledger, fetch_id, now_s)
                 if left.fetches:
                     self.links[node_id] = left
@@ -154,7 +157,7 @@ class Network:
         """A row changed: its fetch may be over, and a start that is over is learned from. Returns what was learned."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
             self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
-        if not row.consolidating and rest_of(row) in self._fetching:
+        if (row.state.is_gone or not row.consolidating) and rest_of(row) in self._fetching:
             self.fetched(self._fetching[rest_of(row)], [rest_of(row)], now_s)
         self._watch_leaving(row)
         return self.times.learn(row, model) if model is not None else None

@@ -1,7 +1,9 @@
 """Nodes that fall silent, and nodes that an operator drains.
 
 A node whose lease runs out has left, and its instances with it. On a cordoned node nothing is placed, and whatever is
-there is stopped, whenever it came; each stop is sent again until its instance drains, since a command may be lost.
+there is stopped, whenever it came; each stop is sent again until its instance drains, since a command may be lost. A
+later stage of a pipeline that serves is not stopped: its first stage is, wherever that is, or becomes whole without it,
+and stages.py ends the later ones then.
 """
 
 from dataclasses import replace
@@ -13,6 +15,7 @@ from glowplug.controllers.placer.messages import CORDONS, Cordon
 from glowplug.controllers.placer.placement import stop
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.facts import InstanceFailed, NodeLeft
+from glowplug.policies.scaling.port import needed_by_pipeline
 
 
 class Nodes:
@@ -100,8 +103,21 @@ class Nodes:
         self._stopped_at = {name: at for name, at in self._stopped_at.items() if name in known}
         for node_id in sorted(self.fleet.capacity.cordoned):
             for instance in self.fleet.on_node(node_id):
-                effects += self._stop(instance, node_id, now_s)
+                leaves = self._who_leaves(instance)
+                effects += self._stop(leaves, node_id, now_s) if leaves is not None else []
         return effects
+
+    def _who_leaves(self, instance: Instance) -> Instance | None:
+        """Whom to stop so that an instance ends: of a pipeline that serves its first stage, which has the streams;
+        none while that becomes whole and ends what runs in its stages, since the others end then. A later stage that
+        serves for itself already runs its layers until then."""
+        known = self.fleet.instances.by_id
+        first = known.get(instance.part_of or needed_by_pipeline(instance.instance_id, known))
+        if first is None or first.state not in (InstanceState.READY, InstanceState.DRAINING):
+            return instance
+        if first.is_whole:
+            return None if first.stages_busy else instance
+        return None if first.consolidating else first
 
     def _stop(self, instance: Instance, node_id: str, now_s: float) -> list[Effect]:
         last = self._stopped_at.get(instance.instance_id)
@@ -110,7 +126,9 @@ class Nodes:
             return []
         self._stopped_at[instance.instance_id] = now_s
         load, why = self.fleet.loads.of(instance.model_key), "its node is being drained"
-        command = Publish(stop(node_id, instance.instance_id, why, self.fleet.params.evict_grace_s))
+        if instance.node_id != node_id:
+            why = f"{node_id}, where a later stage of it runs, is being drained"
+        command = Publish(stop(instance.node_id, instance.instance_id, why, self.fleet.params.evict_grace_s))
         if last is not None:
             return [command]
         busy = {"in_flight": load.in_flight_by_instance.get(instance.instance_id, 0)}

@@ -6,7 +6,7 @@ for several that want the same this is answered once in a pass.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +31,7 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import FetchWeights, StopInstance, as_if_asked
 from glowplug.events.envelope import Event
@@ -40,8 +41,10 @@ from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.expect import Expected, expect
+from glowplug.policies.placement.links import found_at
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.start_times import StartKind
 
 Place = Callable[..., PlaceDecision]
 Evict = Callable[..., EvictDecision]
@@ -381,13 +384,25 @@ class Placing:
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
-        figures = {}
+        figures: dict[str, float | int | str] = {}
+        if disks := self._read_from_disk(placement.command.model, decision):
+            figures["read_from_disk"] = ", ".join(disks)
+            if rate := min(disks.values()):
+                figures["disk_bytes_per_s"] = rate
+            reason += f"; its weights are read from the disk of {listed(list(disks))}"
         if shared := self.shared_bytes(placement.command.model, decision):
             figures["shared_bytes"] = shared
             reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
         decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
         sent.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self._orders(placement, sent)]
+
+    def _read_from_disk(self, model: Model, decision: PlaceDecision) -> dict[str, float]:
+        """Nodes that read weights for it from their own disks, with what their prefetchers have measured of these."""
+        if decision.source:
+            return {}
+        nodes = [self.fleet.nodes.by_id.get(stage.node_id) for stage in decision.stages]
+        return {n.node_id: n.disk_bytes_per_s for n in nodes if n and found_at(n, model) is StartKind.DISK}
 
     def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
         """Of what a start takes by that decision, the bytes of weights that others read there already, and go on to."""
@@ -443,6 +458,16 @@ class Placing:
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
         return [Record(decided, placement.event), *stops]
 
+    def begun_by_half(self, placement: Placement, parts: Iterable[Instance], now_s: float) -> list[Effect]:
+        """An earlier placer has started later stages of it, and no agent knows its first one. They end (stages.py);
+        then the whole has failed, and is asked for under another name."""
+        if any(not part.state.is_gone for part in parts):
+            return []
+        why = "its later stages were begun by an earlier placer, and its first one was not"
+        decided = self._record(placement, "place", f"{why}: the start is given up", (), now_s, "failed")
+        failed = InstanceFailed(instance=refused(placement, why, decided.decision_id, now_s), code="no_answer")
+        return [Record(decided, placement.event), Publish(failed, placement.event)]
+
     def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
         """No GPU could ever hold it: say so as a failed start."""
         self.drop(placement.instance_id)
@@ -460,7 +485,7 @@ class Placing:
         rivals: tuple[Rival, ...],
         now_s: float,
         chosen: str = "",
-        figures: Mapping[str, int] | None = None,
+        figures: Mapping[str, float | int | str] | None = None,
     ) -> DecisionRecord:
         """The decision as `why` prints it, at the GPU the placement has now. `figures`: more inputs."""
         command, expected = placement.command, placement.sent.expected if placement.sent else None

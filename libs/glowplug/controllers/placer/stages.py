@@ -4,8 +4,12 @@ Paper: HydraServe sections 4 and 6. The placement starts the stages; this file m
 
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
 - one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
-  `hole_grace_s` before that: with all of the weights it goes on alone, and says so;
-- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down);
+  `hole_grace_s` before that: with all of the weights it goes on alone, and says so. Where one drains the first stage
+  drains with it, or becomes whole;
+- one of which no agent has spoken for `give_up_s` was never begun (its placer was killed before it had sent all of the
+  starts), and the others end;
+- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
+  nothing runs in its stages any more;
 - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
   they are there).
 """
@@ -28,23 +32,25 @@ class Stages:
 
     def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
         """An instance has changed: what follows for its pipeline."""
-        whole = row.part_of or row.instance_id
-        follows = self._follow_up(whole, now_s) if whole in self.fleet.capacity.stages else []
+        whole, capacity = row.part_of or row.instance_id, self.fleet.capacity
+        is_pipeline = whole in capacity.stages or whole in capacity.pipelines
+        follows = self._follow_up(whole, now_s) if is_pipeline else []
         return [*follows, *self._fetch_rest(row, now_s)]
 
     def work(self, now_s: float) -> list[Effect]:
         """What was commanded and not done is commanded again."""
-        parts = self.fleet.capacity.stages
-        known = self.fleet.instances.by_id
+        parts, known = self.fleet.capacity.stages, self.fleet.instances.by_id
         self._sent_at = {key: at for key, at in self._sent_at.items() if key.removesuffix(REST) in known}
-        follows = [effect for whole in sorted(parts) for effect in self._follow_up(whole, now_s)]
-        rows = [row for whole in sorted(parts) for row in (known.get(whole), *parts[whole].values()) if row is not None]
+        wholes = sorted(parts.keys() | self.fleet.capacity.pipelines.keys())
+        follows = [effect for whole in wholes for effect in self._follow_up(whole, now_s)]
+        rows = [row for w in wholes for row in (known.get(w), *parts.get(w, {}).values()) if row is not None]
         return [*follows, *(effect for row in rows for effect in self._fetch_rest(row, now_s))]
 
     def _fetch_rest(self, row: Instance, now_s: float) -> list[Effect]:
         """What a stage lacks of its weights, while it becomes whole."""
         model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
-        if not (row.consolidating and self.fleet.params.follows_parts) or model is None or node is None:
+        grows = row.consolidating and not row.state.is_gone
+        if not (grows and self.fleet.params.follows_parts) or model is None or node is None:
             return []
         if has_weights(node, model) or not self._is_due(rest_of(row), now_s):
             return []
@@ -70,21 +76,32 @@ class Stages:
             return self._end(living, f"{whole} is gone: {first.reason}", now_s)
         if first.is_whole:
             left = [p for p in living if not p.is_whole and not p.consolidating]
+            is_busy = first.stages_busy and first.state in (InstanceState.READY, InstanceState.DRAINING)
+            if is_busy and all(p.state is InstanceState.READY for p in parts):
+                return []
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
-        if hole is not None and first.consolidating and now_s - hole.changed_at < self.fleet.params.hole_grace_s:
-            return []
+        if hole is not None and first.consolidating:
+            is_there = not hole.state.is_gone  # it serves while it drains
+            if is_there or now_s - hole.changed_at < self.fleet.params.hole_grace_s:
+                return []
         if hole is not None:
-            return self._end([first], f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}", now_s)
+            why = f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}"
+            grace_s = 0.0 if hole.state.is_gone else self.fleet.params.evict_grace_s
+            return self._end([first], why, now_s, grace_s)
+        is_late = first.state.is_coming and now_s - first.created_at > self.fleet.params.give_up_s
+        if is_late and len(parts) < first.num_stages - 1:
+            why = f"{len(parts)} of its {first.num_stages - 1} later stages have been begun"
+            return self._end([first, *living], why, now_s)
         is_ready = len(living) == first.num_stages - 1 and all(p.state is InstanceState.READY for p in living)
         if first.state.is_coming and is_ready and self._is_due(whole, now_s):
-            later = tuple(_address(part) for part in sorted(living, key=_stage_number))
+            later = tuple(_address(part) for part in sorted(living, key=lambda part: part.stage))
             return [Publish(JoinStages(target=first.node_id, instance_id=whole, stages=later))]
         return []
 
-    def _end(self, rows: list[Instance], why: str, now_s: float) -> list[Effect]:
+    def _end(self, rows: list[Instance], why: str, now_s: float, grace_s: float = 0.0) -> list[Effect]:
         return [
-            Publish(stop(row.node_id, row.instance_id, why, 0.0))
+            Publish(stop(row.node_id, row.instance_id, why, grace_s))
             for row in rows
             if self._is_due(row.instance_id, now_s)
         ]
@@ -98,9 +115,3 @@ class Stages:
 
 def _address(part: Instance) -> StageAddress:
     return StageAddress(instance_id=part.instance_id, url=part.url, key_id=part.key_id)
-
-
-def _stage_number(part: Instance) -> int:
-    """Which stage a row is, by the name that its placement gave it (`Placement.stage_id`)."""
-    number = part.instance_id.rpartition(".")[2]
-    return int(number) if number.isdecimal() else 0

@@ -20,6 +20,7 @@ from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on, is_too_n
 from glowplug.policies.eviction.turns import Victims as VictimsRule
 from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.shape import bytes_per_gpu
+from glowplug.policies.scaling.port import needed_by_pipeline
 
 Evict = Callable[..., EvictDecision]
 Cost = tuple[bool, int, float, int, float, str]  # see Victims.make
@@ -341,6 +342,8 @@ class Victims:
             return "it is pinned"
         if instance.part_of:
             return f"it is a stage of {instance.part_of}"
+        if pipeline := needed_by_pipeline(instance.instance_id, self.capacity.rows):
+            return f"{pipeline} still runs its layers"
         if instance.state is not InstanceState.READY:
             return f"it is {instance.state.value}"
         if self.now_s - instance.ready_at < self.min_residency_s:

@@ -4,14 +4,15 @@
 
 What it is told
   - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and `request.finished`.
-  - Facts: `model.deployed`, for the objectives of a model; `instance.ready`, for what starts take. Tables: `models`,
-    `instances`.
+  - Facts: `model.deployed`, for the objectives of a model; every `instance.*`, for what starts take, what
+    engines report of themselves and whether they serve. Tables: `models`, `instances`.
   - Ticks, which close windows, and end what a router reported that has been silent for `router_lease_s`.
 
 What it asks
   - `forecast.made`, one per model when a window has closed: forecasts of the open window and of those after it, with
-    mu (the tokens per second that one instance takes, PreServe section 4.1) and the forecaster's error of late. Where
-    the policy follows starts, they reach as far as the model's take, and say so (`horizon_s`).
+    mu (the tokens per second that one instance takes, PreServe section 4.1; declared or measured, which they say) and
+    the forecaster's error of late. Where the policy follows starts, they reach as far as the model's take, and say so
+    (`horizon_s`).
 
 What it promises
   - A window's concurrency is the integral of what routers held and ran, whether ticks came often or seldom.
@@ -21,27 +22,36 @@ What it promises
 
 What it never does
   - It changes nothing: autoscaler and placer act on forecasts, or do without where none covers their time.
-  - It reads no prompt and keeps no request by itself, only sums of a window.
+  - It reads no prompt and keeps no request by itself, only sums of a window, and of an instance's last minutes.
 """
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.controllers.predictor.forecasts import ModelForecasts, missed
+from glowplug.controllers.predictor.forecasts import ModelForecasts, missed, served
 from glowplug.controllers.predictor.horizons import Horizons
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.predictor.series import RouterLoad, Series, Window
-from glowplug.domain.model import Model
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model, Slo
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.envelope import Event
-from glowplug.events.facts import ForecastMade, InstanceReady, ModelDeployed, RequestFinished, RouterLoadReported
+from glowplug.events.facts import (
+    ForecastMade,
+    InstanceChange,
+    InstanceReady,
+    ModelDeployed,
+    RequestFinished,
+    RouterLoadReported,
+)
 from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.prediction.baselines import Nothing
 from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with, shared
-from glowplug.policies.scaling.preserve import Capacity
+from glowplug.policies.throughput import Capacity, Throughput
 
 MAX_AHEAD: Final = 288  # windows, however long starts take
 
@@ -69,6 +79,9 @@ class PredictorController:
         self._models: Mapping[str, Model] = {}
         self._reports = LoadReports()
         self._horizons = Horizons()
+        self._instances = InstanceTable(keeps_gone=False)
+        self._unsteady_at: dict[str, float] = {}  # instance_id -> when it was last seen in another state than READY
+        self._throughputs: dict[str, Throughput] = {}  # by model_key
         self._alike = shared(make, self.window_s, params.season_s)
         self._follows_starts: bool = getattr(make, "FOLLOWS_STARTS", False)
         self.handlers: Handlers = {
@@ -76,7 +89,7 @@ class PredictorController:
             RouterLoadReported: self._on_load,
             RequestFinished: self._on_finished,
             ModelDeployed: self._on_deployed,
-            InstanceReady: self._on_ready,
+            **dict.fromkeys(get_args(InstanceChange), self._on_instance),
         }
         for key, windows in (history or {}).items():
             self._expecting(key, 0).learn(windows)
@@ -90,6 +103,9 @@ class PredictorController:
         `instances`: what their starts took."""
         if table == "instances":
             self._horizons.restore(rows.values())
+            for row in self._instances.restore(rows, now_s):
+                self._seen(row, now_s)
+            self._unsteady_at = {i: at for i, at in self._unsteady_at.items() if i in self._instances.by_id}
             return []
         if not rows:
             return []
@@ -97,13 +113,15 @@ class PredictorController:
         for key in [k for k in self._series if k not in rows]:
             del self._series[key]
             self._expected.pop(key, None)
+            self._throughputs.pop(key, None)
             self._horizons.drop(key)
         return []
 
     def inherit(self, earlier: "PredictorController", now_s: float) -> None:
         """The past is nowhere but in the memory of those who lived through it."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
-        self._reports, self._horizons = earlier._reports, earlier._horizons
+        self._reports, self._horizons, self._throughputs = earlier._reports, earlier._horizons, earlier._throughputs
+        self._unsteady_at = dict(earlier._unsteady_at)
         self._alike = earlier._alike  # that of the forecasters that come with it
 
     @property
@@ -136,8 +154,12 @@ class PredictorController:
             self._count_load(key, report.router_id, load, now_s)
         return []
 
-    def _on_ready(self, event: Event, now_s: float) -> list[Effect]:
-        self._horizons.take(event.data.instance)
+    def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
+        row: Instance = event.data.instance
+        if isinstance(event.data, InstanceReady):
+            self._horizons.take(row)
+        if self._instances.apply(row, now_s):
+            self._seen(row, now_s)
         return []
 
     def _on_deployed(self, event: Event, now_s: float) -> list[Effect]:
@@ -152,16 +174,36 @@ class PredictorController:
         effects: list[Effect] = []
         for key, series in self._series.items():
             series.advance(now_s)
+            if key in self._throughputs:
+                self._measure(key, now_s)
             effects += self._forecast(key, series, now_s)
         return effects
+
+    def _seen(self, row: Instance, now_s: float) -> None:
+        if row.state is not InstanceState.READY or row.consolidating:
+            self._unsteady_at[row.instance_id] = now_s
+
+    def _measure(self, key: str, now_s: float) -> Throughput:
+        """Read what instances did in the minutes that are over, of those that have served through them."""
+        known, model = self.throughput(key), self._models.get(key)
+        known.close(now_s, self._instances.living(key), self._unsteady_at, model.slo if model is not None else Slo())
+        return known
+
+    def throughput(self, model_key: str) -> Throughput:
+        """What one instance of the model takes, by the answers so far."""
+        known = self._throughputs.get(model_key)
+        if known is None:
+            params = self.params.capacity
+            declared = self._capacities.get(model_key, params.declared)
+            known = self._throughputs[model_key] = Throughput(params, declared)
+        return known
 
     def _forecast(self, key: str, series: Series, now_s: float) -> list[Effect]:
         """What is to be expected of one model, when a window has closed."""
         if self._make is Nothing:
             return []
         expected = self._expecting(key, series.first)
-        has_closed = expected.close(series, self._models.get(key), self.params.capacity)
-        if not has_closed and expected.latest:
+        if not expected.close(series) and expected.latest:
             return []
         horizon_s = self.horizon_s(key)
         num_ahead = max(self.params.num_ahead, min(MAX_AHEAD, 1 + math.ceil(horizon_s / self.window_s)))
@@ -176,7 +218,7 @@ class PredictorController:
                 make_with(self._make, self.window_s, self.params.season_s, self._alike),
                 number,
                 self.params.num_windows,
-                capacity=self._capacities.get(model_key, self.params.capacity.profiled),
+                throughput=self.throughput(model_key),
             )
         return expected
 
@@ -208,13 +250,15 @@ class PredictorController:
 
     def _on_finished(self, event: Event, now_s: float) -> list[Effect]:
         data: RequestFinished = event.data
-        series = self._of(data.model_key, now_s)
+        series, model = self._of(data.model_key, now_s), self._models.get(data.model_key)
         if series is not None:
+            if (one := served(data, model, self.params.capacity)) is not None:
+                self._measure(data.model_key, now_s).add(one)
             window = series.open()
             window.num_requests += 1
             window.num_cold += data.cold
             window.prompt_tokens += data.prompt_tokens
             window.response_tokens += data.response_tokens
             window.num_tokens_exact += data.tokens_exact
-            window.num_missed += missed(data, self._models.get(data.model_key), self.params.capacity)
+            window.num_missed += missed(data, model, self.params.capacity)
         return []

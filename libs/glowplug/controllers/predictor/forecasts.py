@@ -1,31 +1,19 @@
-"""One model's forecaster at work: it learns each closed window, its forecasts are compared with what came, and the
-windows show what one instance takes.
+"""One model's forecaster at work: it learns each closed window, its forecasts are compared with what came, and they
+carry what one instance takes (PreServe's mu, policies/throughput.py).
 
-Paper: PreServe section 4.1 (Algorithm 1, lines 6-8): mu is the most tokens per second and instance of all windows in
-which no objective was missed.
-
-Departures:
-- A window says what an instance can take only if its instances were in earnest use: at least `busy_ratio` of their
-  batch on average, or one of their KV caches at least as full. In a quiet window every objective is met by instances
-  with nothing to do, and a scaler that plans by such a rate lets none do more (`busy_ratio=0` is the paper's). What
-  was profiled before (`prompt_per_s` ...), as the paper's offline phase does, is the least that is known.
-- A window is clean when `clean_share` of its requests met their objectives: of thousands, with short answers, some
-  always miss (1 is the paper's).
-- Instances count for the time they ran something, so that mu is a rate of work and not of waiting for it.
-- A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
+A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from glowplug.controllers.predictor.params import CapacityParams
 from glowplug.controllers.predictor.series import Series, Window
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
-from glowplug.policies.scaling.preserve import Capacity, capacity_of
+from glowplug.policies.throughput import CapacityParams, Served, Throughput
 
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 
@@ -39,10 +27,10 @@ class ModelForecasts:
     num_kept: int
     latest: tuple[Forecast, ...] = ()
     past: deque[Forecast] = field(default_factory=deque)  # of windows gone by, one each
-    capacity: Capacity = field(default_factory=Capacity)
+    throughput: Throughput = field(default_factory=Throughput)
     _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
 
-    def close(self, series: Series, model: Model | None, params: CapacityParams) -> bool:
+    def close(self, series: Series) -> bool:
         """Learn every window that has closed since; False when there is none."""
         if self.next_number >= series.last:
             return False
@@ -50,20 +38,20 @@ class ModelForecasts:
             window = series.at(number)
             self._judge(window, series.window_s)
             self.forecaster.closed(window.totals(series.window_s))
-            self.capacity = measured(self.capacity, window, series.window_s, model, params)
         self.next_number = series.last
         return True
 
     def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
         """Forecasts of the windows to come, with their kind's error of late and mu."""
-        made = self.forecaster.forecast(now_s, num_ahead)
+        made, mu = self.forecaster.forecast(now_s, num_ahead), self.throughput.capacity
         self.latest = tuple(
             replace(
                 one,
                 error_ratio=self.error_ratio,
-                prompt_per_s=self.capacity.prompt_per_s,
-                response_per_s=self.capacity.response_per_s,
-                total_per_s=self.capacity.total_per_s,
+                prompt_per_s=mu.prompt_per_s,
+                response_per_s=mu.response_per_s,
+                total_per_s=mu.total_per_s,
+                rates_from=self.throughput.source,
             )
             for one in made
         )
@@ -95,15 +83,19 @@ class ModelForecasts:
             self.past.popleft()
 
 
-def measured(known: Capacity, window: Window, window_s: float, model: Model | None, params: CapacityParams) -> Capacity:
-    """mu after one more window."""
-    if model is None or not window.num_requests or window.instance_seconds < params.min_share * window_s:
-        return known
-    slots = window.slots_per_instance or model.max_concurrency
-    batch = window.concurrency_seconds / (slots * window.instance_seconds)
-    is_busy = max(batch, window.kv_peak_ratio) >= params.busy_ratio
-    is_clean = is_busy and window.num_missed <= (1 - params.clean_share) * window.num_requests
-    return capacity_of(known, window.totals(window_s), window.instance_seconds / window_s, is_clean=is_clean)
+def served(request: RequestFinished, model: Model | None, params: CapacityParams) -> Served | None:
+    """What one answer says of its instance; nothing where it had none, or several."""
+    if not request.instance_id or request.num_continued or not request.response_tokens:
+        return None
+    return Served(
+        instance_id=request.instance_id,
+        sent_at=request.arrived_at + request.queue_s,
+        first_at=request.arrived_at + max(request.queue_s, request.ttft_s),
+        ended_at=request.finished_at,
+        prompt_tokens=request.prompt_tokens,
+        response_tokens=request.response_tokens,
+        missed=not request.cold and missed(request, model, params),
+    )
 
 
 def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:

@@ -1,8 +1,8 @@
 """How far ahead forecasts of a model must reach: what its starts took of late.
 
 What is begun now serves once it is ready, so what is expected until then decides. Starts from a replica or from sleep
-are shorter and are the aim of acting early, so that only those from nothing count: cold, or with weights in host
-memory.
+are shorter and are the aim of acting early, so that only those from nothing count: cold, from disk, or with weights in
+host memory.
 """
 
 from collections import deque
@@ -12,10 +12,9 @@ from statistics import median
 from typing import Final
 
 from glowplug.domain.instance import Instance
-from glowplug.policies.start_times import StartKind
+from glowplug.policies.start_times import FROM_NOTHING
 
 NUM_STARTS: Final = 3
-FROM_NOTHING: Final = frozenset({StartKind.COLD, StartKind.CACHED})
 
 
 @dataclass(slots=True)

@@ -1,32 +1,9 @@
-"""The predictor's bounds, and what a window must show to say what one instance takes."""
+"""The predictor's bounds."""
 
 from dataclasses import dataclass, field
 
 from glowplug.domain.bounds import check_bounds
-from glowplug.policies.scaling.preserve import Capacity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityParams:
-    """What counts as a window that shows what an instance takes, and what is known before the first one."""
-
-    busy_ratio: float = 0.5  # of its batch that an instance must have run on average
-    clean_share: float = 0.95  # of a window's requests that must have met their objectives
-    min_share: float = 0.2  # of the window that one must have been busy
-    normalized_s: float = 0.2  # seconds per response token, for models without objectives
-    prompt_per_s: float = 0.0  # what one instance of any model is known to take before the first window
-    response_per_s: float = 0.0
-    total_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
-    @property
-    def profiled(self) -> Capacity:
-        """mu before anything was measured."""
-        return Capacity(
-            prompt_per_s=self.prompt_per_s, response_per_s=self.response_per_s, total_per_s=self.total_per_s
-        )
+from glowplug.policies.throughput import CapacityParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What the predictor reads."""
 
-from typing import Final
+from typing import Final, get_args
 
 from glowplug.controllers.reads import Reads
 from glowplug.domain.instance import Instance
@@ -10,6 +10,6 @@ from glowplug.events import facts
 READS: Final = Reads(
     service="predictor",
     tables={"models": Model, "instances": Instance},
-    facts=(facts.ModelDeployed, facts.InstanceReady),
+    facts=(facts.ModelDeployed, *get_args(facts.InstanceChange)),
     telemetry=(facts.RouterLoadReported, facts.RequestFinished),
 )

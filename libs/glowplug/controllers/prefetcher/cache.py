@@ -227,6 +227,11 @@ class FetchSeconds:
     def is_measured(self) -> bool:
         return bool(self._pace)
 
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all sources alike; 0.0 before the first measurement."""
+        return len(self._pace) / sum(self._pace.values()) if self._pace else 0.0
+
     def measured(self, digest: str, num_bytes: int, seconds: float, source: str) -> None:
         """One whole fetch, from nothing. What took no time at all is no measurement."""
         if num_bytes <= 0 or not seconds > 0:

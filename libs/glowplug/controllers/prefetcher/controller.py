@@ -59,6 +59,7 @@ from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
 from glowplug.policies.caching.mcache_importance import CacheFacts, request_counter
 from glowplug.policies.caching.ordering import Ordering
+from glowplug.policies.placement.shape import stage_bytes
 from glowplug.policies.registry import choose
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
@@ -285,13 +286,14 @@ class PrefetcherController:
     def _heal(self, now_s: float) -> list[Effect]:
         """Instances that start and whose weights nobody brings: the command was lost, or this process was."""
         effects: list[Effect] = []
-        for instance, weights in self.holds.starting_before(now_s - self.params.heal_s):
-            digest = self._digest_of(weights)
+        for instance, model in self.holds.starting_before(now_s - self.params.heal_s):
+            digest = self._digest_of(model.weights)
             entry = self.cache.entries.get(digest)
             if digest in self.jobs or instance.instance_id in self._failed or (entry and entry.complete):
                 continue
-            want = msg.Want(weights, instance.model_key, instance.instance_id, 0, 0, WAITED_FOR, None)
-            effects += self._take(want, digest, now_s)
+            stage, num_stages = instance.stage, instance.num_stages
+            part = (model.weights, model.key, instance.instance_id, *stage_bytes(model, stage, num_stages))
+            effects += self._take(msg.Want(*part, WAITED_FOR, None, stage, num_stages), digest, now_s)
         return effects
 
     def _take(self, want: msg.Want, digest: str, now_s: float) -> list[Effect]:
@@ -510,6 +512,7 @@ class PrefetcherController:
         return effects
 
     def _part_fact(self, end: msg.FetchEnded, want: msg.Want) -> Publish:
+        self.holds.part_came(want.instance_id)
         num_bytes = (want.last_byte or end.num_bytes) - want.first_byte
         came = {"instance_id": want.instance_id, "num_bytes": num_bytes, "seconds": end.seconds, "source": end.source}
         return self._fact(facts.WeightsPartFetched, end.digest, want, **came)

@@ -18,6 +18,7 @@ from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, Held
 from glowplug.controllers.prefetcher.messages import CANCELLED, CopyEnded, DropCopy, StopCopy, WriteCopy
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
 from glowplug.policies.caching import ordering
@@ -75,6 +76,27 @@ class DiskTier:
         """Whether a fetch may read it here."""
         copy = self.copies.get(digest)
         return copy is not None and copy.state is CopyState.WHOLE
+
+    @property
+    def whole(self) -> tuple[CachedWeights, ...]:
+        """The copies that may be read, by digest."""
+        copies = (self.copies[digest] for digest in sorted(self.copies) if self.has(digest))
+        return tuple(
+            CachedWeights(
+                digest=copy.digest,
+                num_bytes=copy.num_bytes,
+                model_keys=tuple(sorted(copy.model_keys)),
+                last_used_at=copy.last_used_at,
+            )
+            for copy in copies
+        )
+
+    @property
+    def bytes_per_s(self) -> float:
+        """At which whole copies were read, or while none was, written; in two digits, so that small changes are none.
+        0.0: neither yet."""
+        seconds = self._reads if self._reads.is_measured else self._writes
+        return float(f"{seconds.bytes_per_s:.1e}")
 
     def read_s(self, digest: str, num_bytes: int) -> float:
         """Seconds to read weights from disk: as measured, else as long as writing takes."""

@@ -23,6 +23,7 @@ class _User:
     digest: str = ""
     since: float = 0.0
     instance: Instance | None = None
+    has_part: bool = False  # of a stage: its part of the weights is here
 
     def holds(self, now_s: float, hold_s: float) -> bool:
         return bool(self.digest) and (self.instance is not None or now_s - self.since <= hold_s)
@@ -41,7 +42,7 @@ class Holds:
         """A fetch was asked for that instance."""
         if instance_id and instance_id not in self._gone:
             user = self._users.setdefault(instance_id, _User())
-            user.digest, user.since = digest, now_s
+            user.digest, user.since, user.has_part = digest, now_s, False
 
     def set_instance(self, instance: Instance, now_s: float) -> str:
         """Take in one state of one instance; older revisions and other nodes are ignored. Returns its digest."""
@@ -107,15 +108,26 @@ class Holds:
         """Whether that instance was here and has ended."""
         return instance_id in self._gone
 
-    def starting_before(self, before_s: float) -> list[tuple[Instance, WeightsRef]]:
-        """Living instances that began to start before then and are not ready, with the weights they need. No stages of
-        a pipeline: which part of the weights one needs, only its fetch says."""
+    def part_came(self, instance_id: str) -> None:
+        """What a stage of a pipeline needs is here."""
+        if (user := self._users.get(instance_id)) is not None:
+            user.has_part = True
+
+    def starting_before(self, before_s: float) -> list[tuple[Instance, Model]]:
+        """Living instances that began to start before then and are not ready, with their models; no stages of a
+        pipeline that have their part of the weights."""
         return [
-            (instance, self._models[instance.model_key][0].weights)
-            for _, instance in self._seen()
-            if instance.state.is_coming and instance.is_whole and instance.created_at < before_s
-            if instance.model_key in self._models
+            (instance, self._models[instance.model_key][0])
+            for key, instance in self._seen()
+            if (instance.state.is_coming if instance.is_whole else self._lacks_its_part(key))
+            if instance.created_at < before_s and instance.model_key in self._models
         ]
+
+    def _lacks_its_part(self, instance_id: str) -> bool:
+        """A stage that loads has it, whoever brought it."""
+        user = self._users[instance_id]
+        is_starting = user.instance is not None and user.instance.state is InstanceState.STARTING
+        return is_starting and not user.has_part
 
     def has_copy(self, model_keys: Set[str]) -> bool:
         """Whether a replica of one of them lies on a GPU here, whole."""

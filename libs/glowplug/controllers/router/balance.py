@@ -149,7 +149,8 @@ class Balances:
         if balancer is None:
             balancer = self._balancers[model_key] = self._factory(self._params_of(model_key))
         num_taken, kv_tokens = self.taken(instance), self._kv_tokens(instance)
-        balancer.put(Target(instance_id, num_taken, instance.max_concurrency, kv_tokens), now_s)
+        target = Target(instance_id, num_taken, instance.max_concurrency, kv_tokens, instance.step_s)
+        balancer.put(target, now_s)
         if self.tracks_tokens and (ahead := self._peers.ahead(model_key, instance_id)) is not None:
             balancer.others(instance_id, ahead)
 

@@ -1,11 +1,11 @@
 """The router: every request that arrives is dispatched, held or rejected, and ends exactly once.
 
 Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
-ClientLeft, DispatchFailed, StreamBroken), DrainStarted, BusRefuses and Tick; facts about instances and
-models, weights.fetch_failed and the load reports of all routers. `restore` takes the tables of models, instances and
-start times.
+ClientLeft, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick; facts about
+instances and models, weights.fetch_failed and the load reports of all routers. `restore` takes the tables of models,
+instances and start times.
 
-Asks for: Dispatch, Hold, Reject and Recall of a request (messages.py), and Publish of request.waiting and
+Asks for: Dispatch, Hold, Reject, Recall and MoveStream of a request (messages.py), and Publish of request.waiting and
 request.rejected. Load reports are made from `loads()`, and request.finished is the data port's.
 
 A request is answered by the first rule that applies:
@@ -18,7 +18,7 @@ A request is answered by the first rule that applies:
     it is held in order of arrival, and request.waiting is published.
 A stream whose instance was lost goes on: it is dispatched again, or held before all that came later, for at most
 `continue_within_s`. It is the same demand, counted once. Lost more than `max_continuations` times, or where nothing can
-start, it is rejected.
+start, it is rejected. One that would outlast the drain of its instance is moved before (moving.py).
 A held request leaves by dispatch, by its client leaving, when it turns out that it cannot be sent on in time (429,
 unless its client has been answered 200), when its time has run out (503) or with its model (404).
 
@@ -40,6 +40,7 @@ from glowplug.controllers.port import Handlers
 from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.balance import Balances, Factory
 from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
+from glowplug.controllers.router.moving import Moves
 from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
 from glowplug.controllers.router.params import RouterParams
 from glowplug.controllers.router.queue import ModelQueue, Request, rejected_fact, waiting_fact
@@ -83,6 +84,15 @@ class RouterController:
         self.tracks_tokens = self.balances.tracks_tokens  # whether the policy asks for token counts and first tokens
         self._failures = Failures(params.failure_memory_s)
         self._bus = BusWatch(params.bus_grace_s)
+        self._moves = Moves(
+            self.fleet,
+            self.balances,
+            self.overload,
+            self.requests,
+            self._queue,
+            most=params.max_continuations,
+            within_s=params.move_within_s,
+        )
         self.handlers: Handlers = {
             msg.RequestArrived: self._arrived,
             msg.FirstToken: self._first_token,
@@ -91,6 +101,8 @@ class RouterController:
             msg.ClientLeft: self._left,
             msg.DispatchFailed: self._dispatch_failed,
             msg.StreamBroken: self._stream_broken,
+            msg.StreamMoved: self._stream_moved,
+            msg.MoveFailed: self._move_failed,
             msg.DrainStarted: self._drain_started,
             msg.BusRefuses: self._bus.changed,
             Tick: self._tick,
@@ -124,6 +136,7 @@ class RouterController:
         elif table == "instances":
             for instance in self.fleet.instance_table.drop_absent(rows, now_s):
                 self.balances.instance_gone(instance.instance_id, instance.model_key)
+                self._moves.instance_gone(instance.instance_id)
             for instance in rows.values():
                 effects += self._instance_changed(instance, "", now_s)
             if is_copy:
@@ -186,7 +199,7 @@ class RouterController:
         return [rejection(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> msg.Dispatch:
-        request.instance_id = instance.instance_id
+        request.instance_id, request.sent_at = instance.instance_id, now_s
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
         if not request.broken_at:
@@ -214,7 +227,7 @@ class RouterController:
             return
         queue.num_running -= 1
         self.balances.left(request, response_tokens, now_s)
-        request.instance_id = ""
+        request.instance_id, request.leaves = "", None
 
     def _first_token(self, s: msg.FirstToken, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
@@ -283,11 +296,20 @@ class RouterController:
             self.balances.unreachable(instance_id, request.model_key, now_s)
         self._release(request, now_s)
         request.num_continued += s.is_lost
-        request.head_sent, request.broken_at = True, now_s
-        if request.prompt_tokens:  # the next instance reads what the client has, too
-            request.prompt_tokens += s.num_tokens
-            request.expected_tokens = max(request.expected_tokens - s.num_tokens, 1)
+        request.go_on_behind(s.num_tokens, now_s)
         return self._go_on(request, s.reason, now_s, failed_at=instance_id if s.is_reached else "")
+
+    def _stream_moved(self, s: msg.StreamMoved, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is not None and request.instance_id:
+            self._moves.done(request, s, now_s)
+        return []
+
+    def _move_failed(self, s: msg.MoveFailed, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is None or not request.instance_id:
+            return []
+        return [*self._moves.failed(request, s, now_s), *self._pump(request.model_key, now_s)]
 
     def _go_on(self, request: Request, reason: str, now_s: float, *, failed_at: str = "") -> list[Effect]:
         """Another instance takes a stream that has begun, now or once there is one; else it ends. `failed_at`: the
@@ -348,6 +370,7 @@ class RouterController:
         if not self.fleet.instance_table.apply(instance, now_s):
             return []
         self.balances.instance_changed(instance, now_s)
+        self._moves.instance_changed(instance)
         effects: list[Effect] = []
         if before is not None and before.url and instance.url and before.url != instance.url:
             effects = self._recall(instance.instance_id, "the instance has another address", moved=True)
@@ -360,6 +383,8 @@ class RouterController:
                 self._learn_start(instance)
             self._failures.forget(instance.model_key)
             return effects + self._pump(instance.model_key, now_s)
+        if instance.state is InstanceState.DRAINING:
+            return effects or self._moves.begin(now_s)  # who is recalled leaves anyhow; who stays is asked at a tick
         was_dormant = before is not None and before.state.is_dormant
         if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
             reason = instance.reason or "the instance failed"
@@ -439,7 +464,7 @@ class RouterController:
                 effects += self._empty(queue, e)
             effects += self._refuse_late(model, queue, self.overload.late(model, queue, now_s), now_s)
             effects += self._say_waiting(model, queue, now_s)
-        return effects
+        return effects + self._moves.begin(now_s)
 
     def _expire(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
         effects: list[Effect] = []

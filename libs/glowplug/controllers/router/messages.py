@@ -77,6 +77,27 @@ class StreamBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamMoved:
+    """A MoveStream is over well: the other instance has begun with the stream, or is to, since the first one is lost.
+    Its client has `num_tokens`."""
+
+    ticket: int
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """A MoveStream is over, and its first instance answers the stream still. `is_refused`: no engine can go on with it;
+    `is_asked`: the other one was asked and did not take it; `is_unreachable`: there was not even a connection, or it
+    sleeps."""
+
+    ticket: int
+    is_refused: bool = False
+    is_asked: bool = False
+    is_unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """This router is asked to stop: nothing new is held, what is here finishes."""
 
@@ -112,6 +133,16 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveStream:
+    """Ask `instance` to go on with a stream, and leave the one that answers it once that has begun. Outcome StreamMoved
+    or MoveFailed; none where the request ends before."""
+
+    ticket: int
+    instance: Instance
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Keep the request; `eta_s` is when it should go on, from starts measured before."""
 
@@ -131,4 +162,4 @@ class Reject:
     retry_after_s: float = 0.0
 
 
-EFFECTS: tuple[type, ...] = (Dispatch, Recall, Hold, Reject)  # beside the Publish of every controller
+EFFECTS: tuple[type, ...] = (Dispatch, Recall, MoveStream, Hold, Reject)  # beside the Publish of every controller

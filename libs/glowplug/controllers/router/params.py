@@ -17,6 +17,7 @@ class RouterParams:
     max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
     max_continuations: int = 3  # engines that may go on with one stream after others were lost; 0: none
     continue_within_s: float = 60.0  # how long such a stream may wait for an instance
+    move_within_s: float = 0.0  # how long a stream waits that leaves an instance which drains, and stays then; 0: none
     quarantine_s: float = 1.0
     failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
     bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from glowplug.controllers.effects import Publish
 from glowplug.domain.errors import GlowplugError
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event, facts
 
@@ -31,11 +32,23 @@ class Request:
     head_sent: bool = False  # its client has a 200 already: it can be refused no more
     num_continued: int = 0  # instances that were lost in the middle of its stream
     broken_at: float = 0.0  # when the last one was
+    sent_at: float = 0.0  # when it went to its instance
+    leaves: Instance | None = None  # it is asked for at `instance_id`, and this one answers it still
+    stays: bool = False  # it does not leave an instance that drains
+    no_move_before: float = 0.0
+    num_moves_failed: int = 0  # instances that were asked and did not take it
 
     @property
     def waits_since(self) -> float:
         """When it arrived, or its stream broke."""
         return self.broken_at or self.arrived_at
+
+    def go_on_behind(self, num_tokens: int, now_s: float) -> None:
+        """Another instance goes on with its stream, of which its client has so many tokens: that one reads them too."""
+        self.head_sent, self.broken_at = True, now_s
+        if self.prompt_tokens:
+            self.prompt_tokens += num_tokens
+            self.expected_tokens = max(self.expected_tokens - num_tokens, 1)
 
 
 @dataclass(slots=True)

@@ -92,7 +92,8 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
     stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live
     port = server.sockets[0].getsockname()[1]
     config = engine.config
-    holds = {"num_slots": config.max_running, "kv_tokens": config.num_blocks * BLOCK_TOKENS}
+    step_s = config.profile.step_s(tok=0, sq=0, num_decoding=1, ctx=0) / config.time_scale
+    holds = {"num_slots": config.max_running, "kv_tokens": config.num_blocks * BLOCK_TOKENS, "step_s": step_s}
     rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases, **holds})
     print(f"emulated engine for {spec['model']} ready on port {port}", flush=True)
     await stopping.wait()

@@ -20,15 +20,16 @@ from glowplug.policies.placement.hydraserve_allocation import (
 from glowplug.policies.placement.links import (
     LinkLedger,
     declared_pcie,
+    disk_rate,
+    found_at,
     gpu_kind_of,
-    has_weights,
     link_of,
     pcie_rate,
     settle,
 )
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.start_times import StageTimes, StartKind, fresh_kind, kind_from
+from glowplug.policies.start_times import StageTimes, StartKind, kind_from, slowest
 
 STREAMS = "stream"  # ability of engines that load what they fetch as it comes in, and import beside that
 
@@ -61,7 +62,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
     after_s = besides_s(replace(warm, prefill_s=first_s), len(decision.stages), num_full)
     kinds = {kind for kind, _, _ in found}
     return Expected(
-        kind=fresh_kind(is_cached=StartKind.COLD not in kinds),
+        kind=slowest(kinds),
         start_s=start_s,
         ttft_s=start_s + after_s,
         by_phase=tuple(phases for _, _, phases in found),
@@ -91,14 +92,16 @@ def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartK
 
 
 def offer_of(
-    node: Node, model: Model, view: PlacementView, *, is_cached: bool, stages: StageSeconds | None = None
+    node: Node, model: Model, view: PlacementView, kind: StartKind, stages: StageSeconds | None = None
 ) -> ServerOffer:
-    """A node as a start of that model finds it: its rates and its stages, without its GPUs. `stages`: the seconds of a
-    start on such GPUs, where they are known already."""
-    kind, gpu_kind, num_bytes = fresh_kind(is_cached=is_cached), gpu_kind_of(node), model.fetch_bytes
-    if is_cached:
+    """A node as a start of that model and kind (`links.found_at`) finds it: its rates and its stages, without its GPUs.
+    `stages`: the seconds of a start on such GPUs, where they are known already."""
+    gpu_kind, num_bytes = gpu_kind_of(node), model.fetch_bytes
+    if kind is StartKind.CACHED:
         look_s = view.times.predict(model, kind, gpu_kind).fetch_s
         link = LinkLedger(bytes_per_s=num_bytes / look_s if look_s > 0 and num_bytes else float("inf"))
+    elif kind is StartKind.DISK:
+        link = LinkLedger(bytes_per_s=disk_rate(node, model, view.times))
     else:
         known = view.links.get(node.node_id)
         link = settle(link_of(node, model, view.times, known, view.now_s), view.now_s)
@@ -117,8 +120,7 @@ def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementVi
     kind = kind_from(source.state) if source is not None else StartKind.GROWTH
     if kind is not StartKind.JOIN or source is None:
         return kind, view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
-    found = fresh_kind(is_cached=has_weights(node, model))
-    own = view.times.predict(model, found, gpu_kind_of(node), declared_pcie(node))
+    own = view.times.predict(model, found_at(node, model), gpu_kind_of(node), declared_pcie(node))
     left_s = max(0.0, own.whole_s - (view.now_s - source.created_at))
     grown = view.times.predict(model, StartKind.GROWTH, gpu_kind_of(node))
     return kind, replace(grown, load_s=left_s + grown.load_s)
@@ -127,9 +129,9 @@ def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementVi
 def _stage(
     stage: StageDecision, num_stages: int, model: Model, node: Node, view: PlacementView
 ) -> tuple[StartKind, float, Mapping[str, float]]:
-    is_cached = has_weights(node, model)
-    offer = offer_of(node, model, view, is_cached=is_cached)
-    part_bytes, kind = stage.fetch_bytes or model.fetch_bytes, fresh_kind(is_cached=is_cached)
+    kind = found_at(node, model)
+    offer = offer_of(node, model, view, kind)
+    part_bytes = stage.fetch_bytes or model.fetch_bytes
     took = view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
     here = replace(
         took,
@@ -139,7 +141,7 @@ def _stage(
     assert offer.stages is not None
     if offer.streams:
         seconds = ready_s(offer.stages, part_bytes, offer, AllocationParams(), len(stage.gpu_ids))
-        if offer.stages.tail_s and not is_cached:  # its load begins with the fetch, and ends behind it
+        if offer.stages.tail_s and kind is not StartKind.CACHED:  # its load begins with the fetch, and ends behind it
             beside_s = here.fetch_s + offer.stages.tail_s - here.launch_s
             here = replace(here, load_s=max(here.load_s, beside_s))
     else:

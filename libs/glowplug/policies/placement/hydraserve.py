@@ -1,7 +1,8 @@
 """HydraServe: a cold start laid out over servers, as few stages as meet the objectives.
 
 Paper: HydraServe section 4.1, Algorithm 1 over the links' ledgers (section 4.2, Eq. 3-4); section 8.3's cache option:
-where host memory has the weights there is nothing to fetch, and one worker there will do.
+where host memory has the weights there is nothing to fetch, and one worker there will do. Where a node's disk has them
+a stage reads its part there, at the disk's rate, and meets nobody on the network.
 
 Departures: an objective for TPOT that even one warm worker misses says nothing about layouts, and is taken for what
 that worker does, hops apart (the paper falls back to one worker then, however late its first token); where no scheme
@@ -22,11 +23,11 @@ from glowplug.policies.placement.dormant import clear, gives_way, grow
 from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.hydraserve_allocation import AllocationParams, ColdStart, Layout, ServerOffer, allocate
-from glowplug.policies.placement.links import gpu_kind_of
+from glowplug.policies.placement.links import gpu_kind_of, has_copy_on_disk
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes, stage_bytes
-from glowplug.policies.start_times import StartKind, fresh_kind
+from glowplug.policies.start_times import StartKind
 
 ENDLESS = float("inf")
 
@@ -58,9 +59,9 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
     start = _cold_start(request, view, params)
     cached = _able(needs[:1], request, view, params, only=fleet.holders(model)) if params.use_cache else []
     alone = replace(allocation, max_stages=1, check_contention=False)
-    layout = allocate(start, _offers(cached, request, view, is_cached=True), view.now_s, alone)
+    layout = allocate(start, _offers(cached, request, view, params, is_cached=True), view.now_s, alone)
     if layout is None:
-        layout = _spread(start, _offers(able, request, view), staged, request, view, params)
+        layout = _spread(start, _offers(able, request, view, params), staged, request, view, params)
     if layout is not None:
         return _as_stages(layout, request, view, params)
     refusal = fit(model, fleet)
@@ -144,9 +145,8 @@ def _able(
         here = _open(known.node, min(needs), 0, fleet, params)
         return sum(sorted(here.lost.get(gpu_id, 0.0) for gpu_id, _ in here.gpus)[:num_gpus])
 
-    near = fleet.candidates(
-        needs, num_gpus, model.engine, num_ranked, drops=drops, loses=loses, busy=view.links, only=only
-    )
+    apart = {*view.links, *(fleet.disk_holders(model) if params.use_cache else ())}
+    near = fleet.candidates(needs, num_gpus, model.engine, num_ranked, drops=drops, loses=loses, busy=apart, only=only)
     whole = bytes_per_gpu(model)
     least = whole if fleet.could_hold(whole, model.num_gpus, model.engine, even_draining=False) else 0
     found = ((node, _open(node, min(needs), least, fleet, params)) for node in near)
@@ -171,21 +171,31 @@ def _open(node: Node, need: int, least_total: int, fleet: IndexedNodes, params: 
 
 
 def _offers(
-    able: Iterable[tuple[Node, _Open]], request: PlaceRequest, view: PlacementView, *, is_cached: bool = False
+    able: Iterable[tuple[Node, _Open]],
+    request: PlaceRequest,
+    view: PlacementView,
+    params: HydraserveParams,
+    *,
+    is_cached: bool = False,
 ) -> list[ServerOffer]:
-    reserved, model, kind = view.fleet.reserved, request.model, fresh_kind(is_cached=is_cached)
-    able = list(able)
-    by_gpu_kind = {
-        gpu_kind: stage_seconds(model, gpu_kind, view, kind) for gpu_kind in {gpu_kind_of(node) for node, _ in able}
-    }
+    reserved, model = view.fleet.reserved, request.model
+
+    def kind_at(node: Node) -> StartKind:
+        if is_cached:
+            return StartKind.CACHED
+        return StartKind.DISK if params.use_cache and has_copy_on_disk(node, model) else StartKind.COLD
+
+    found = [(node, open_gpus, kind_at(node)) for node, open_gpus in able]
+    alike = {(gpu_kind_of(node), kind) for node, _, kind in found}
+    stages = {(gpu_kind, kind): stage_seconds(model, gpu_kind, view, kind) for gpu_kind, kind in alike}
     return [
         replace(
-            offer_of(node, model, view, is_cached=is_cached, stages=by_gpu_kind[gpu_kind_of(node)]),
+            offer_of(node, model, view, kind, stages[gpu_kind_of(node), kind]),
             gpus=open_gpus.gpus,
             empty_gpus=frozenset(g.gpu_id for g in node.gpus if not g.grants and not reserved.get(g.gpu_id)),
             lost=open_gpus.lost,
         )
-        for node, open_gpus in able
+        for node, open_gpus, kind in found
     ]
 
 

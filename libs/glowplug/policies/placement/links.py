@@ -13,7 +13,7 @@ Departures: Eq. 3 asks those that are there; the newcomer must be in time too (e
 shares in equal parts up to the next change it hears of; the simulator's links are fluid and find when one really ends
 (erratum E18). A fetch that no request waits for (`is_background`: the rest of a pipeline's model) moves on what the
 others leave, and delays none: prefetchers let the more urgent bytes pass first. PCIe is not accounted for, as in the
-paper.
+paper, nor is a node's disk: weights that are read there (docs/adr/0019) load no link, and stand in no ledger.
 """
 
 from dataclasses import dataclass, replace
@@ -102,6 +102,15 @@ def network_rate(node: Node, model: Model, times: StartTimes) -> float:
     return model.fetch_bytes / max(fetch_s, _LEAST_S)
 
 
+def disk_rate(node: Node, model: Model, times: StartTimes) -> float:
+    """Bytes a second of its disk: as its prefetcher has measured, else as starts from disk have read weights like
+    this model's."""
+    if node.disk_bytes_per_s:
+        return node.disk_bytes_per_s
+    fetch_s = times.predict(model, StartKind.DISK, gpu_kind_of(node)).fetch_s
+    return model.fetch_bytes / max(fetch_s, _LEAST_S)
+
+
 def pcie_rate(node: Node, model: Model, times: StartTimes) -> float:
     """Bytes a second from host memory to each GPU: as its weights have been loaded, else declared, else the prior's."""
     took = times.predict(model, StartKind.CACHED, gpu_kind_of(node), declared_pcie(node))
@@ -132,7 +141,19 @@ def _declared(node: Node, kind: str) -> float:
 
 def has_weights(node: Node, model: Model) -> bool:
     """Whether they lie in its host memory, or there are none to bring. Models of the same weights share a copy."""
-    if not model.weights.uri:
-        return True
     digest = model.weights.digest
-    return any(cached.digest == digest or model.key in cached.model_keys for cached in node.cached)
+    return not model.weights.uri or any(one.digest == digest or model.key in one.model_keys for one in node.cached)
+
+
+def has_copy_on_disk(node: Node, model: Model) -> bool:
+    """Whether a whole copy of its weights lies on the node's disk, which a fetch reads instead of their source. A copy
+    of those that it had before is none."""
+    digest = model.weights.digest
+    return bool(model.weights.uri) and any(one.digest == digest for one in node.on_disk)
+
+
+def found_at(node: Node, model: Model) -> StartKind:
+    """What a start from nothing finds there."""
+    if has_weights(node, model):
+        return StartKind.CACHED
+    return StartKind.DISK if has_copy_on_disk(node, model) else StartKind.COLD

@@ -80,7 +80,8 @@ class IndexedNodes:
         self._copies: dict[str, dict[str, Instance]] = {}  # model_key -> dormant rows by id
         self._widths: Counter[int] = Counter()  # GPUs of the largest holder of each node, and of each dormant row
         self._worthless: set[str] = set()  # nodes with a copy that scores nothing
-        self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes that have those weights
+        self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes that have those weights in memory
+        self._on_disk: dict[str, set[str]] = {}  # ... and on disk
 
     # questions
 
@@ -129,11 +130,12 @@ class IndexedNodes:
 
     def holders(self, model: Model) -> Set[str] | None:
         """Nodes whose host memory has the weights. None: any will do, since there are none to bring."""
-        if not model.weights.uri:
-            return None
-        by_digest = self._caching.get(model.weights.digest, set())
-        by_key = self._caching.get(_key(model.key), set())
-        return by_digest | by_key if by_digest and by_key else by_digest or by_key
+        return _having(self._caching, model) if model.weights.uri else None
+
+    def disk_holders(self, model: Model) -> Set[str]:
+        """Nodes with a copy of the weights on disk."""
+        there = model.weights.uri and self._on_disk and self._on_disk.get(model.weights.digest)
+        return there or frozenset()
 
     def among(self, node_ids: Collection[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
         """Those of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""
@@ -321,14 +323,18 @@ class IndexedNodes:
             for tree in self._trees.get(known.kind, {}).values():
                 tree.put(known.at, _NOWHERE)
 
-    def _cache(self, node_id: str, before: Sequence[CachedWeights], now: Sequence[CachedWeights]) -> None:
+    @staticmethod
+    def _cache(
+        known: dict[str, set[str]], node_id: str, before: Sequence[CachedWeights], now: Sequence[CachedWeights]
+    ) -> None:
+        """What a node has in `known` (of host memory, or of disk)."""
         old, new = _names(before), _names(now)
         for name in old - new:
-            self._caching[name].discard(node_id)
-            if not self._caching[name]:
-                del self._caching[name]
+            known[name].discard(node_id)
+            if not known[name]:
+                del known[name]
         for name in new - old:
-            self._caching.setdefault(name, set()).add(node_id)
+            known.setdefault(name, set()).add(node_id)
 
     @staticmethod
     def _count(counter: Counter[Any], key: Any, by: int) -> None:
@@ -363,13 +369,16 @@ class NodeIndex(IndexedNodes):
             self._kinds[known.kind] += 1
             self._widths[known.widest] += 1
             self._order = None
-            self._cache(node_id, (), node.cached)
+            self._cache(self._caching, node_id, (), node.cached)
+            self._cache(self._on_disk, node_id, (), node.on_disk)
             self._changed.add(node_id)
             return
         before, known.node = known.node, node
         if before.cached is not node.cached and before.cached != node.cached:
-            self._cache(node_id, before.cached, node.cached)
+            self._cache(self._caching, node_id, before.cached, node.cached)
             known.answers.clear()
+        if before.on_disk is not node.on_disk and before.on_disk != node.on_disk:
+            self._cache(self._on_disk, node_id, before.on_disk, node.on_disk)
         if not _is_like(before, node):
             kind = self._kind(node)
             if kind is not known.kind:
@@ -390,7 +399,8 @@ class NodeIndex(IndexedNodes):
             self._leave_trees(gone)
             self._count(self._kinds, gone.kind, -1)
             self._count(self._widths, gone.widest, -1)
-            self._cache(node_id, gone.node.cached, ())
+            self._cache(self._caching, node_id, gone.node.cached, ())
+            self._cache(self._on_disk, node_id, gone.node.on_disk, ())
             self._worthless.discard(node_id)
             self._order = None
 
@@ -475,6 +485,11 @@ def _is_like(one: Node, other: Node) -> bool:
 
 def _rates(node: Node) -> tuple[tuple[str, float], ...]:
     return tuple((link.link_id.rpartition("/")[2], link.bytes_per_s) for link in node.links)
+
+
+def _having(known: Mapping[str, set[str]], model: Model) -> Set[str]:
+    by_digest, by_key = known.get(model.weights.digest, set()), known.get(_key(model.key), set())
+    return by_digest | by_key if by_digest and by_key else by_digest or by_key
 
 
 def _names(cached: Sequence[CachedWeights]) -> set[str]:

@@ -2,13 +2,14 @@
 
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
 (`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
-to load, by estimate: over the network unless host memory has the weights, then over PCIe. Idle replicas of other models
-give way before anybody waits.
+to load, by estimate: over the network unless host memory or the disk has the weights, then over PCIe. Idle replicas of
+other models give way before anybody waits.
 
 Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
 """
 
 from functools import partial
+from typing import Final
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
@@ -16,12 +17,18 @@ from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import Clearing, cheapest, cheapest_on, dropped, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
-from glowplug.policies.placement.links import has_weights
+from glowplug.policies.placement.links import found_at
 from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
+from glowplug.policies.start_times import StartKind
 
 MAX_RIVALS = 16
+_WHERE: Final = {
+    StartKind.CACHED: "are in host memory",
+    StartKind.DISK: "are read from its disk",
+    StartKind.COLD: "come over the network",
+}
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
@@ -34,8 +41,7 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
     seconds, node, cleared = options[0]
     gpu_ids = tuple(sorted(one.gpu_id for one in cleared))
-    here = has_weights(node, request.model)
-    where = "are in host memory" if here else "come over the network"
+    where = _WHERE[found_at(node, request.model)]
     return PlaceDecision(
         stages=(StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model)),),
         drops=dropped(cleared),
@@ -46,15 +52,15 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
 
 def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
     """Seconds until the weights are on that node's GPUs."""
-    model, is_cached = request.model, has_weights(node, request.model)
-    offer = offer_of(node, model, view, is_cached=is_cached)
+    model = request.model
+    offer = offer_of(node, model, view, found_at(node, model))
     load_s = model.weights_bytes / model.num_gpus / offer.pcie_bytes_per_s
     return load_s + model.fetch_bytes / offer.link.share()
 
 
 def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
     """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
-    least is lost. Those that have the weights rank by themselves."""
+    least is lost. Those that have the weights, in host memory or on disk, rank by themselves."""
     model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
     num_gpus = model.num_gpus
 
@@ -64,9 +70,8 @@ def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node,
 
     if not fleet.candidates((need,), num_gpus, model.engine, 1, drops="free", loses=loses):
         return []
-    near = partial(
-        fleet.candidates, (need,), num_gpus, model.engine, MAX_RIVALS, drops="free", loses=loses, busy=view.links
-    )
+    apart = {*view.links, *fleet.disk_holders(model)}
+    near = partial(fleet.candidates, (need,), num_gpus, model.engine, MAX_RIVALS, drops="free", loses=loses, busy=apart)
     holders = fleet.holders(model)
     nodes = [*near(only=holders), *(() if holders is None else near(besides=holders))]
     nodes.sort(key=lambda node: node.node_id)

@@ -6,9 +6,7 @@ no single one is best on every load. The rule is that of exponential weights wit
 little yet are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
-    L_i        = discounted mean of loss_i and of `prior_windows` x h of PRIOR_i times the least: losses h windows ahead
-                 overlap, and say the less
-    w_i        ~ exp(-eta (L_i / min L - 1)), then a share is dealt to all alike
+    w_i        from discounted losses, under rules that remember hours to days (`combined_weights.py`)
     forecast   = exp(sum_i w_i log(forecast_i + unit)) - unit
 
 Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window
@@ -24,52 +22,23 @@ import math
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from glowplug.domain.snapshot import Forecast, Quantile
 from glowplug.policies.prediction.alike import Alike
 from glowplug.policies.prediction.combined_experts import NAMES, Array, Experts
+from glowplug.policies.prediction.combined_weights import ACROSS, RULES, Mask, Weights, prior_of
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Reading, WindowTotals, forecast_of, reading_of
-
-Mask = NDArray[np.bool_]
 
 NAME: Final = "combined"
 UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))
 """What is small beside one request, by kind: it bounds ratios where load is nothing."""
 MAX_LOSS: Final = 3.0
+NUM_EXPERTS: Final = len(NAMES)
+NUM_SAID: Final = NUM_EXPERTS + len(RULES)
 QUANTILES: Final = (0.1, 0.9)
-PRIOR: Final = {
-    "last": (1.0, 1.5),
-    "mean 0.5": (1.0, 1.53),
-    "mean 0.25": (1.36, 1.6),
-    "mean 0.1": (2.17, 1.75),
-    "load mean 0.2": (1.84, 1.74),
-    "holt 0.8": (1.02, 1.72),
-    "holt 0.5": (1.0, 1.54),
-    "ridge": (1.0, 1.15),
-    "csp": (1.37, 1.3),
-    "peers": (1.02, 1.35),
-    "day naive": (2.85, 1.27),
-    "day 1.0 1.0": (1.17, 1.28),
-    "day 0.5 1.0": (1.26, 1.24),
-    "day 0.5 0.9": (1.35, 1.31),
-    "day 0.2 0.9": (1.67, 1.3),
-    "day 0.5 0.7": (1.73, 1.42),
-    "profile 0.7 1.0": (1.09, 1.24),
-    "profile 0.3 1.0": (1.28, 1.22),
-    "profile 0.3 0.9": (1.38, 1.62),
-    "profile 0.1 0.95": (1.73, 1.38),
-    "analog shape 0.93 1.0": (1.02, 1.06),
-    "analog level 0.93 0.9": (1.08, 1.04),
-    "analog level 0.97 0.95": (1.17, 1.04),
-    "analog level 0.8 0.95": (1.03, 1.0),
-    "analog level 0.8 0.9": (1.06, 1.0),
-    "week 0.5 1.0": (1.3, 1.15),
-    "week 0.3 0.9": (1.5, 1.25),
-}
-"""What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured
-on the days and clients that `bench/forecast` calls tuned."""
+BAND_STEP: Final = 0.04  # of the quantiles, in spreads, per window
+SPREAD_RATE: Final = 0.06  # of the mean error, per window
 
 
 class Combined:
@@ -166,18 +135,18 @@ class Combined:
 
 
 class Mixture:
-    """The experts of one model, their weights and the bands, as arrays by kind, horizon and expert."""
+    """The experts of one model, their weights and the bands, as arrays by kind, horizon and expert. What is done for a
+    kind of load depends on that kind alone: `units` is what is small of each."""
 
-    def __init__(self, per_day: int, params: CombinedParams) -> None:
-        self.params = params
-        num_kinds, num_ahead = len(UNITS), params.num_horizons
-        self._experts = Experts(num_kinds, per_day, UNITS, num_ahead, params.max_windows)
-        self._losses = np.zeros((num_kinds, num_ahead, len(NAMES)))  # discounted sums
-        self._counts = np.zeros((num_kinds, num_ahead, len(NAMES)))
-        self._said = np.zeros((num_ahead, num_kinds, num_ahead, len(NAMES)), np.float32)  # by window number modulo H
+    def __init__(self, per_day: int, params: CombinedParams, units: Array = UNITS) -> None:
+        self.params, self._units = params, units
+        num_kinds, num_ahead = len(units), params.num_horizons
+        self._experts = Experts(num_kinds, per_day, units, num_ahead, params.max_windows)
+        self._weights = Weights(RULES, num_kinds, prior_of(num_ahead))
+        self._across = Weights((ACROSS,), num_kinds, np.ones((num_ahead, len(RULES))))
+        self._said = np.zeros((num_ahead, num_kinds, num_ahead, NUM_SAID), np.float32)  # by window number modulo H
         self._together = np.zeros((num_ahead, num_kinds, num_ahead))  # what was said of it all, log, likewise
         self._scale = np.zeros(num_kinds)  # what a window brings on average
-        self._prior = prior_of(num_ahead)
         self._bands = Bands(num_kinds, num_ahead)
         self._lows = self._highs = self._middle = np.zeros((num_kinds, num_ahead))
         self._spike: tuple[Mask, Array] | None = None  # kinds bounded in the last window, what stands in for them
@@ -198,17 +167,28 @@ class Mixture:
 
     def at(self, step: int) -> tuple[Array, Array, Array]:
         """(expected, low, high) of the window so many after the next, by kind."""
-        rows = (self._middle, self._lows, self._highs)
-        middle, low, high = (np.maximum(np.exp(row[:, step]) - UNITS, 0.0) for row in rows)
         if self._experts.count == 0:
-            return np.zeros(len(UNITS)), np.zeros(len(UNITS)), np.zeros(len(UNITS))
+            nothing = np.zeros(len(self._units))
+            return nothing, nothing, nothing
+        rows = (self._middle, self._lows, self._highs)
+        middle, low, high = (np.maximum(np.exp(row[:, step]) - self._units, 0.0) for row in rows)
         return middle, low, high
+
+    @property
+    def latest(self) -> Array:
+        """(K, H, N and more): the log load that each expert expects, NaN where it knows too little."""
+        found: Array = self._said[(self._experts.count - 1) % len(self._said)]
+        return found
 
     def said(self, row: int) -> tuple[Array, Array]:
         """(H, N) of one kind of load: what experts expect, and their weights."""
-        z = self._said[(self._experts.count - 1) % len(self._said)].astype(float)
-        loads: Array = np.maximum(np.exp(z[row]) - UNITS[row], 0.0)
-        return loads, self._weights(np.isfinite(z))[row]
+        z = self.latest
+        loads: Array = np.maximum(np.exp(z[row, :, :NUM_EXPERTS].astype(float)) - self._units[row], 0.0)
+        there = np.isfinite(z)
+        weights = self._weights.of(there[..., :NUM_EXPERTS])
+        rules = self._across.of(there[..., NUM_EXPERTS:])[0]
+        shared: Array = np.einsum("mkhn,khm->khn", weights, rules)[row]
+        return loads, shared
 
     def _bounded(self, load: Array, expected: Array) -> tuple[Array, Mask]:
         """The load with spikes cut, and where it was. A spike of one window leaves the past when the next is known."""
@@ -220,13 +200,13 @@ class Mixture:
             fell = kinds & (load < before * self.params.spike_ratio / 2)
             if fell.any():
                 self._experts.replace_last(np.where(fell, before, self._experts.last()))
-        limit = np.maximum(self.params.spike_ratio * self._experts.most(), self.params.spike_ratio * 2 * UNITS)
+        limit = np.maximum(self.params.spike_ratio * self._experts.most(), self.params.spike_ratio * 2 * self._units)
         bounded = load > limit
         self._spike = (bounded, expected) if bounded.any() else None
         return np.minimum(load, limit), bounded
 
     def _judge(self, load: Array, is_known: Mask) -> None:
-        """What each expert said of this window, at every horizon it was forecast from; and the bands."""
+        """What each expert and rule said of this window, at every horizon it was forecast from; and the bands."""
         ahead = min(self._experts.count, len(self._said))
         if not ahead:
             return
@@ -234,39 +214,23 @@ class Mixture:
         rows = (self._experts.count - 1 - back) % len(self._said)
         said = self._said[rows, :, back].transpose(1, 0, 2).astype(float)
         least = np.maximum(load, np.maximum(0.1 * self._scale, 1e-9))[:, None, None]
-        off = np.abs(np.maximum(np.exp(said) - UNITS[:, None, None], 0.0) - load[:, None, None]) / least
-        counted = np.isfinite(off) & is_known[:, None, None]
-        losses, counts = self._losses[:, :ahead], self._counts[:, :ahead]
-        keep = np.where(is_known, self.params.memory, 1.0)[:, None, None]
-        losses *= keep
-        losses += np.where(counted, np.minimum(off, MAX_LOSS), 0.0)
-        counts *= keep
-        counts += counted
-        self._bands.learn(np.log(load + UNITS)[:, None] - self._together[rows, :, back].T, is_known)
+        off = np.abs(np.maximum(np.exp(said) - self._units[:, None, None], 0.0) - load[:, None, None]) / least
+        losses = np.minimum(off, MAX_LOSS)
+        self._weights.learn(losses[..., :NUM_EXPERTS], is_known)
+        self._across.learn(losses[..., NUM_EXPERTS:], is_known)
+        self._bands.learn(np.log(load + self._units)[:, None] - self._together[rows, :, back].T, is_known)
 
     def _expect(self, peers: Array | None) -> None:
-        """Weigh the experts, and combine what they say now."""
-        said = self._experts.ahead(peers)
-        there = np.isfinite(said)
-        self._middle = np.einsum("khn,khn->kh", self._weights(there), np.where(there, said, 0.0))
+        """Weigh the experts under each rule, the rules, and combine what they say now."""
         at = (self._experts.count - 1) % len(self._said)
-        self._said[at], self._together[at] = said, self._middle
+        said = self._said[at]
+        said[..., :NUM_EXPERTS] = alone = self._experts.ahead(peers)
+        there = np.isfinite(alone)
+        by_rule = np.einsum("mkhn,khn->khm", self._weights.of(there), np.where(there, alone, 0.0))
+        said[..., NUM_EXPERTS:] = by_rule
+        self._middle = np.einsum("khm,khm->kh", self._across.of(np.isfinite(by_rule))[0], by_rule)
+        self._together[at] = self._middle
         self._lows, self._highs = self._bands.around(self._middle)
-
-    def _weights(self, there: Mask) -> Array:
-        """(K, H, N), of sum 1 over N."""
-        params = self.params
-        seen = self._counts > 0
-        means = np.divide(self._losses, self._counts, out=np.zeros_like(self._losses), where=seen)
-        best = np.where(seen & there, means, np.inf).min(axis=2, keepdims=True)
-        best = np.where(np.isfinite(best), np.maximum(best, 1e-4), 1.0)
-        for_prior = params.prior_windows * np.arange(1, params.num_horizons + 1)[:, None]  # those in between overlap
-        blended = (means * self._counts + best * self._prior * for_prior) / (self._counts + for_prior)
-        least = np.where(there, blended, np.inf).min(axis=2, keepdims=True)
-        raw = np.where(there, np.exp(-params.eta * np.minimum(blended / least - 1.0, 50.0 / params.eta)), 0.0)
-        alike = there / there.sum(axis=2, keepdims=True)
-        found: Array = (1 - params.share) * raw / raw.sum(axis=2, keepdims=True) + params.share * alike
-        return found
 
 
 class Bands:
@@ -282,21 +246,13 @@ class Bands:
         ahead, known = errors.shape[1], is_known[:, None].astype(float)
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]
-        step = np.maximum(0.04, 1.0 / (self._num[:, :ahead] + 10.0)) * known
+        step = np.maximum(BAND_STEP, 1.0 / (self._num[:, :ahead] + 10.0)) * known
         for row, share in enumerate(QUANTILES):
             quantile = self._quantiles[row, :, :ahead]
             quantile += step * 2.0 * (share - (errors <= quantile * spread))
-        spread += np.maximum(0.012, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
+        spread += np.maximum(SPREAD_RATE, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
 
     def around(self, middle: Array) -> tuple[Array, Array]:
         """(low, high) of log loads, on either side of the middle."""
         low, high = self._quantiles * self._spread
         return middle + np.minimum(low, 0.0), middle + np.maximum(high, 0.0)
-
-
-def prior_of(num_ahead: int) -> Array:
-    """(H, N), in between by the logarithm of the horizon; the 12th stands for those after it."""
-    along = np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)[:, None]
-    near, far = np.array([PRIOR[name] for name in NAMES]).T
-    found: Array = (1.0 - along) * near + along * far
-    return found

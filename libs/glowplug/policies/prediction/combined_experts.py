@@ -4,9 +4,10 @@ All of them work on z = log(load + unit), so that an error is a ratio, and learn
 load (the fields of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
 
     level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
-    day, week  S_k(h) + rho^h r_k                S_k: z smoothed over three windows, k seasons before the target
+    day, week  S_k(h) + rho^h r_k                   S_k: z smoothed over some windows, k seasons before the target
     profile    mean over k of S_k(h) + rho^h r_k           r_k: mean of what z lay above S_k lately (rate alpha)
     analog     the same, weighted by 1 / variance^2 of z - S_k: the days that this one resembles count most
+    wide       the same three over 13 windows instead of three: what a single day shows by chance counts less
     csp        WarmServe section 5.1, Eq. 2-4 (`warmserve_csp.py` has the departures)
     ridge      change = features x weights, least squares that forget, for each horizon
     peers      the last window, and how the load of other models changed at that time of the day
@@ -16,7 +17,7 @@ load (the fields of `Reading`), H windows ahead, N experts, D windows a season (
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,23 +28,55 @@ MEANS: Final = (0.5, 0.25, 0.1)  # rates, of z
 LOAD_MEANS: Final = (0.2,)  # rates, of the load itself
 HOLTS: Final = ((0.8, 0.3, 0.9), (0.5, 0.2, 0.8))  # rates of level and trend, damping
 RATES: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)  # of r_k
-DAYS: Final = ((1.0, 1.0), (0.5, 1.0), (0.5, 0.9), (0.2, 0.9), (0.5, 0.7))  # (alpha, rho)
-PROFILES: Final = ((0.7, 1.0), (0.3, 1.0), (0.3, 0.9), (0.1, 0.95))
-WEEKS: Final = ((0.5, 1.0), (0.3, 0.9))
 MEMORIES: Final = (0.8, 0.93, 0.97)  # of the variance of z - S_k, per window
-ANALOGS: Final = (
-    ("shape", 1, 0.5, 1.0),
-    ("level", 1, 0.5, 0.9),
-    ("level", 2, 0.3, 0.95),
-    ("level", 0, 0.7, 0.95),
-    ("level", 0, 0.5, 0.9),
+
+
+class Kinds(NamedTuple):
+    """The experts of one smoothing: (alpha, rho) each; of analogs (with the level or by the shape alone, index into
+    MEMORIES, alpha, rho)."""
+
+    num_sides: int  # windows on either side of one that its mean is about
+    days: tuple[tuple[float, float], ...]
+    profiles: tuple[tuple[float, float], ...]
+    analogs: tuple[tuple[str, int, float, float], ...]
+    weeks: tuple[tuple[float, float], ...]
+
+
+NARROW: Final = Kinds(
+    num_sides=1,
+    days=((1.0, 1.0), (0.5, 1.0), (0.5, 0.9), (0.2, 0.9), (0.5, 0.7)),
+    profiles=((0.7, 1.0), (0.3, 1.0), (0.3, 0.9), (0.1, 0.95)),
+    analogs=(
+        ("shape", 1, 0.5, 1.0),
+        ("level", 1, 0.5, 0.9),
+        ("level", 2, 0.3, 0.95),
+        ("level", 0, 0.7, 0.95),
+        ("level", 0, 0.5, 0.9),
+    ),
+    weeks=((0.5, 1.0), (0.3, 0.9)),
 )
-"""(with the level or by the shape alone, index into MEMORIES, alpha, rho)"""
+WIDE: Final = Kinds(
+    num_sides=6,
+    days=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95)),
+    profiles=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95), (0.2, 0.9)),
+    analogs=(("shape", 1, 0.7, 1.0), ("level", 0, 0.7, 0.95), ("level", 2, 0.3, 0.95)),
+    weeks=((0.5, 1.0), (0.3, 0.9)),
+)
 NUM_DAYS: Final = 7
 CSP_ERRORS: Final = 10
 NUM_FEATURES: Final = 6
 RIDGE: Final = 0.3  # weight of the prior of the least squares
 FORGET: Final = 0.995  # of the least squares, per window
+
+
+def _names(kinds: Kinds, before: str) -> list[str]:
+    return [
+        *(f"{before}day {alpha} {rho}" for alpha, rho in kinds.days),
+        *(f"{before}profile {alpha} {rho}" for alpha, rho in kinds.profiles),
+        *(f"{before}analog {kind} {MEMORIES[memory]} {rho}" for kind, memory, _, rho in kinds.analogs),
+        *(f"{before}week {alpha} {rho}" for alpha, rho in kinds.weeks),
+    ]
+
 
 NAMES: Final = (
     "last",
@@ -54,10 +87,7 @@ NAMES: Final = (
     "csp",
     "peers",
     "day naive",
-    *(f"day {alpha} {rho}" for alpha, rho in DAYS),
-    *(f"profile {alpha} {rho}" for alpha, rho in PROFILES),
-    *(f"analog {kind} {MEMORIES[memory]} {rho}" for kind, memory, _, rho in ANALOGS),
-    *(f"week {alpha} {rho}" for alpha, rho in WEEKS),
+    *(name for kinds, before in ((NARROW, ""), (WIDE, "wide ")) for name in _names(kinds, before)),
 )
 MEANS_UNTIL: Final = 1 + len(MEANS)
 HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
@@ -74,22 +104,17 @@ class Experts:
         self.count = 0  # windows added
         kept = self.num_days * per_day + 2
         self._past = np.zeros((num_kinds, kept), np.float32)  # z, by window number modulo `kept`
-        self._smooth = np.zeros((num_kinds, kept), np.float32)  # its mean over a window and its neighbours
         self._means = np.zeros((len(MEANS), num_kinds))
         self._load_means = np.zeros((len(LOAD_MEANS), num_kinds))
         self._holts = np.zeros((len(HOLTS), 2, num_kinds))  # level and trend
-        self._above = np.zeros((len(RATES), self.num_days, num_kinds))  # r_k
-        self._moments = np.zeros((len(MEMORIES), 3, self.num_days, num_kinds))  # weight, sum, sum of squares
         self._csp_sums = np.zeros((num_kinds, per_day), np.float32)
         self._csp_last: deque[tuple[Array, Array | None]] = deque(maxlen=CSP_ERRORS)  # newest first: load, error
         self._ridge = Ridge(num_kinds, num_ahead)
         steps = np.arange(1, num_ahead + 1)
         within = (steps - 1) % per_day + 1  # of a season, where a season is shorter than the horizon
-        self._offsets = within - np.arange(1, self.num_days + 1)[:, None] * per_day  # (k, H)
-        self._naive, self._before = np.empty(0), np.empty(0)  # (K, H), (k, K, H): z at the offsets, and S_k
-        self._days, self._profiles, self._weeks, self._analogs = (
-            _fades(pairs, steps) for pairs in (DAYS, PROFILES, WEEKS, [(alpha, rho) for *_, alpha, rho in ANALOGS])
-        )
+        offsets = within - np.arange(1, self.num_days + 1)[:, None] * per_day  # (k, H)
+        self._seasons = [Season(kinds, num_kinds, per_day, kept, offsets, steps) for kinds in (NARROW, WIDE)]
+        self._offsets, self._naive = offsets[0], np.empty(0)  # (K, H): z a season before each target
         self._trends = np.stack([np.cumsum(damping**steps) for _, _, damping in HOLTS])
 
     def add(self, load: Array) -> None:
@@ -106,12 +131,16 @@ class Experts:
             level, trend = self._holts[row]
             error = z - level - damping * trend
             self._holts[row] = level + damping * trend + fast * error, damping * trend + fast * slow * error
-        self._add_season(z, at)
+        for season in self._seasons:
+            season.learn(z, at)
         self._add_csp(load, at)
         before = self._at(at - 1) if at else z, self._at(at - 3) if at else z
         self._keep(z, at)
         self.count = at + 1
-        self._look_back(at)
+        if at >= self.per_day:
+            self._naive = self._past[:, (at + self._offsets) % self._past.shape[1]].astype(float)
+        for season in self._seasons:
+            season.look_back(at)
         self._ridge.learn(z)
         self._ridge.see(self._features(z, before), z)
 
@@ -145,72 +174,23 @@ class Experts:
         found[:, :, RIDGE_AT + 1] = self._csp_ahead()
         if peers is not None:
             found[:, :, RIDGE_AT + 2] = z[:, None] + peers
-        if len(self._before):
-            self._seasonal(found[:, :, SEASONAL_FROM:])
+        if len(self._naive):
+            found[:, :, SEASONAL_FROM] = self._naive
+            at = SEASONAL_FROM + 1
+            for season in self._seasons:
+                season.ahead(found[:, :, at : at + season.num])
+                at += season.num
         highest = np.log(2.0 * self.most() + self.units)[:, None, None]
         np.maximum(found, np.log(self.units)[:, None, None], out=found)
         np.minimum(found, highest, out=found)
         return found
 
-    def _seasonal(self, found: Array) -> None:
-        """Those that look at the same time on days before, into (K, H, n)."""
-        known = len(self._before)
-        above = self._above[:, :known]
-        found[:, :, 0] = self._naive
-        (rates, fades), at = self._days, 1
-        found[:, :, at : at + len(DAYS)] = self._before[0][..., None] + above[rates, 0].T[:, None, :] * fades
-        (rates, fades), at = self._profiles, at + len(DAYS)
-        profile, level = self._before.mean(axis=0), above.mean(axis=1)
-        found[:, :, at : at + len(PROFILES)] = profile[..., None] + level[rates].T[:, None, :] * fades
-        (rates, fades), at = self._analogs, at + len(PROFILES)
-        for row, (kind, memory, _, _) in enumerate(ANALOGS):
-            shares = self._likeness(kind, memory, known)
-            levels = (shares * above[rates[row]]).sum(axis=0)
-            found[:, :, at + row] = np.einsum("dk,dkh->kh", shares, self._before) + levels[:, None] * fades[:, row]
-        if known == NUM_DAYS:
-            (rates, fades), at = self._weeks, at + len(ANALOGS)
-            found[:, :, at : at + len(WEEKS)] = self._before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
-
-    def _likeness(self, kind: str, memory: int, known: int) -> Array:
-        """(k, K), of sum 1 over k: how much this day is like each of those before."""
-        weight, first, second = self._moments[memory, :, :known]
-        mean = first / weight
-        variance = second / weight - (mean * mean if kind == "shape" else 0.0)
-        variance = np.maximum(variance, 0.0)
-        likeness = 1.0 / (variance + 0.05 * variance.min(axis=0) + 1e-4) ** 2
-        shares: Array = likeness / likeness.sum(axis=0)
-        return shares
-
-    def _look_back(self, at: int) -> None:
-        """z a season before each target, and smoothed for each season back; none of them in the first season."""
-        known = min(self.num_days, at // self.per_day)
-        if known:
-            where = (at + self._offsets[:known]) % self._past.shape[1]
-            self._naive = self._past[:, where[0]].astype(float)
-            self._before = self._smooth[:, where].astype(float).transpose(1, 0, 2)
-
     def _keep(self, z: Array, at: int) -> None:
         """z of a window, and the means that it is a part of."""
-        kept = self._past.shape[1]
-        self._past[:, at % kept] = z
-        last, middle = self._at(at - 1) if at else z, self._at(at - 2) if at > 1 else self._at(at - 1)
-        self._smooth[:, at % kept] = 0.5 * (last + z)
-        if at:
-            self._smooth[:, (at - 1) % kept] = (middle + last + z) / 3.0 if at > 1 else 0.5 * (last + z)
-
-    def _add_season(self, z: Array, at: int) -> None:
-        known = min(self.num_days, at // self.per_day)
-        if known == 0:
-            return
-        numbers = at - np.arange(1, known + 1) * self.per_day
-        error = z - self._smooth[:, numbers % self._past.shape[1]].T  # (k, K)
-        is_new = numbers == 0
-        rates = np.where(is_new[:, None], 1.0, np.array(RATES)[:, None, None])
-        above = self._above[:, :known]
-        above += rates * (error - above)
-        moments = self._moments[:, :, :known]
-        moments *= np.array(MEMORIES)[:, None, None, None]
-        moments += np.stack((np.ones_like(error), error, error * error))
+        self._past[:, at % self._past.shape[1]] = z
+        for season in self._seasons:
+            numbers = np.maximum(at - np.arange(2 * season.num_sides + 1), 0)
+            season.smooth(self._past[:, numbers % self._past.shape[1]].astype(float), at)
 
     def _add_csp(self, load: Array, at: int) -> None:
         days, slot = at // self.per_day, at % self.per_day
@@ -234,16 +214,96 @@ class Experts:
         the change from there to each target, how far off that day is, and the mean of that change over all days."""
         found = np.zeros((len(z), self.num_ahead, NUM_FEATURES))
         found[:, :, :3] = np.stack((z - before[0], z - before[1], z - self._means[1]), axis=1)[:, None, :]
-        known = len(self._before)
-        if known:
-            here = self._above[0, :known]  # z - S_k now
+        season = self._seasons[0]
+        if season.known:
+            here = season.above[0, : season.known]  # z - S_k now
             found[:, :, 3] = self._naive + (here[0] - z)[:, None]
             found[:, :, 4] = here[0][:, None]
-            found[:, :, 5] = self._before.mean(axis=0) + (here.mean(axis=0) - z)[:, None]
+            found[:, :, 5] = season.before.mean(axis=0) + (here.mean(axis=0) - z)[:, None]
         return found
 
     def _at(self, number: int) -> Array:
         return self._past[:, max(0, number) % self._past.shape[1]].astype(float)
+
+
+class Season:
+    """What the days before say, smoothed over some windows, and how this one differs from each."""
+
+    def __init__(
+        self, kinds: Kinds, num_kinds: int, per_day: int, kept: int, offsets: NDArray[np.int_], steps: NDArray[np.int_]
+    ) -> None:
+        self.num_sides, self.num = kinds.num_sides, sum(len(of) for of in kinds[1:])
+        self.known, self.before = 0, np.empty(0)  # seasons back; (k, K, H): S_k
+        num_days = len(offsets)
+        self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
+        self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
+        self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
+        self._moments = np.zeros((len(MEMORIES), 3, num_days, num_kinds))  # weight, sum, sum of squares
+        self._days, self._profiles, self._weeks, self._analogs = (
+            _fades(pairs, steps)
+            for pairs in (kinds.days, kinds.profiles, kinds.weeks, [(alpha, rho) for *_, alpha, rho in kinds.analogs])
+        )
+
+    def smooth(self, newest_first: Array, at: int) -> None:
+        """The means that window `at` is a part of, of z of the last windows (K, 2 sides + 1); of the newest ones as far
+        as they are known."""
+        num = min(self.num_sides, at, self._smooth.shape[1] - 1) + 1
+        back = np.arange(num)
+        over = np.minimum(back + self.num_sides, at) + 1  # windows that each mean is of
+        sums = np.cumsum(newest_first, axis=1)
+        self._smooth[:, (at - back) % self._smooth.shape[1]] = sums[:, over - 1] / over
+
+    def learn(self, z: Array, at: int) -> None:
+        """How far window `at` lies above the same one of each day before."""
+        known = min(len(self._offsets), at // self._per_day)
+        if known == 0:
+            return
+        numbers = at - np.arange(1, known + 1) * self._per_day
+        error = z - self._smooth[:, numbers % self._smooth.shape[1]].T  # (k, K)
+        is_new = numbers == 0
+        rates = np.where(is_new[:, None], 1.0, np.array(RATES)[:, None, None])
+        above = self.above[:, :known]
+        above += rates * (error - above)
+        moments = self._moments[:, :, :known]
+        moments *= np.array(MEMORIES)[:, None, None, None]
+        moments += np.stack((np.ones_like(error), error, error * error))
+
+    def look_back(self, at: int) -> None:
+        """S_k of every target after window `at`; none of them in the first season."""
+        self.known = min(len(self._offsets), at // self._per_day)
+        if self.known:
+            where = (at + self._offsets[: self.known]) % self._smooth.shape[1]
+            self.before = self._smooth[:, where].astype(float).transpose(1, 0, 2)
+
+    def ahead(self, found: Array) -> None:
+        """What its experts expect, into (K, H, num). NaN stays where they know too little."""
+        if not self.known:
+            return
+        above, at = self.above[:, : self.known], 0
+        (rates, fades), until = self._days, len(self._kinds.days)
+        found[:, :, :until] = self.before[0][..., None] + above[rates, 0].T[:, None, :] * fades
+        (rates, fades), at = self._profiles, until
+        until = at + len(self._kinds.profiles)
+        profile, level = self.before.mean(axis=0), above.mean(axis=1)
+        found[:, :, at:until] = profile[..., None] + level[rates].T[:, None, :] * fades
+        (rates, fades), at = self._analogs, until
+        for row, (kind, memory, _, _) in enumerate(self._kinds.analogs):
+            shares = self._likeness(kind, memory)
+            levels = (shares * above[rates[row]]).sum(axis=0)
+            found[:, :, at + row] = np.einsum("dk,dkh->kh", shares, self.before) + levels[:, None] * fades[:, row]
+        if self.known == NUM_DAYS:
+            (rates, fades), at = self._weeks, at + len(self._kinds.analogs)
+            found[:, :, at:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
+
+    def _likeness(self, kind: str, memory: int) -> Array:
+        """(k, K), of sum 1 over k: how much this day is like each of those before."""
+        weight, first, second = self._moments[memory, :, : self.known]
+        mean = first / weight
+        variance = second / weight - (mean * mean if kind == "shape" else 0.0)
+        variance = np.maximum(variance, 0.0)
+        likeness = 1.0 / (variance + 0.05 * variance.min(axis=0) + 1e-4) ** 2
+        shares: Array = likeness / likeness.sum(axis=0)
+        return shares
 
 
 class Ridge:

@@ -34,10 +34,6 @@ class WorkloadParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedParams:
-    eta: float = 12.0  # how sharply weights fall with the loss, over the least one
-    memory: float = 0.9  # of losses, per window
-    share: float = 0.02  # of the weight, dealt to all experts alike
-    prior_windows: float = 40.0  # for how many windows the prior of an expert stands, one window ahead
     num_horizons: int = 12  # windows ahead that have weights of their own
     spike_ratio: float = 10.0  # of all that is kept, above which a window is cut
     max_windows: int = 4032  # kept at the most: 7 days, or less where windows are shorter than 150 s

@@ -4,7 +4,8 @@ Paper: PreServe section 4.2, a response's length from its prompt, by a small enc
 conversations one costs seventy times as much and says no more than the words do (docs/policies.md, response lengths).
 
     heads    for the logarithm of the length, and for its being beyond each of some lengths: a weight for each hashed
-             word, in eight bits; a text's words are averaged by the root of their number
+             word, in eight bits; the words of the text to be answered, and those of the texts before, are averaged by
+             the root of their number
     trees    boosted for the median, over the numbers of length_text.py and the heads; their sum is log(1 + tokens)
     ratios   of the actual length over that median: its 10th and 90th percentile, by how long it is expected and
              whether the conversation has answers already
@@ -22,7 +23,7 @@ import numpy as np
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Described
 
-VERSION: Final = 1
+VERSION: Final = 2
 SHIPPED: Final = Path(__file__).with_name("length_model.npz")
 MAX_LOG: Final = 12.0  # nothing is expected to be longer than 160,000 tokens
 
@@ -41,7 +42,7 @@ class LengthModel:
 
     def __init__(self, parts: dict[str, Any]) -> None:
         missing = {"version", "weights", "scale", "bias", "feature", "limit", "left", "right", "value", "roots"}
-        missing |= {"base", "depth", "edges", "low", "high"}
+        missing |= {"depth", "edges", "low", "high"}
         missing -= parts.keys()
         if missing or int(parts["version"]) != VERSION:
             found = f"lacks {', '.join(sorted(missing))}" if missing else f"is of version {int(parts['version'])}"
@@ -55,7 +56,7 @@ class LengthModel:
         self._value, self._roots = parts["value"], parts["roots"].astype(np.intp)
         if int(self._feature.max(initial=0)) >= NUM_NUMBERS + len(self._bias):
             raise BadRequest("a tree asks for a number that there is not", param="length_model")
-        self._base, self._depth = float(parts["base"]), int(parts["depth"])
+        self._depth = int(parts["depth"])
         self._edges, self._low, self._high = parts["edges"], parts["low"], parts["high"]
 
     @classmethod
@@ -77,12 +78,18 @@ class LengthModel:
         return Length(max(1, round(tokens)), max(1, round(low)), max(1, round(high)))
 
     def _log(self, described: Described) -> float:
-        words = np.fromiter(described.words, dtype=np.intp, count=len(described.words))
-        heads = self._weights[words].sum(0, dtype=np.int32) * self._scale
+        heads = self._sum(described.words)
+        if described.around:
+            heads = heads + self._sum(described.around)
         inputs = np.empty(NUM_NUMBERS + len(heads), dtype=np.float32)
         inputs[:NUM_NUMBERS] = described.numbers
-        inputs[NUM_NUMBERS:] = heads / math.sqrt(max(1, len(words))) + self._bias
+        inputs[NUM_NUMBERS:] = heads * self._scale + self._bias
         at = self._roots
         for _ in range(self._depth):
             at = self._next[2 * at + (inputs[self._feature[at]] > self._limit[at])]
-        return self._base + float(self._value[at].sum())
+        return float(self._value[at].sum())
+
+    def _sum(self, words: set[int]) -> Any:
+        """What the words weigh for each head."""
+        places = np.fromiter(words, dtype=np.intp, count=len(words))
+        return self._weights[places].sum(0, dtype=np.int32) / math.sqrt(max(1, len(words)))

@@ -16,13 +16,16 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 CHARS_PER_TOKEN: Final = 4.3  # of English, on average
-NUM_BUCKETS: Final = 1 << 18  # of hashed words
+NUM_BUCKETS: Final = 1 << 20  # of hashed words
 FIRST_CHARS, LAST_CHARS = 900, 400  # that are read of the text to be answered
 EARLIER_CHARS: Final = 250  # ... of the one before, and of the first
 EDGE_CHARS: Final = 100  # ... of each end of the last answer
 NUM_EARLIER: Final = 16  # turns that are looked back at
-_WORD: Final = re.compile(r"[^\W_]+(?:'[a-z]+)?|[^\w\s]")
-_AMOUNT: Final = re.compile(r"\b(\d{1,4})[ -]*(word|char|para|page|sentence|line|min)?")
+NUM_ALIKE: Final = 6  # earlier texts that may begin as this one does
+MAX_TURNS: Final = 64  # that count
+_ASCII_WORD: Final = re.compile(rb"[a-z0-9]+(?:'[a-z]+)?|[^\w\s]")
+_WORD: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_]+(?:'[a-z]+)?|[^\w\s]")
+_AMOUNT: Final = re.compile(r"\b(\d[\d,]{0,6})[ -]*(k\b)?[ -]*(word|char|para|page|sentence|line|min)?")
 _TOKENS_OF: Final = {
     "word": 1.3,
     "char": 0.25,
@@ -32,25 +35,46 @@ _TOKENS_OF: Final = {
     "line": 12.0,
     "min": 150.0,
 }
-_ASKS: Final = tuple(
-    re.compile(pattern).search
-    for pattern in (
-        r"\bcontinue\b|\bgo on\b|\bkeep going\b|\bmore\b$",
-        r"\bshort(er|en)?\b|\bbrief|concise|\bone (word|sentence|line)\b|\bonly\b",
-        r"\bdetail|\blong(er)?\b|comprehensive|in.depth|essay|article|blog|story|chapter|report",
-        r"\bcode\b|function|script|python|javascript|java\b|html|css|sql|class\b|implement",
-        r"\blist\b|ideas|examples|bullet|steps|table",
-        r"rewrite|rephrase|translate|paraphrase|improve|proofread|correct",
-        r"summar|tl;?dr|key points",
-        r"\bwhat is\b|\bwho\b|\bwhen\b|\bwhich\b|\bis it\b|\bare there\b|\bcan you\b",
-        r"\bwhy\b|\bhow\b|explain",
-        r"\bthank|\bthanks\b|\bok(ay)?\b|\bgreat\b|\bhello\b|\bhi\b|\byes\b|\bno\b",
-        r"\berror\b|exception|traceback|bug|fix",
-        r"wait|say (only|just)|reply with|respond with|acknowledge|do not|don't",
+_SPELLED: Final = {
+    b"one": 1, b"two": 2, b"three": 3, b"four": 4, b"five": 5, b"six": 6, b"seven": 7, b"eight": 8, b"nine": 9,
+    b"ten": 10, b"twelve": 12, b"fifteen": 15, b"twenty": 20, b"thirty": 30, b"fifty": 50, b"hundred": 100,
+}  # fmt: skip
+_STEM: Final = 5  # letters by which a word's kind is known
+_EDGE_WORDS: Final = 90  # of each end of a text that are asked for their kind
+_KINDS: Final = tuple(
+    frozenset(word[:_STEM].encode() for word in words.split())
+    for words in (
+        "continue next more proceed resume keep another again",
+        "short brief concise only single just succinct quick tldr simple",
+        "detail long comprehensive depth thorough elaborate extensive expand deep",
+        "essay article blog report chapter paper book section",
+        "story poem song lyric scene dialogue character novel fiction rap joke",
+        "email letter message mail reply cover",
+        "code function script program implement class method module component",
+        "python java javascript typescript html css sql react php rust bash node api c",
+        "list ideas example bullet steps suggest recommend top questions options",
+        "table csv json xml yaml format markdown column row",
+        "rewrite rephrase paraphrase improve proofread correct edit grammar revise",
+        "translate translation english spanish french german chinese japanese korean portuguese italian russian",
+        "summary summarize summarise key points outline tl extract",
+        "what which who when where whose",
+        "is are does do can could would should did was will",
+        "why how explain describe difference compare understand",
+        "thank ok okay great hello hi hey yes no good nice cool sure",
+        "error exception traceback bug fix fails issue wrong doesn't undefined",
+        "wait acknowledge don't understood ready respond until confirm",
+        "act pretend imagine role assume want i'll persona expert",
+        "plan strategy business market schedule agenda lesson course proposal campaign",
+        "seo keyword fluent outrank heading h1 h2 meta unique",
+        "title headline slogan tagline caption tweet hashtag names description prompt",
+        "calculate solve equation prove sum formula probability math number",
+        "game terminal linux console simulate player command",
     )
 )
-NUM_NUMBERS: Final = 30 + len(_ASKS)
+NUM_NUMBERS: Final = 37 + len(_KINDS)
 _NONE: Final = -1.0  # of what a conversation does not have yet
+_TEXT, _BEGIN, _END, _SCRIPT = (crc32(place) for place in (b"text", b"begin", b"end", b"script"))
+_FIRST: Final = 0x5BD1E995  # what words of a conversation's first text have in their hashes once more
 
 
 class Turn(NamedTuple):
@@ -62,10 +86,12 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """`numbers`: NUM_NUMBERS of them; `words`: hashes below NUM_BUCKETS, each once."""
+    """`numbers`: NUM_NUMBERS of them; `words` of the text to be answered, `around` of those before it: hashes below
+    NUM_BUCKETS, each once."""
 
     numbers: list[float]
     words: set[int]
+    around: set[int]
     has_answers: bool
 
 
@@ -78,31 +104,48 @@ def describe(turns: Sequence[Turn]) -> Described:
         read = f"{text[:FIRST_CHARS]} \0 {text[-LAST_CHARS:]}".lower()
     else:
         read = text.lower()
+    mine = _split(read)
     lately = turns[-NUM_EARLIER - 1 : -1]
     answers = [turn.text for turn in lately if turn.answers]
     asked = [turn.text for turn in lately if not turn.answers]
-    numbers = [*_of_text(text, read), float(len(turns)), *_of_answers(answers), *_of_asked(text, asked)]
-    numbers.append(_log_tokens(sum(len(turn.text) for turn in turns[-64:])))
-    numbers += _of_wishes(read)
-    earlier = next((turn.text for turn in turns[:-1] if not turn.answers), "")
-    return Described(numbers, _words(read, asked, earlier, answers), bool(answers))
+    numbers = [*_of_text(text, read, mine), float(min(MAX_TURNS, len(turns))), *_of_answers(answers)]
+    numbers += _of_asked(text, asked)
+    numbers.append(_of_alike(text, lately))
+    numbers.append(_log_tokens(sum(len(turn.text) for turn in turns[-MAX_TURNS:])))
+    numbers += _of_wishes(read, mine)
+    first = next((turn.text for turn in turns[:-1] if not turn.answers), "")
+    around = _around(asked, first, answers)
+    return Described(numbers, _words(read, mine, not answers), around, bool(answers))
+
+
+def _split(read: str) -> list[bytes]:
+    """The words and signs of a text in small letters. Chinese, Japanese and Korean signs are words each."""
+    if read.isascii():
+        return _ASCII_WORD.findall(read.encode("ascii"))
+    return [word.encode("utf-8", "surrogatepass") for word in _WORD.findall(read)]
 
 
 def _log_tokens(num_chars: float) -> float:
     return math.log1p(num_chars / CHARS_PER_TOKEN)
 
 
-def _of_text(text: str, read: str) -> list[float]:
+def _of_text(text: str, read: str, mine: Sequence[bytes]) -> list[float]:
+    end = text[-3:].rstrip()
     return [
         _log_tokens(len(text)),
         math.log1p(text.count("\n")),
         float(text.count("```")),
         float(text.count("?")),
-        float(text[-3:].rstrip().endswith("?")),
+        float(end.endswith("?")),
+        float(end.endswith(":")),
         math.log1p(text.count(" ")),
         0.0 if text.isascii() else _foreign(read),
         float(text[:1].islower()),
         math.log1p(read.count("(") + read.count("{") + read.count(";") + read.count("=")),
+        math.log1p(text.count('"')),
+        math.log1p(text.count("\n\n")),
+        math.log1p(len(mine)),
+        len(set(mine)) / max(1, len(mine)),
     ]
 
 
@@ -141,44 +184,72 @@ def _of_answers(answers: Sequence[str]) -> list[float]:
 def _of_asked(text: str, asked: Sequence[str]) -> list[float]:
     if not asked:
         return [_NONE] * 3
-    before, same = asked[-1], 0
-    for mine, theirs in zip(text[:64], before[:64], strict=False):
-        if mine != theirs:
-            break
-        same += 1
-    shared = same / max(1, min(64, len(text), len(before)))
+    before = asked[-1]
+    shared = _num_shared(text, before) / max(1, min(64, len(text), len(before)))
     return [_log_tokens(len(before)), shared, _log_tokens(len(asked[0]))]
 
 
-def _of_wishes(read: str) -> list[float]:
+def _num_shared(text: str, other: str) -> int:
+    """Characters, of the first 64, that both begin with."""
+    if text[:64] == other[:64]:
+        return min(64, len(text), len(other))
+    return next(at for at in range(65) if text[at : at + 1] != other[at : at + 1])
+
+
+def _of_alike(text: str, lately: Sequence[Turn]) -> float:
+    """The answer to the earlier text that begins most as this one does; only the last ones count."""
+    best, found, looked_at = 3, _NONE, 0
+    for asked, answer in zip(lately[-2::-1], lately[:0:-1], strict=True):
+        if asked.answers or not answer.answers:
+            continue
+        looked_at += 1
+        if looked_at > NUM_ALIKE:
+            break
+        shared = _num_shared(text, asked.text) if text[:4] == asked.text[:4] else 0
+        if shared > best:
+            best, found = shared, _log_tokens(len(answer.text))
+    return found
+
+
+def _of_wishes(read: str, mine: Sequence[bytes]) -> list[float]:
     """Amounts that are asked for, and what kind of answer."""
     tokens, items = _NONE, -1
-    for digits, unit in _AMOUNT.findall(read):
+    for digits, thousand, unit in _AMOUNT.findall(read):
+        amount = int(digits.replace(",", "")) * (1000 if thousand else 1)
         if unit:
-            tokens = max(tokens, math.log1p(int(digits) * _TOKENS_OF[unit]))
-        elif items < int(digits) < 200:
-            items = int(digits)
-    edges = read[:400] + read[-200:]
-    return [tokens, math.log1p(items + 1), *(float(asks(edges) is not None) for asks in _ASKS)]
+            tokens = max(tokens, math.log1p(amount * _TOKENS_OF[unit]))
+        elif items < amount < 200:
+            items = amount
+    edges = mine if len(mine) <= 2 * _EDGE_WORDS else [*mine[:_EDGE_WORDS], *mine[-_EDGE_WORDS:]]
+    spelled = max((_SPELLED[word] for word in _SPELLED.keys() & set(edges)), default=0)
+    stems = {word[:_STEM] for word in edges}
+    return [tokens, math.log1p(items + 1), math.log1p(spelled), *(float(len(stems & kind)) for kind in _KINDS)]
 
 
-def _words(read: str, asked: Sequence[str], first: str, answers: Sequence[str]) -> set[int]:
-    """Single words and pairs of the text to be answered, its first and last ones once more, and words around it. What
-    a word is of goes into its hash."""
-    mine = [word.encode("utf-8", "surrogatepass") for word in _WORD.findall(read)]
-    of_text = crc32(b"text")
-    single = [crc32(word, of_text) for word in mine]
+def _words(read: str, mine: Sequence[bytes], is_first: bool) -> set[int]:
+    """Single words and pairs of the text to be answered, and its first and last ones once more. What a word is of goes
+    into its hash."""
+    single = [crc32(word, _TEXT) for word in mine]
     found = set(single)
-    found.update(one * 31 + next_one * 17 for one, next_one in pairwise(single))
-    for place, words in ((b"begin", mine[:3]), (b"end", mine[-3:])):
-        seed = crc32(place)
-        found.update(crc32(word, seed) for word in words)
+    if is_first:
+        found.update([one ^ _FIRST for one in single])
+    found.update([one * 31 + next_one * 17 for one, next_one in pairwise(single)])
+    found.update([crc32(word, _BEGIN) for word in mine[:3]])
+    found.update([crc32(word, _END) for word in mine[-3:]])
     if len(mine) >= 3:
         found.add(crc32(b" ".join(mine[:3])))
+    if not read.isascii():
+        found.update(_SCRIPT + block for block in {ord(char) >> 7 for char in read[:FIRST_CHARS]})
+    return {number % NUM_BUCKETS for number in found}
+
+
+def _around(asked: Sequence[str], first: str, answers: Sequence[str]) -> set[int]:
+    """Single words of the texts before."""
+    found: set[int] = set()
     around = [(b"before", asked[-1][:EARLIER_CHARS]), (b"first", first[:EARLIER_CHARS])] if asked else []
     if answers:
         around += [(b"answer", answers[-1][:EDGE_CHARS]), (b"answered", answers[-1][-EDGE_CHARS:])]
     for place, text in around:
         seed = crc32(place)
-        found.update(crc32(word.encode("utf-8", "surrogatepass"), seed) for word in _WORD.findall(text.lower()))
+        found.update([crc32(word, seed) for word in _split(text.lower())])
     return {number % NUM_BUCKETS for number in found}

@@ -27,6 +27,7 @@ class PrewarmView(FleetView):
     draining: frozenset[str] = frozenset()  # instances that finish what they have
     finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> their rows
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
+    slots: Mapping[str, int] = field(default_factory=dict)  # requests that each READY one runs; absent or 0: none is
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window now open
     load_s: Mapping[str, float] = field(default_factory=dict)
     prefill_s: Mapping[str, float] = field(default_factory=dict)  # the quickest seen; asked for by `reads_profile`

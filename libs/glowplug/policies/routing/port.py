@@ -29,7 +29,7 @@ class BalancerParams:
     decode_horizon: int = 0  # L_d counts the tokens of so many steps ahead; 0: all still to come, as printed
     hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
     hold_ratio: float = OVERLOAD_RATIO  # of the KV cache: what `overload_ratio` is to an outlook, for `hold_overloaded`
-    tpot_s: float = 0.05  # seconds an engine step takes, until answers have shown
+    tpot_s: float = 0.05  # seconds an engine step takes, until engines or answers have shown
     tpot_slo_s: float = 0.0  # the model's objective for a token; 0: none
     stall_ratio: float = 0.0  # of that objective: an instance reads prompts no longer at a stretch; 0: as they come
     num_refreshed: int = 4  # instances brought up to date before each choice, those first that were longest ago

@@ -186,5 +186,9 @@ def union(params: BalancerParams) -> Balancer:
     It counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
     It holds what would overload everybody. Where the model has an objective for its tokens it sends prompts in
     stretches of half of that (`tracked.Reading`)."""
-    changed = replace(params, decode_horizon=params.num_steps, hold_overloaded=True, stall_ratio=0.5)
-    return LoadAware(changed)
+    return LoadAware(union_params(params))
+
+
+def union_params(params: BalancerParams) -> BalancerParams:
+    """Those changes."""
+    return replace(params, decode_horizon=params.num_steps, hold_overloaded=True, stall_ratio=0.5)

@@ -2,9 +2,10 @@
 
 Each instance has a look-ahead map (PreServe section 4.3.1) of the requests sent there, and a count of its steps. A
 router does not see an engine's steps, which the map is indexed by (erratum E33): while an instance has requests it is
-taken to do one every TPOT seconds, where TPOT is the mean of what its answers took per token, the newest weighed most.
-What has been sent and not been prefilled is in the map already (erratum E34). Of other routers' requests only what they
-report is known, half a second late: their peaks are added to ours.
+taken to do one every TPOT seconds, where TPOT is the mean of what its answers took per token, the newest weighed most;
+before the model's first answer it is what the engine has measured of itself (Instance.step_s), and a constant where it
+says nothing. What has been sent and not been prefilled is in the map already (erratum E34). Of other routers' requests
+only what they report is known, half a second late: their peaks are added to ours.
 
 Departure: where engines report no first tokens (an answer that is no stream) a prompt counts as queued until the
 end, and the whole time it took is taken for its steps.
@@ -128,6 +129,7 @@ class Tracker:
         self.instances: dict[str, Tracked] = {}
         self.requests: dict[int, Sent] = {}
         self.tpot_s = params.tpot_s  # of the model's instances together, for one that has not answered yet
+        self._is_learned = False  # whether that comes of answers
 
     def put(self, target: Target, now_s: float) -> None:
         here = self.instances.get(target.instance_id)
@@ -138,6 +140,8 @@ class Tracker:
             self.instances[target.instance_id] = here
         here.is_open = True
         here.look.kv_tokens = kv_tokens
+        if target.step_s and not self._is_learned:
+            self.tpot_s = target.step_s
         here.max_concurrency, here.num_in_flight = target.max_concurrency, target.num_in_flight
         self._touched(here)
 
@@ -231,6 +235,7 @@ class Tracker:
     def _learn(self, here: Tracked, tpot_s: float) -> None:
         tpot_s = min(max(tpot_s, TPOT_BOUNDS_S[0]), TPOT_BOUNDS_S[1])
         here.tpot_s += (tpot_s - here.tpot_s) * TPOT_WEIGHT if here.tpot_s else tpot_s
+        self._is_learned = True
         self.tpot_s += (tpot_s - self.tpot_s) * TPOT_WEIGHT
 
     def _is_overloaded(self, here: Tracked) -> bool:

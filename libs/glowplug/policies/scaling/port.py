@@ -99,6 +99,15 @@ def worths(instances: Iterable[Instance]) -> dict[str, int]:
     return found
 
 
+def needed_by_pipeline(instance_id: str, rows: Mapping[str, Instance]) -> str:
+    """The pipeline that still runs layers of an instance which was a later stage of it and serves for itself already;
+    "" of every other one. It must not go before that pipeline is whole and has ended what runs in its stages."""
+    first = rows.get(instance_id.rpartition(".")[0])
+    if first is None or first.state.is_gone or (first.is_whole and not first.stages_busy):
+        return ""
+    return first.instance_id
+
+
 def settle(
     view: ScalingView,
     target: int,
@@ -135,7 +144,7 @@ def settle(
     if wanted < view.num_running:
         alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
         drain, left = _drain(view, wanted, may_go, alive_s)
-        if wanted == 0 and not model.suspended and view.num_running <= view.ceiling:
+        if wanted == 0 and not model.suspended and len(view.running) <= view.ceiling:
             why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
         active_at = view.load.last_active_at
         figures["idle_s"] = round(max(0.0, view.now_s - active_at), 3) if active_at else -1
@@ -166,15 +175,19 @@ def _taken_back(view: ScalingView, missing: int) -> list[str]:
 def _drain(
     view: ScalingView, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float
 ) -> tuple[list[str], int]:
-    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare, and nobody who is READY for
-    one that is still on its way: it may be long in coming, and all that serve would wait for it."""
+    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare (above the ceiling: when the
+    others reach it), and before a stage of it that serves for itself already; nobody who is READY goes for one that is
+    still on its way: it may be long in coming, and all that serve would wait for it."""
     drain, left, worth = [], view.num_running, worths(view.running)
     serving = sum(worth[i.instance_id] for i in view.ready)
+    rows = {i.instance_id: i for i in view.serving}
     for instance in sorted(view.ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
         after = left - worth[instance.instance_id]
         if serving - worth[instance.instance_id] < wanted:
             continue
-        must_go = view.model.suspended or left > view.ceiling
+        must_go = view.model.suspended or after >= view.ceiling
+        if needed_by_pipeline(instance.instance_id, rows):
+            continue
         if not must_go and (not may_go(instance) or (after == 0 and not view.is_idle(instance, keep_alive_s))):
             continue
         drain.append(instance.instance_id)

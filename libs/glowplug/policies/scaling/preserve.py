@@ -18,10 +18,11 @@ Departures:
 - A window begins with no fewer than run while one of them is too full or was a moment ago, and within it nobody goes
   whom the forecast takes: with windows about as long as a start, what one takes away the next one waits for
   (`literal_windows=True` does both as printed).
-- The ceiling and the floor of 1 are ours (erratum E32); mu is per instance, from windows in which all requests met
-  their objectives, as `capacity_of` says (E31); the count of the way down reads as above, at least one stays (E36).
-- Cold data (section 4.3.3's default mode): with no forecast of tokens, or before any clean window has shown what an
-  instance takes, the look-ahead alone says how many there are, and the reactive rule where no router looks ahead.
+- The ceiling and the floor of 1 are ours (erratum E32); mu is per instance (E31), as policies/throughput.py measures
+  it; the count of the way down reads as above, at least one stays (E36).
+- Cold data (section 4.3.3's default mode): with no forecast of tokens, or while neither clean windows nor a profile
+  say what an instance takes, the look-ahead alone says how many there are, and the reactive rule where no router looks
+  ahead.
 - At least one instance stays, as in the paper, while anything is expected; when nothing is, the model's keep-alive ends
   the last one. `keep_alive_s: -1` in the model is the paper's.
 
@@ -38,27 +39,13 @@ from dataclasses import dataclass, field, replace
 from glowplug.domain.phrasing import counted, listed
 from glowplug.domain.snapshot import Forecast, Outlook
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
 from glowplug.policies.scaling.baselines import ReactiveParams, ReactiveState, reactive, why_now
 from glowplug.policies.scaling.port import ScalingView, settle
+from glowplug.policies.throughput import Capacity
 
 WINDOW_S = 600.0  # the paper's, where no forecast says another
 Outlooks = Sequence[tuple[str, Outlook]]  # what the anticipator of each instance sees over the next steps, by its id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """The most tokens per second one instance has taken in a clean window; 0 while none has been seen."""
-
-    prompt_per_s: float = 0.0  # mu_p
-    response_per_s: float = 0.0  # mu_d
-    total_per_s: float = 0.0  # mu_t
-
-    @classmethod
-    def of(cls, known: Forecast) -> "Capacity":
-        """As a forecast brings it."""
-        return cls(prompt_per_s=known.prompt_per_s, response_per_s=known.response_per_s, total_per_s=known.total_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +85,9 @@ def tokens_of(predicted: Forecast) -> str:
     return f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
 
 
-def capacity_of(known: Capacity, window: WindowTotals, num_instances: float, *, is_clean: bool) -> Capacity:
-    """mu after one more window (Algorithm 1, lines 6-8): tokens per second and instance, where all met their SLO."""
-    if not is_clean or num_instances <= 0 or window.window_s <= 0:
-        return known
-    scale = 1 / (window.window_s * num_instances)
-    prompt, response = window.prompt_tokens * scale, window.response_tokens * scale
-    return Capacity(
-        prompt_per_s=max(known.prompt_per_s, prompt),
-        response_per_s=max(known.response_per_s, response),
-        total_per_s=max(known.total_per_s, prompt + response),
-    )
+def capacity_in(known: Forecast) -> Capacity:
+    """mu, as a forecast brings it."""
+    return Capacity(prompt_per_s=known.prompt_per_s, response_per_s=known.response_per_s, total_per_s=known.total_per_s)
 
 
 def instances_for(predicted: Forecast, capacity: Capacity) -> int:
@@ -218,7 +197,7 @@ def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> t
     predicted = _prediction(view.forecast, view.next_forecast, params)
     if predicted.prompt_tokens + predicted.response_tokens < 1:
         return Target(num_wanted=0, reason="no tokens are expected of it"), state
-    capacity = Capacity.of(view.forecast)
+    capacity = capacity_in(view.forecast)
     if capacity == Capacity():
         return _added(view, state, "no window has shown yet how many tokens an instance takes", params)
     return _on_the_fleet(view, predicted, capacity, state, params)
@@ -265,7 +244,7 @@ def _prediction(now: Forecast, after: Forecast | None, params: PreserveParams) -
     """What to plan for: this window's forecast or the next one's, whichever takes more."""
     if after is None or params.literal_next:
         return after or now
-    capacity = Capacity.of(now)
+    capacity = capacity_in(now)
     return max(now, after, key=lambda one: (instances_for(one, capacity), one.prompt_tokens + one.response_tokens))
 
 
@@ -311,7 +290,7 @@ def target(view: ScalingView, params: ProactiveParams = ProactiveParams()) -> tu
     if view.forecast is None:
         there = max(view.num_coming_or_there, 1) if view.demand else 0
         return there, "there is no forecast, so that what runs stays while requests come"
-    forecast, capacity = view.forecast, Capacity.of(view.forecast)
+    forecast, capacity = view.forecast, capacity_in(view.forecast)
     source = f"a forecast that is {max(0.0, view.now_s - forecast.made_at):.0f} s old"
     expected = forecast.concurrency_peak if params.use_peak else forecast.concurrency_mean
     if capacity != Capacity() and forecast.prompt_tokens + forecast.response_tokens >= 1:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from glowplug.runtime.privileges import READER, nats_users, valkey_users
 from glowplug.runtime.supervisor.child import ChildSpec
+from glowplug.runtime.supervisor.errors import NotInstalled
 from glowplug.runtime.supervisor.probe import append_only_problem, http_answer, http_status, redis_answers
-from glowplug.runtime.supervisor.settings import NotInstalled
 
 NATS_OLDEST = (2, 12)
 JETSTREAM_BYTES = 1 << 30

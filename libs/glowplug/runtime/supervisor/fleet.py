@@ -17,9 +17,10 @@ from glowplug import __version__
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
+from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
-from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetError, FleetSettings, check_services
+from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetSettings, check_services
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
 

@@ -11,7 +11,7 @@ import psutil
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from glowplug.runtime.supervisor.settings import PortInUse
+from glowplug.runtime.supervisor.errors import PortInUse
 
 PROBE_TIMEOUT_S = 2.0
 _BODY_BYTES = 64 << 10  # of an answer; what is asked here is short

@@ -9,7 +9,7 @@ import glowplug
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import vllm_env, vllm_sample
 from glowplug.engines.samples import sample_weights_path
-from glowplug.runtime.supervisor.settings import NotInstalled, WrongSetting
+from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.statedir import disk_errors
 
 

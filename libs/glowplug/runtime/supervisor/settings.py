@@ -1,7 +1,7 @@
 """The settings of the local fleet, and the settings of every service, checked before the first process starts.
 
 Precedence: command line, then environment `GLOWPLUG_*`, then default. What keeps a fleet from starting is a
-`FleetError`: one line that names what to change."""
+FleetError: one line that names what to change."""
 
 import importlib
 import ipaddress
@@ -12,39 +12,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from glowplug.runtime.settings import ServiceSettings, explain
+from glowplug.runtime.supervisor.errors import WrongSetting
 
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
 SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
 # What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
 _GIVEN = {"port": 0, "data_port": 0, "service_id": "", "node_id": "node-1", "advertise_host": "", "engine_ports": ""}
-
-
-class FleetError(RuntimeError):
-    """The fleet cannot start or run. `exit_code` is what the command ends with."""
-
-    exit_code = 1
-
-
-class AlreadyRunning(FleetError):
-    """Another fleet holds the state directory."""
-
-    exit_code = 4
-
-
-class PortInUse(FleetError):
-    """A port the fleet needs is taken."""
-
-    exit_code = 4
-
-
-class NotInstalled(FleetError):
-    """A program the fleet needs is missing or too old."""
-
-
-class WrongSetting(FleetError):
-    """A setting is out of its range."""
-
-    exit_code = 2
 
 
 class FleetSettings(BaseSettings):

@@ -1,5 +1,6 @@
 """The disk of one node in virtual time: copies of weights behind its host memory, one path for reads and writes."""
 
+from collections.abc import Callable
 from typing import Any
 
 from glowplug.controllers.prefetcher import messages as pw
@@ -9,10 +10,11 @@ from glowplug.simulator.links import Link, Transfer
 
 
 class Disk:
-    """`handlers` are by effect of the prefetcher. `link` is what reads and writes share; reads go first."""
+    """`handlers` are by effect of the prefetcher. `link` is what reads and writes share; reads go first. `changed()` is
+    called when other copies lie there than before."""
 
-    def __init__(self, node: Server) -> None:
-        self.node, self.run = node, node.run
+    def __init__(self, node: Server, changed: Callable[[], None]) -> None:
+        self.node, self.run, self._changed = node, node.run, changed
         self.link = Link(f"{node.node_id}/disk", node.server.disk_bytes_per_s)
         self.copies: dict[str, CachedWeights] = {}
         self.num_bytes_read = 0.0
@@ -44,6 +46,7 @@ class Disk:
             digest=effect.digest, num_bytes=effect.num_bytes, model_keys=model_keys, last_used_at=now_s
         )
         self.node.tell_prefetcher(pw.CopyEnded(digest=effect.digest, num_bytes=effect.num_bytes, seconds=now_s - began))
+        self._changed()
 
     def _stop(self, effect: pw.StopCopy) -> None:
         found = self._writing.pop(effect.digest, None)
@@ -54,3 +57,4 @@ class Disk:
 
     def _drop(self, effect: pw.DropCopy) -> None:
         self.copies.pop(effect.digest, None)
+        self._changed()

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from glowplug.controllers.agent.messages import EngineReady
 from glowplug.domain.instance import Phase
+from glowplug.policies.start_times import StartKind
 from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits
 from glowplug.simulator.kernel import Timer
 from glowplug.simulator.links import Transfer
@@ -22,7 +23,12 @@ class Origin(StrEnum):
     PREWARMING = "prewarming"  # a replica that was still loading
     SWAPPED = "swapped"  # an engine asleep outside the GPU
     HOST = "host"  # weights in the node's memory
+    DISK = "disk"  # ... on its disk
     REMOTE = "remote"
+
+
+ORIGINS: Final = {StartKind.CACHED: Origin.HOST, StartKind.DISK: Origin.DISK, StartKind.COLD: Origin.REMOTE}
+"""Of a start from nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +47,7 @@ class SimEngine:
     num_stages: int = 1
     up_at: float = -1.0  # the process is there
     fetched_at: float = -1.0  # its weights are in host memory
-    was_cached: bool = False
+    found: StartKind = StartKind.COLD  # where its weights were
     load_began_at: float = -1.0
     loaded_at: float = -1.0
     is_activating: bool = False  # it was a replica a moment ago and becomes an engine
@@ -86,9 +92,14 @@ class SimEngine:
 
     def ready(self, *phases: Phase) -> EngineReady:
         """What its agent is notified of once it serves, or once a pipeline's stage has its part."""
-        url = f"sim://{self.instance_id}"
         return EngineReady(
-            self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots, shared_bytes=self.shared_bytes
+            self.instance_id,
+            f"sim://{self.instance_id}",
+            phases,
+            self.kv_tokens,
+            num_slots=self.num_slots,
+            shared_bytes=self.shared_bytes,
+            step_s=self.serving.costs.decode_s(1, 0) if self.serving is not None else 0.0,
         )
 
     @property

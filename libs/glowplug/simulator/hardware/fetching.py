@@ -9,6 +9,7 @@ from glowplug.controllers.prefetcher.controller import DISK
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
+from glowplug.policies.start_times import StartKind
 from glowplug.simulator.hardware.disk import Disk
 from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.hardware.server import Server
@@ -20,12 +21,13 @@ Arrived = Callable[[SimEngine], None]
 
 class Fetching:
     """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest.
-    Fetches of `corrupt` digests fail. `changed()` is called when host memory holds something else than before."""
+    Fetches of the digests in `failing` end with that error code. `changed()` is called when host memory holds something
+    else than before."""
 
     def __init__(self, node: Server, disk: Disk, changed: Callable[[], None]) -> None:
         self.node, self.run, self._disk, self._changed = node, node.run, disk, changed
         self.regions: dict[str, CachedWeights] = {}
-        self.corrupt: set[str] = set()
+        self.failing: dict[str, str] = {}
         self._failed: dict[str, pw.MarkFailed] = {}  # by instance_id, of instances that do not wait yet
         self._waiting: dict[str, tuple[str, SimEngine, Arrived]] = {}  # instance_id -> digest, engine, what is next
         self._parts: dict[str, list[tuple[int, int]]] = {}  # digest -> ranges of bytes that are here
@@ -48,6 +50,12 @@ class Fetching:
     def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
         """Whether an engine's part of the weights is here."""
         return self.has_all(weights) or self._covers(engine, digest_of(weights))
+
+    def found(self, engine: SimEngine, weights: WeightsRef) -> StartKind:
+        """Where a start finds its part of them."""
+        if self.has(engine, weights):
+            return StartKind.CACHED
+        return StartKind.DISK if digest_of(weights) in self._disk.copies else StartKind.COLD
 
     def _covers(self, engine: SimEngine, digest: str) -> bool:
         """Whether the bytes of its stage are here: stages are equal, up to rounding."""
@@ -143,8 +151,9 @@ class Fetching:
         else:
             self.run.results.bytes_fetched += num_moved
             self.run.results.fetch_seconds += seconds
-        if digest in self.corrupt:
-            ended = pw.FetchEnded(digest=digest, num_bytes=0, code="weights_corrupt", message="sha256 differs")
+        if (code := self.failing.get(digest)) is not None:
+            self._parts.pop(digest, None)
+            ended = pw.FetchEnded(digest=digest, num_bytes=0, code=code, message="broken by a fault")
             self.node.tell_prefetcher(ended)
             return
         parts = self._with(fetch)

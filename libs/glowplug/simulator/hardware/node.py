@@ -38,7 +38,7 @@ class SimNode(Server):
             hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
             hardware.Link(link_id=f"{self.node_id}/pcie", bytes_per_s=self.server.pcie_bytes_per_s),
         )
-        self.disk = Disk(self)
+        self.disk = Disk(self, self.look_around)
         self.fetching = Fetching(self, self.disk, self.look_around)
         self.starting = Starting(self, self.fetching)
         self.dormancy = Dormancy(self, self.fetching, self.starting)
@@ -112,7 +112,11 @@ class SimNode(Server):
     def _look(self) -> None:
         self._looks = False
         cached = tuple(self.fetching.regions.values())
-        self.tell_agent(aw.Surroundings(cached, self.server.host_cache_bytes, self._links))
+        disk = self.prefetcher.disk
+        around = aw.Surroundings(
+            cached, self.server.host_cache_bytes, self._links, on_disk=disk.whole, disk_bytes_per_s=disk.bytes_per_s
+        )
+        self.tell_agent(around)
 
     def execute(self, effect: Any) -> None:
         """One effect of either controller."""

@@ -26,6 +26,7 @@ class Pipelines:
             aw.ServeStages: self._serve,
             aw.ConsolidateEngine: self._consolidate,
             aw.AbandonConsolidation: self._abandon,
+            aw.FinishStages: self._finish,
         }
 
     def _serve(self, effect: aw.ServeStages) -> None:
@@ -88,6 +89,10 @@ class Pipelines:
             self.node.sharing.busy(engine)
         self.node.requests.watch(engine)
         self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
+
+    def _finish(self, effect: aw.FinishStages) -> None:
+        """What becomes whole here does so in its own process, and leaves no stage behind."""
+        self.node.answer_agent(aw.StagesFinished(effect.instance_id))
 
     def _abandon(self, effect: aw.AbandonConsolidation) -> None:
         engine = self.node.engines.get(effect.instance_id)

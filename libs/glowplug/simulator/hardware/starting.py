@@ -12,7 +12,8 @@ from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.simulator.hardware.engine import Origin, SimEngine
+from glowplug.policies.start_times import StartKind
+from glowplug.simulator.hardware.engine import ORIGINS, SimEngine
 from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.server import Server
 from glowplug.simulator.links import Link, Transfer
@@ -75,11 +76,10 @@ class Starting:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None:
             return
-        is_cached = self._fetching.has(engine, effect.weights)
+        engine.found = self._fetching.found(engine, effect.weights)
         if not (engine.is_replica or engine.stage):
-            self.run.results.starts[Origin.HOST if is_cached else Origin.REMOTE] += 1
-        if is_cached:
-            engine.was_cached = True
+            self.run.results.starts[ORIGINS[engine.found]] += 1
+        if engine.found is StartKind.CACHED:
             self._fetched(engine)
         else:
             self._fetching.wait(engine, effect.weights, self._fetched)
@@ -91,7 +91,7 @@ class Starting:
             self._load_when_both(engine)
         else:
             digest = engine.model.model.weights.uri
-            self.node.tell_agent(aw.WeightsComplete(engine.instance_id, digest, cached=engine.was_cached))
+            self.node.tell_agent(aw.WeightsComplete(engine.instance_id, digest, engine.found))
 
     def _load_when_both(self, engine: SimEngine) -> None:
         if engine.up_at >= 0 and engine.fetched_at >= 0 and engine.transfer is None and engine.loaded_at < 0:
@@ -111,7 +111,7 @@ class Starting:
             left = min(engine.load_bytes, -(-engine.num_bytes // len(engine.gpu_ids)))
             engine.rest_bytes = engine.load_bytes - int(left)
         mine, moved = left, engine.weights_bytes - engine.rest_bytes * len(engine.gpu_ids)
-        if start.overlap and not engine.was_cached:
+        if start.overlap and engine.found is not StartKind.CACHED:
             went_s = max(0.0, engine.fetched_at - engine.up_at)
             left = max(min(start.chunk_bytes, left), left - went_s * rate)
         engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < mine else now_s

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from glowplug.cli.doctor.findings import Finding, Findings, Level, document, lines, redacted
 from glowplug.cli.doctor.fleet import _skew, local_weights, missing_files
-from glowplug.cli.main import app
+from glowplug.cli.main import app_of
 from glowplug.domain.model import WeightsRef
 from tests.fleet_builder import a_model
 
@@ -97,13 +97,13 @@ def test_model_files_that_are_gone_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_is_date_s_apart(argv: list[str], code: int, words: str) -> None:
-    done = CliRunner().invoke(app, ["doctor", *argv])
+    done = CliRunner().invoke(app_of(), ["doctor", *argv])
     assert getattr(done.exception, "exit_code", done.exit_code) == code
     assert words in str(done.exception)
 
 
 def test_without_a_fleet_the_machine_is_looked_at(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["doctor", "--json", "--state-dir", str(tmp_path / "s")])
+    done = CliRunner().invoke(app_of(), ["doctor", "--json", "--state-dir", str(tmp_path / "s")])
     shown = json.loads(done.stdout)
     (fleet,) = (f for f in shown["findings"] if f["area"] == "fleet")
     assert fleet["level"] == "skipped" and "glowplug up" in fleet["do"]

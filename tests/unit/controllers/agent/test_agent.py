@@ -10,6 +10,7 @@ from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import CachedWeights, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.policies.start_times import StartKind
 from tests.agent_steps import NODE, PARAMS, code, facts, make, of, resume, start, stop, workers
 from tests.fleet_builder import MIB, a_model
 
@@ -56,15 +57,16 @@ def test_ready_tells_url_phases_and_trace() -> None:
     assert fact.cause is not None and fact.cause.traceparent == "tp" and fact.cause.event_id == now.cause_id
 
 
-def test_slots_and_kv_tokens_are_what_the_engine_says_and_else_what_the_model_declares() -> None:
+def test_slots_kv_tokens_and_steps_are_what_the_engine_says_and_else_what_the_model_declares() -> None:
     """Memory allows llama.cpp fewer slots than max_concurrency: more would wait inside it, where nobody sees them."""
     agent = make()
-    for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",)}, {})):
+    for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",), "step_s": 0.02}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
         agent.loading(instance_id, at, model=a_model())
         agent.handle(msg.EngineReady(instance_id, "u", **said), at + 3)
     rows = [agent.instance("i-1"), agent.instance("i-2")]
-    assert [(r.max_concurrency, r.kv_tokens, r.lacks) for r in rows] == [(3, 6144, ("tool_choice",)), (8, 0, ())]
+    said = [(r.max_concurrency, r.kv_tokens, r.lacks, r.step_s) for r in rows]
+    assert said == [(3, 6144, ("tool_choice",), 0.02), (8, 0, (), 0.0)]
 
 
 def test_each_write_raises_the_revision() -> None:
@@ -93,14 +95,14 @@ def test_phases_carry_what_the_command_expected_on_whatever_node_they_are() -> N
     assert {p.name: p.predicted_s for p in agent.instance().phases} == {"fetch": 1.5, "launch": 0.0, "load": 0.8}
 
 
-@pytest.mark.parametrize(("cached", "kind"), [(True, "cached"), (False, "cold")])
-def test_a_start_says_what_it_found(cached: bool, kind: str) -> None:
+@pytest.mark.parametrize("found", [StartKind.CACHED, StartKind.DISK, StartKind.COLD])
+def test_a_start_says_what_it_found(found: StartKind) -> None:
     agent = make()
     agent.handle(start(), 10.0)
-    agent.handle(msg.WeightsComplete("i-1", "/w", cached=cached), 10.0)
+    agent.handle(msg.WeightsComplete("i-1", "/w", found), 10.0)
     agent.handle(msg.EngineLaunched("i-1"), 10.5)
     agent.handle(msg.EngineReady("i-1", "u"), 11.0)
-    assert (agent.instance().start_kind, agent.instance().gpu_kind) == (kind, "host")
+    assert (agent.instance().start_kind, agent.instance().gpu_kind) == (found.value, "host")
 
 
 def test_no_room_fails_that_start_alone() -> None:

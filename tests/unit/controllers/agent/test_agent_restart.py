@@ -140,3 +140,22 @@ def test_instance_given_to_this_node_later_is_ours() -> None:
     effects = agent.restore("instances", {"i-1": theirs}, 20.0)
     (saved,) = of(Save, effects)
     assert saved.value.node_id == NODE and saved.value.revision == 10 and facts(effects) == ["instance.ready"]
+
+
+@pytest.mark.parametrize(("created_at", "node_id"), [(5.0, "node-0"), (10.0, "node-0"), (15.0, "node-2")])
+def test_what_has_ended_here_yields_to_what_lives_on_another_node(created_at: float, node_id: str) -> None:
+    """Else the two nodes would write the row in turn for as long as they remember it."""
+    agent = make().ready()
+    agent.stopped()
+    theirs = an_instance("i-1", gpu_id=f"{node_id}/0", created_at=created_at, revision=1)
+    for now_s in (23.0, 25.0):
+        effects = agent.restore("instances", {"i-1": theirs}, now_s)
+        assert not facts(effects) and not of(Save, effects)
+
+
+def test_of_two_nodes_given_one_instance_at_one_moment_one_has_it() -> None:
+    mine = make().ready()
+    theirs = replace(mine.instance(), workers=an_instance(gpu_id="node-2/0").workers)
+    assert of(msg.StopEngine, mine.restore("instances", {"i-1": theirs}, 20.0)), "that of the higher name"
+    over = replace(theirs, state=InstanceState.STOPPED)
+    assert facts(make().ready().restore("instances", {"i-1": over}, 20.0)) == ["instance.ready"], "or that which lives"

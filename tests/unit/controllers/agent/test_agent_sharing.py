@@ -46,6 +46,34 @@ def test_the_first_start_is_granted_all_and_what_is_shared_counts_once_it_was_se
     assert "node.beat" in [e.payload.TYPE for e in of(Publish, effects)], "60 MiB have come free"
 
 
+def test_two_starts_at_once_take_one_copy_where_earlier_engines_were_seen_to_share() -> None:
+    """Nobody of the model runs: the two count on what the last engine of it has shown on this node."""
+    agent = sharing(1, shared=40)
+    agent.stopped("i-1")
+    agent.loading("i-2", model=SMALL).loading("i-3", model=SMALL)
+    assert agent.used() == 40 + 2 * (20 + 70) and agent.shared() == {40: ("i-2", "i-3")}
+    agent.handle(msg.EngineReady("i-2", "http://e", shared_bytes=40 * MIB), 20.0)
+    agent.handle(msg.EngineReady("i-3", "http://e", shared_bytes=40 * MIB), 20.0)
+    assert agent.used() == 220 and agent.state("i-2") == agent.state("i-3") == "ready"
+
+
+def test_one_of_two_that_land_and_shares_nothing_takes_all_of_its_weights_or_fails() -> None:
+    large, full = sharing(1, mib=400), sharing(1)
+    for agent, state in ((large, "ready"), (full, "failed")):
+        agent.stopped("i-1")
+        for name in ("i-2", "i-3", *(("i-4",) if agent is full else ())):
+            agent.loading(name, model=SMALL)
+        agent.handle(msg.EngineReady("i-2", "http://e"), 20.0)
+        assert agent.state("i-2") == state
+    assert large.used() == 2 * 130, "the other one has the bytes for itself"
+    full.handle(msg.EngineGone("i-2"), 21.0)
+    assert full.used() == 60 + 2 * 70
+    full.stopped("i-3")
+    full.stopped("i-4")
+    full.loading("i-5", model=SMALL).loading("i-6", model=SMALL)
+    assert full.used() == 260 and not full.shared(), "what was counted on did not hold: it is seen first again"
+
+
 def test_what_an_engine_has_for_itself_is_granted_to_it_alone() -> None:
     """llama.cpp repacks some kinds of weights: 20 of 60 MiB here."""
     agent = sharing(3, shared=40, mib=400)

@@ -82,6 +82,50 @@ def test_one_that_becomes_whole_in_another_process_answers_there() -> None:
     assert (row.url, row.key_id, row.is_whole) == ("http://whole", "key-2", True)
 
 
+def finishing() -> tuple[CheckedAgent, msg.FinishStages]:
+    """i-1 is whole in another process since 25.0, and what its agent was asked for then."""
+    agent = consolidating()
+    (asked,) = of(msg.FinishStages, agent.handle(msg.EngineConsolidated("i-1", 1200, "http://whole", "key-2"), 25.0))
+    return agent, asked
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_stages_of_one_that_is_whole_elsewhere_end_what_they_began(cut: bool) -> None:
+    """New requests go to the whole engine meanwhile: its row has that address."""
+    agent, asked = finishing()
+    assert asked.deadline_at == 25.0 + PARAMS.consolidate_deadline_s
+    row = agent.instance("i-1")
+    assert row.stages_busy and row.state is InstanceState.READY and row.url == "http://whole"
+    effects = agent.handle(msg.StagesFinished("i-1", cut), 40.0)
+    row = agent.instance("i-1")
+    assert facts(effects) == ["instance.ready"] and not row.stages_busy
+    assert ("were ended with what still ran there after 600 s" in row.reason) is cut
+    assert facts(agent.handle(msg.StagesFinished("i-1"), 40.5)) == [], "it comes twice"
+
+
+def test_stages_that_are_busy_are_finished_after_a_restart_and_within_the_same_time() -> None:
+    agent, asked = finishing()
+    again, effects = agent.restarted(("i-1",))
+    assert of(msg.FinishStages, effects) == [asked] and again.instance("i-1").stages_busy
+
+
+def test_a_later_stage_that_is_whole_elsewhere_ends_with_its_pipeline() -> None:
+    agent = later(make(abilities=STAGES))
+    agent.handle(consolidate("i-9.1"), 20.0)
+    (asked,) = of(msg.FinishStages, agent.handle(msg.EngineConsolidated("i-9.1", 0, "http://whole"), 25.0))
+    assert asked.deadline_at == 0.0 and agent.instance("i-9.1").stages_busy
+
+
+def test_a_drain_of_one_whose_stages_are_busy_is_as_any_other() -> None:
+    agent, _ = finishing()
+    agent.handle(stop("i-1", grace_s=30), 30.0)
+    assert agent.instance("i-1").state is InstanceState.DRAINING and agent.instance("i-1").stages_busy
+    agent.handle(msg.StagesFinished("i-1"), 31.0)
+    assert agent.instance("i-1").state is InstanceState.DRAINING and not agent.instance("i-1").stages_busy
+    agent.handle(Tick(), 60.0)
+    assert facts(agent.handle(msg.StagesFinished("i-1"), 60.5)) == []
+
+
 def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
     effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)
@@ -207,6 +251,7 @@ def test_a_pipeline_is_not_consolidated_before_it_is_ready() -> None:
 def test_an_engine_that_dies_while_it_consolidates_is_failed_once() -> None:
     agent = consolidating()
     assert code(agent.handle(msg.EngineExited("i-1", "killed"), 21.0)) == "engine_failed"
+    assert not agent.instance().consolidating, "else the rest of its weights would be asked for"
     assert not facts(agent.handle(msg.EngineConsolidated("i-1"), 21.5))
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert agent.used() == 0 and agent.instance().state is InstanceState.FAILED
@@ -226,6 +271,16 @@ def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_
     assert of(msg.ConsolidateEngine, agent.handle(consolidate(), 60.0))
     agent.handle(msg.EngineConsolidated("i-1"), 65.0)
     assert agent.instance().is_whole and not facts(agent.handle(msg.ConsolidationFailed("i-1", "late"), 66.0))
+
+
+def test_a_stage_whose_weights_prove_to_be_wrong_serves_no_more() -> None:
+    """Its own part had no checksum, and that of the whole does not hold."""
+    agent = consolidating()
+    effects = agent.handle(msg.ConsolidationFailed("i-1", "sha256 is a, expected b", "weights_corrupt"), 21.0)
+    assert code(effects) == "weights_corrupt" and of(msg.StopEngine, effects)
+    assert of(msg.ReportConsolidation, effects)[0].error == "sha256 is a, expected b"
+    agent.handle(msg.EngineGone("i-1"), 22.0)
+    assert agent.used() == 0
 
 
 def test_the_pause_after_a_failed_consolidation_is_bounded_and_outlives_a_restart() -> None:

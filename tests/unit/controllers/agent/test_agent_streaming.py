@@ -130,6 +130,36 @@ def test_weights_that_are_fetched_anew_end_the_engine_and_its_start_begins_again
     assert published(agent.handle(READY, 18.0)).start_kind == "interrupted", "its seconds are no measure"
 
 
+DROPPED = msg.EngineStartFailed("i-1", "weights_dropped", "the weights that were being loaded were dropped")
+REPLACED = msg.WeightsReplaced("i-1", "its source has changed")
+
+
+@pytest.mark.parametrize("both", [(DROPPED, REPLACED), (REPLACED, DROPPED)])
+def test_a_start_whose_weights_were_dropped_begins_again_whoever_sees_it_first(both: tuple[msg.Outcome, ...]) -> None:
+    agent = streaming()
+    first, second = both
+    effects = agent.handle(first, 15.0)
+    assert state(agent) is State.RESTARTING and asked(effects, msg.StopEngine).grace_s == 0
+    assert published(effects).reason.startswith(
+        "its engine starts again, since it has loaded weights that were dropped"
+    )
+    assert agent.handle(second, 15.5) == []
+    again = agent.handle(msg.EngineGone("i-1"), 16.0)
+    assert asked(again, msg.LaunchEngine) and asked(again, msg.AwaitWeights).streams
+    agent.halves("i-1", 17.0)
+    assert published(agent.handle(READY, 18.0)).state is InstanceState.READY
+
+
+def test_an_engine_that_saw_weights_dropped_begins_again_where_they_came_whole_before_it_said_so() -> None:
+    agent = streaming()
+    agent.handle(COMPLETE, 15.0)
+    agent.handle(DROPPED, 15.1)
+    assert state(agent) is State.RESTARTING
+    agent.handle(msg.EngineGone("i-1"), 16.0)
+    effects = agent.handle(msg.WeightsFailed("i-1", "weights_corrupt", "sha256 is other"), 17.0)
+    assert published(effects).reason == "sha256 is other", "what fails for good fails with its own reason"
+
+
 def test_weights_that_are_fetched_anew_before_anything_was_loaded_change_nothing() -> None:
     agent = make(abilities=STREAMS)
     agent.handle(start_of(), 10.0)

@@ -42,7 +42,7 @@ def a_ready() -> Holding:
         ("is stopped and has consolidation", {"state": State.STOPPED, "consolidation": RUNS}),
         ("is draining and the fleet sees it ready", {"state": State.DRAINING, "drain": DRAIN}),
         ("has 1 stages and pipeline=Pipeline", {"pipeline": Pipeline(stage=0)}),
-        ("is whole and consolidates", {"consolidation": RUNS}),
+        ("(whole: True) consolidates: running", {"consolidation": RUNS}),
         ("consolidates: True, and the fleet sees False", {"consolidation": RUNS}),
         ("and does not load", {"state": State.STARTING, "start": replace(START, is_launched=True, weights_path="/w")}),
         ("is stopped and has engine_id", {"state": State.STOPPED, "engine_id": "i-0"}),

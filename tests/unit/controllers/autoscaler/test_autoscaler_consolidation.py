@@ -91,6 +91,30 @@ def test_a_group_whose_model_needs_them_all_scales_up_its_head_last():
     assert not [e for e in controller.handle(Tick(), 3.0) if isinstance(e, Publish)], "four there are, no more, no less"
 
 
+def test_a_stage_that_is_whole_does_not_go_before_its_pipeline_is_whole_and_over():
+    """The first stage still runs the layers of the others, whatever their own load is."""
+    first, *later = a_pipeline()
+    controller = autoscaler(MANY, *later, first)
+    own = [replace(row, num_stages=1, part_of="", max_concurrency=8, revision=2) for row in later]
+    for row in own:
+        controller.handle(an_event(InstanceReady(instance=row)), 2.5)
+    idle = load_report(m=ModelLoad(num_in_flight=1, last_active_at=1.0, in_flight_by_instance={"x": 1}))
+
+    def stopped(from_s, to_s):
+        effects = []
+        for now_s in range(from_s, to_s):
+            controller.handle(idle, now_s)
+            effects += controller.handle(Tick(), now_s + 0.5)
+        return {command.instance_id for command in rig.published(effects, StopInstance)}
+
+    assert stopped(100, 105) == set()
+    whole = replace(first, num_stages=1, max_concurrency=8, stages_busy=True, revision=2)
+    controller.handle(an_event(InstanceReady(instance=whole)), 110.0)
+    assert stopped(111, 200) == set(), "answers end in its stages"
+    controller.handle(an_event(InstanceReady(instance=replace(whole, stages_busy=False, revision=3))), 200.0)
+    assert stopped(201, 300) == {row.instance_id for row in own}
+
+
 def test_a_decision_stands_while_the_load_changes():
     first, *later = a_pipeline()
     controller = autoscaler(FEW, *later, first)

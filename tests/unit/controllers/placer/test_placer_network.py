@@ -112,8 +112,9 @@ def test_a_start_that_an_earlier_placer_ordered_takes_its_share():
     net.found(row, MODEL, moving, 14.0)  # it has ended, and its row does not say so yet
     for other in ({"source": "r"}, {"state": InstanceState.LOADING}):
         net.found(replace(row, instance_id="z", **other), MODEL, NODE, 14.0)
-    cached = replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),))
-    net.found(replace(row, instance_id="w"), MODEL, cached, 14.0)
+    there = (CachedWeights(digest=MODEL.weights.digest, num_bytes=1, model_keys=("m",)),)
+    net.found(replace(row, instance_id="w"), MODEL, replace(NODE, cached=there), 14.0)
+    net.found(replace(row, instance_id="v"), MODEL, replace(NODE, on_disk=there), 14.0)
     assert left(net) == {}
 
 
@@ -134,10 +135,11 @@ def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
     ("node", "source", "uri"),
     [
         (replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)), "", "s3://w"),
+        (replace(NODE, on_disk=(CachedWeights(digest=MODEL.weights.digest, num_bytes=1),)), "", "s3://w"),
         (NODE, "r-1", "s3://w"),
         (NODE, "", ""),
     ],
-    ids=["in host memory", "grows from a copy", "no weights"],
+    ids=["in host memory", "on disk", "grows from a copy", "no weights"],
 )
 def test_what_is_not_fetched_takes_no_share(node, source, uri):
     net = network()
@@ -188,6 +190,16 @@ def test_the_first_token_of_who_waited_is_counted_from_ready():
         row = an_instance(f"i-{n % 3}", ready_at=ready_at)
         net.served(finished(cold=True, ttft_s=ttft_s, arrived_at=0.0), row)
     assert net.first_token_s == {"m": pytest.approx(0.3)}, "medians of 0.3, 0.9 and 0.1: one each"
+
+
+def test_a_fetch_ends_with_what_its_own_node_says():
+    """An instance that two nodes were given may serve on the other one."""
+    net = network()
+    net.ordered(placed(), {"node-1": NODE}, 10.0)
+    net.fetched("node-2", ["x"], 11.0)
+    assert left(net).keys() == {"x"}
+    net.fetched("node-1", ["x"], 12.0)
+    assert not left(net)
 
 
 def test_what_is_known_of_a_node_or_a_model_goes_with_it():

@@ -2,14 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.placer.messages import Cordon
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState, StageAddress
 from glowplug.events.commands import CancelPlacement, FetchWeights, JoinStages, StartInstance, StopInstance
 from glowplug.events.facts import (
+    InstanceDraining,
     InstanceFailed,
     InstanceReady,
     InstanceStarting,
+    InstanceStopped,
     NodeBeat,
     WeightsFetched,
     WeightsPartFetched,
@@ -126,6 +131,27 @@ def test_the_first_stage_learns_where_the_later_ones_answer():
     assert join.stages == (StageAddress(instance_id="x.1", url="http://node-2:9", key_id="k"),)
 
 
+@pytest.mark.parametrize("ends", ["it says so", "a stage fails", "it sleeps"])
+def test_later_stages_stay_while_what_runs_there_ends(ends):
+    controller = placer()
+    made = heard(controller)
+    ready = {name: as_state(row, InstanceState.READY) for name, row in made.items()}
+    for name in ("x.1", "x"):
+        controller.handle(an_event(InstanceReady(instance=ready[name])), 2.0)
+    whole = replace(ready["x"], num_stages=1, workers=ready["x"].workers[:1], stages_busy=True, revision=3)
+    controller.handle(an_event(InstanceReady(instance=whole)), 3.0)
+    assert not [e for n in range(4, 7) for e in sent(controller.handle(Tick(), n), StopInstance)]
+    if ends == "it says so":
+        said = InstanceReady(instance=replace(whole, stages_busy=False, revision=4))
+    elif ends == "it sleeps":
+        said = InstanceReady(instance=replace(whole, state=InstanceState.SWAPPED_OUT, revision=4))
+    else:
+        said = InstanceFailed(instance=as_state(ready["x.1"], InstanceState.FAILED, 3), code="engine_failed")
+    stops = sent(controller.handle(an_event(said), 7.0), StopInstance)
+    assert [one.instance_id for one in stops] == ([] if ends == "a stage fails" else ["x.1"])
+    assert not controller.fleet.instances.by_id["x"].state.is_gone
+
+
 def test_a_stage_that_becomes_whole_gets_the_rest_of_its_weights_until_they_are_there():
     model = a_model(mib=100)
     controller = placer(follows_parts=True, repeat_s=2.0)
@@ -188,6 +214,85 @@ def test_a_later_stage_that_grows_whole_itself_is_spared():
     controller.handle(an_event(InstanceReady(instance=growing)), 2.0)
     whole = replace(as_state(made["x"], InstanceState.READY, 3), num_stages=1, workers=made["x"].workers[:1])
     assert sent(controller.handle(an_event(InstanceReady(instance=whole)), 3.0), StopInstance) == []
+
+
+def test_a_stage_that_drains_lets_the_others_finish():
+    controller = placer(evict_grace_s=30.0)
+    made = heard(controller)
+    draining = as_state(made["x.1"], InstanceState.DRAINING)
+    growing = replace(as_state(made["x"], InstanceState.READY), consolidating=True)
+    controller.handle(an_event(InstanceReady(instance=growing)), 2.0)
+    assert not sent(controller.handle(an_event(InstanceDraining(instance=draining)), 2.0), StopInstance)
+    stays = replace(growing, consolidating=False, revision=3)
+    (stop,) = sent(controller.handle(an_event(InstanceReady(instance=stays)), 9.0), StopInstance)
+    assert (stop.instance_id, stop.grace_s) == ("x", 30.0)
+
+
+def test_a_node_with_a_later_stage_is_drained_by_its_first_one_or_once_that_is_whole():
+    def drained(**changes):
+        controller = placer(evict_grace_s=30.0)
+        made = heard(controller)
+        controller.handle(an_event(InstanceReady(instance=as_state(made["x.1"], InstanceState.READY))), 2.0)
+        first = replace(as_state(made["x"], InstanceState.READY, 3), **changes)
+        effects = controller.handle(an_event(InstanceReady(instance=first)), 3.0)
+        effects += controller.handle(Cordon("node-2", True), 4.0)
+        return [(s.instance_id, s.target, s.grace_s) for s in sent(effects, StopInstance)]
+
+    assert drained() == [("x", "node-1", 30.0)]
+    assert drained(consolidating=True) == []
+    whole = [("x.1", "node-2", 0.0), ("x.1", "node-2", 30.0)]  # since the first one serves alone, and for the drain
+    assert drained(num_stages=1, workers=an_instance("x").workers) == whole
+    assert drained(num_stages=1, workers=an_instance("x").workers, stages_busy=True) == []
+
+
+def test_a_drain_waits_for_the_pipeline_that_needs_a_stage_which_serves_for_itself():
+    """Section 6.2, scale up: it runs its layers of that pipeline's steps as well."""
+
+    def drained(**changes):
+        controller = placer(evict_grace_s=30.0)
+        made = heard(controller)
+        first = replace(as_state(made["x"], InstanceState.READY, 3), **changes)
+        whole = replace(as_state(made["x.1"], InstanceState.READY), part_of="", num_stages=1)
+        for row in (whole, first):
+            controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+        return [s.instance_id for s in sent(controller.handle(Cordon("node-2", True), 4.0), StopInstance)]
+
+    assert drained() == ["x"]
+    assert drained(consolidating=True) == []
+    alone = {"num_stages": 1, "workers": an_instance("x").workers}
+    assert drained(**alone, stages_busy=True) == []
+    assert drained(**alone) == ["x.1"]
+
+
+def test_what_an_earlier_placer_has_begun_by_half_ends_and_is_asked_for_anew():
+    """It was killed before it had sent the other start."""
+    made = heard(placer())
+    first, later = (replace(row, created_at=1.0) for row in made.values())
+    controller = placer(give_up_s=8.0)
+    controller.handle(an_event(InstanceStarting(instance=first)), 1.0)
+    assert sent(controller.handle(Tick(), 8.9), StopInstance) == []
+    (stop,) = sent(controller.handle(Tick(), 9.1), StopInstance)
+    assert stop.instance_id == "x" and "0 of its 1 later stages" in stop.reason
+    controller = placer(give_up_s=8.0)
+    controller.handle(an_event(InstanceStarting(instance=later)), 1.0)
+    assert place(controller, 3.0) == []
+    assert [s.instance_id for s in sent(controller.handle(Tick(), 9.1), StopInstance)] == ["x.1"]
+    controller.handle(an_event(InstanceStopped(instance=as_state(later, InstanceState.STOPPED))), 9.2)
+    (failed,) = sent(place(controller, 10.0), InstanceFailed)
+    assert (failed.instance.instance_id, failed.code) == ("x", "no_answer")
+    assert controller.placements == {} and controller.fleet.capacity.reserved == {}
+
+
+def test_a_stage_that_ends_while_it_becomes_whole_is_fetched_for_no_more():
+    model = a_model(mib=100)
+    controller = placer(models=(model,), follows_parts=True)
+    made = heard(controller)
+    growing = replace(as_state(made["x"], InstanceState.READY, 3), consolidating=True)
+    assert sent(controller.handle(an_event(InstanceReady(instance=growing)), 3.0), FetchWeights)
+    failed = replace(growing, state=InstanceState.FAILED, revision=4)
+    controller.handle(an_event(InstanceFailed(instance=failed)), 4.0)
+    assert controller.fleet.network.links.keys() == {"node-2"}, "that of the later stage"
+    assert sent(controller.handle(Tick(), 9.0), FetchWeights) == []
 
 
 def test_an_agent_that_does_not_answer_fails_the_whole_and_says_so():

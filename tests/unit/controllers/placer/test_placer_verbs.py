@@ -124,6 +124,25 @@ def test_weights_are_brought_to_the_node_with_the_most_free_memory_and_asked_for
     assert controller.handle(FetchToHost("m", "node-2"), 12.5) == [], "they are there"
 
 
+def test_weights_are_brought_where_the_disk_has_a_copy_and_it_costs_what_that_disk_takes():
+    large = a_node("node-1", prefetcher_url="http://1")
+    on_disk = a_node("node-2", gpus_mib=(200,), prefetcher_url="http://2", on_disk=(HERE,), disk_bytes_per_s=1e8)
+    controller = a_placer(large, on_disk, models=(M,))
+    cost = controller.costs.of("m", "load", 1.0, rung=Rung.HOST)
+    assert (cost.node_id, cost.seconds, cost.scope) == ("node-2", pytest.approx(M.fetch_bytes / 1e8, abs=1e-3), "disk")
+    (command,) = payloads(controller.handle(FetchToHost("m"), 1.0), FetchWeights)
+    assert command.target == "node-2"
+    cost = controller.costs.of("m", "load", 1.0, node_id="node-2")
+    assert (cost.kind, cost.fetch_bytes) == ("disk", M.fetch_bytes)
+
+
+def test_a_start_from_disk_says_so_in_its_decision():
+    controller = a_placer(a_node(on_disk=(HERE,), disk_bytes_per_s=1e8), models=(M,))
+    (record,) = (effect.decision for effect in controller.handle(asked(M), 1.0) if isinstance(effect, Record))
+    assert record.inputs["start_kind"] == "disk" and record.inputs["read_from_disk"] == "node-1"
+    assert record.inputs["disk_bytes_per_s"] == 1e8 and "from the disk of node-1" in record.reason
+
+
 def test_where_weights_cannot_be_brought_the_reason_is_typed():
     bare = a_model("bare", weights=WeightsRef(uri=""))
     controller = with_prefetchers(a_node("node-1"), models=(M, bare))

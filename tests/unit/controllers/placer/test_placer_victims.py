@@ -251,3 +251,26 @@ def test_a_copy_that_waits_for_free_memory_keeps_no_count_of_what_others_were_gi
         controller.handle(Tick(), now_s)
     given = controller._placing._shares.given
     assert "kept" not in given and given["busy"] <= 10, "but for what came since the last look"
+
+
+def test_a_stage_that_is_whole_is_no_victim_before_its_pipeline_is_whole_and_over():
+    """The first stage still runs its layers, however idle it is itself."""
+    grants = {0: [("x.1", 150)]}
+    controller = placer(a_node(gpus_mib=(200,), grants=grants, revision=5), "fair")
+    first = an_instance("x", "a", mib=150, gpu_id="node-2/0", num_stages=2, ready_at=1.0)
+    whole = an_instance("x.1", "a", mib=150, ready_at=1.0)
+    for row in (first, whole):
+        controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+
+    def stopped(at):
+        beat(controller, at, a_node(gpus_mib=(200,), grants=grants, revision=int(at * 2)))
+        controller.handle(load_report(b=ModelLoad(num_waiting=2)), at)
+        effects = controller.handle(asked(a_model("b", mib=150)), at) + controller.handle(Tick(), at + 0.1)
+        return [one.instance_id for one in payloads(effects, StopInstance)]
+
+    assert stopped(10.0) == []
+    busy = replace(first, num_stages=1, stages_busy=True, revision=2)
+    controller.handle(an_event(InstanceReady(instance=busy)), 11.0)
+    assert stopped(12.0) == []
+    controller.handle(an_event(InstanceReady(instance=replace(busy, stages_busy=False, revision=3))), 13.0)
+    assert stopped(14.0) == ["x.1"]

@@ -7,22 +7,23 @@ import pytest
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.predictor.params import CapacityParams, PredictorParams
+from glowplug.controllers.predictor.forecasts import served
+from glowplug.controllers.predictor.params import PredictorParams
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
-from glowplug.domain.snapshot import ModelLoad, Outlook
-from glowplug.events.facts import ForecastMade, InstanceReady, RequestFinished
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import ForecastMade, InstanceDraining, InstanceReady, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
-from glowplug.policies.scaling.preserve import Capacity
+from glowplug.policies.throughput import Capacity, CapacityParams
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
-def predictor(make=LastWindow, *, model=None, busy_ratio=0.5, **given) -> PredictorController:
-    params = PredictorParams(window_s=60, num_windows=100, capacity=CapacityParams(busy_ratio=busy_ratio))
-    controller = PredictorController(params, make, **given)
+def predictor(make=LastWindow, *, model=None, **given) -> PredictorController:
+    controller = PredictorController(PredictorParams(window_s=60, num_windows=100), make, **given)
     controller.restore("models", {"m": model or a_model(max_concurrency=4, slo=SLO)}, 0.0)
     return controller
 
@@ -191,69 +192,126 @@ def test_a_history_is_learned_before_the_first_request():
     assert fact.forecasts[0].concurrency_mean == pytest.approx(1.0), "as yesterday at that time"
 
 
-def one_window(controller, *requests, num=4, ids=("i-1",), load=None):
-    controller.handle(load_report(m=load) if load else busy(num, *ids), 0.0)
+def one_window(controller, *requests):
+    controller.handle(busy(4), 0.0)
     for request in requests:
         controller.handle(request, 30.0)
     (fact,) = made(controller.handle(Tick(), 60.0))
     return fact.forecasts[0]
 
 
-def test_mu_is_what_one_instance_took_in_a_window_in_which_every_request_met_its_objectives():
-    """Section 4.1: tokens of the window over its seconds and instances (erratum E31)."""
-    found = one_window(predictor(), finished(), finished(), num=8, ids=("i-1", "i-2"))
-    assert found.prompt_per_s == pytest.approx(1200 / 60 / 2)
-    assert found.response_per_s == pytest.approx(42 / 60 / 2)
-    assert found.total_per_s == pytest.approx(1242 / 60 / 2)
+def serving(controller, num=40, *, at_s=0.0, **row):
+    """Three minutes of an instance that is busy: answers of 21 tokens, 0.1 s each, where a step takes 0.05 s alone."""
+    known = a_row(**row)
+    controller.restore("instances", {"i-1": known}, at_s + 60.0)
+    for number in range(3 * num):
+        sent_at = at_s + 60.0 + number * 60.0 / num
+        times = {"arrived_at": sent_at, "finished_at": sent_at + 2.5, "ttft_s": 0.5, "e2e_s": 2.5}
+        controller.handle(finished(**times), sent_at + 2.5)
+    controller.restore("instances", {"i-1": known}, at_s + 400.0)
+    (fact,) = made(controller.handle(Tick(), at_s + 420.0))
+    return fact.forecasts[0]
+
+
+@pytest.mark.parametrize(("drains", "source"), [(False, "measured"), (True, "")])
+def test_what_an_instance_is_comes_by_facts_too_and_the_last_minutes_are_read_with_later_requests(drains, source):
+    """As long as requests end, no tick is waited for; an instance that drains has gone when its minutes are read."""
+    controller = predictor(model=PLAIN)
+    controller.handle(an_event(InstanceReady(instance=a_row())), 10.0)
+    for number in range(60 * 6):
+        sent_at = 60.0 + number
+        times = {"arrived_at": sent_at, "finished_at": sent_at + 2.5, "ttft_s": 0.5, "e2e_s": 2.5}
+        controller.handle(finished(**times), sent_at + 2.5)
+        if drains and number == 30:
+            leaving = replace(a_row(), state=InstanceState.DRAINING, revision=2)
+            controller.handle(an_event(InstanceDraining(instance=leaving)), sent_at)
+    assert controller.throughput("m").source == source
+
+
+def a_row(**fields):
+    return replace(an_instance("i-1"), **{"ready_at": 1.0, "max_concurrency": 64, "step_s": 0.05} | fields)
+
+
+PLAIN = a_model(max_concurrency=64)
+
+
+def test_mu_comes_from_what_an_instance_served_and_what_its_engine_says_of_itself():
+    """Section 4.1: steps of 0.1 s use three quarters of the three times 0.05 s that they may take."""
+    controller = predictor(model=PLAIN)
+    found = serving(controller)
+    assert found.rates_from == "measured"
+    assert found.prompt_per_s == pytest.approx(600 * 40 / 60 / 0.75, rel=0.02)
+    assert found.response_per_s == pytest.approx(21 * 40 / 60 / 0.75, rel=0.02)
+    assert found.total_per_s == pytest.approx(found.prompt_per_s + found.response_per_s)
+    assert controller.throughput("m").num_windows == 3
+
+
+def test_slots_that_the_engine_has_bound_what_it_takes():
+    """Of 64 declared slots memory allows 2: two requests and a half at a time are more than it is to run."""
+    wide, narrow = serving(predictor(model=PLAIN)), serving(predictor(model=PLAIN), max_concurrency=2)
+    assert narrow.prompt_per_s == pytest.approx(
+        wide.prompt_per_s * 0.75 / (0.5 + 0.5 * min(1.0, 2.5 * 40 / 60 / 2) / 0.8), rel=0.03
+    )
 
 
 @pytest.mark.parametrize(
-    "late",
-    [{"ttft_s": 1.1}, {"e2e_s": 3.0}, {"error_code": "engine_failed", "status": 502}],
+    "row",
+    [{"state": InstanceState.DRAINING}, {"ready_at": 300.0}, {"consolidating": True}],
+    ids=lambda row: next(iter(row)),
 )
-def test_one_request_that_missed_makes_the_window_say_nothing(late):
-    assert one_window(predictor(), finished(), finished(**late)).total_per_s == 0.0
+def test_an_instance_that_has_not_served_all_the_time_shows_nothing(row):
+    assert serving(predictor(model=PLAIN), **row).rates_from == ""
 
 
-def test_of_many_requests_a_few_may_be_late_unless_read_literally():
-    many = [finished() for _ in range(39)]
-    assert one_window(predictor(), *many, finished(ttft_s=1.1)).total_per_s > 0
-    assert one_window(predictor(), *many, *[finished(ttft_s=1.1)] * 3).total_per_s == 0.0
+@pytest.mark.parametrize(
+    ("fields", "is_missed"),
+    [
+        ({}, False),
+        ({"ttft_s": 1.1}, True),
+        ({"ttft_s": 1.1, "cold": True}, False),
+        ({"e2e_s": 3.0}, True),
+        ({"error_code": "engine_failed", "status": 502}, True),
+        ({"error_code": "client_left", "status": 499}, False),
+    ],
+)
+def test_a_request_misses_by_its_models_objectives_unless_it_waited_for_a_start(fields, is_missed):
+    one = served(finished(**fields).data, a_model(slo=SLO), CapacityParams())
+    assert one is not None and one.missed is is_missed
 
 
 def test_a_model_without_objectives_is_held_to_the_papers_normalized_latency():
     """Section 5.1: 0.2 s per response token."""
-    plain = a_model(max_concurrency=4)
-    assert one_window(predictor(model=plain), finished(e2e_s=4.1)).total_per_s > 0
-    assert one_window(predictor(model=plain), finished(e2e_s=4.3)).total_per_s == 0.0
+    for e2e_s, is_missed in ((4.1, False), (4.3, True)):
+        one = served(finished(e2e_s=e2e_s).data, a_model(), CapacityParams())
+        assert one is not None and one.missed is is_missed
 
 
-def test_a_quiet_window_says_nothing_of_what_an_instance_can_take_unless_read_literally():
-    assert one_window(predictor(), finished(), num=1).total_per_s == 0.0
-    assert one_window(predictor(busy_ratio=0.0), finished(), num=1).total_per_s > 0
+@pytest.mark.parametrize("fields", [{"instance_id": ""}, {"num_continued": 1}, {"response_tokens": 0}])
+def test_what_no_single_instance_answered_says_nothing_of_one(fields):
+    assert served(finished(**fields).data, a_model(), CapacityParams()) is None
 
 
-def test_a_window_with_a_full_cache_is_not_quiet_however_wide_the_batch():
-    wide = a_model(max_concurrency=256, slo=SLO)
-    outlook = {"i-1": Outlook(peak_ratio=0.6, over_share=0.0)}
-    load = ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4}, outlook_by_instance=outlook)
-    assert one_window(predictor(model=wide), finished(), load=load).prompt_per_s == pytest.approx(10.0)
-    assert one_window(predictor(model=wide), finished()).prompt_per_s == 0.0
-
-
-def test_a_batch_is_full_when_every_slot_that_engines_really_have_is_taken():
-    """Of 8 declared slots memory allows 3: three requests at once are a full batch, and mu is learned."""
-    declared = a_model(max_concurrency=8, slo=SLO)
-    three = ModelLoad(num_in_flight=3, in_flight_by_instance={"i-1": 3})
-    for load, is_learned in ((three, False), (replace(three, slots_per_instance=3), True)):
-        assert (one_window(predictor(model=declared), finished(), load=load).total_per_s > 0) is is_learned
-
-
-def test_capacities_measured_elsewhere_are_the_least_there_is():
+def test_capacities_measured_elsewhere_stand_until_windows_have_shown():
     known = Capacity(prompt_per_s=99.0, response_per_s=0.1, total_per_s=99.0)
-    found = one_window(predictor(capacities={"m": known}), finished())
-    assert (found.prompt_per_s, found.total_per_s) == (99.0, 99.0)
-    assert found.response_per_s == pytest.approx(21 / 60)
+    quiet = one_window(predictor(capacities={"m": known}), finished())
+    assert (quiet.prompt_per_s, quiet.response_per_s, quiet.rates_from) == (99.0, 0.1, "declared")
+    assert serving(predictor(model=PLAIN, capacities={"m": known})).rates_from == "measured"
+
+
+def test_who_leads_next_knows_what_was_measured_and_a_model_that_is_gone_is_forgotten():
+    first, second = predictor(model=PLAIN), predictor(model=PLAIN)
+    found = serving(first)
+    second.inherit(first, 421.0)
+    assert second.throughput("m").capacity.total_per_s == found.total_per_s
+    second.restore("models", {"other": a_model("other")}, 430.0)
+    assert second.throughput("m").source == ""
+
+
+def test_who_leads_next_knows_until_when_an_instance_did_not_serve_alone():
+    first, second = predictor(model=PLAIN), predictor(model=PLAIN)
+    first.restore("instances", {"i-1": a_row(consolidating=True)}, 250.0)
+    second.inherit(first, 251.0)
+    assert serving(second).rates_from == ""
 
 
 def test_who_leads_next_forecasts_on():

@@ -281,3 +281,17 @@ def test_requests_are_counted_for_both_tiers() -> None:
     prefetcher.handle(an_event(ModelDeployed(model=a_model("a", weights=A))), 0.0)
     bring(prefetcher, A, 1.0)
     assert RouterLoadReported in prefetcher.handlers and len(prefetcher._counters) == 2
+
+
+def test_the_fleet_is_shown_whole_copies_and_the_rate_of_the_disk() -> None:
+    prefetcher = with_disk()
+    assert (prefetcher.disk.whole, prefetcher.disk.bytes_per_s) == ((), 0.0)
+    bring(prefetcher, A, 1.0)
+    prefetcher.handle(Tick(), 2.0)
+    assert prefetcher.disk.whole == (), "it is being written"
+    written(prefetcher, A, 3.0, seconds=2.0)
+    (copy,) = prefetcher.disk.whole
+    assert (copy.digest, copy.num_bytes, copy.model_keys) == (region_digest(A), 50, ("m",))
+    assert prefetcher.disk.bytes_per_s == 25.0, "as it was written, until it is read"
+    prefetcher.handle(msg.CopyLost(region_digest(A), "it is damaged"), 4.0)
+    assert prefetcher.disk.whole == ()

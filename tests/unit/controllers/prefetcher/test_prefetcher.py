@@ -346,6 +346,23 @@ def test_a_starting_instance_whose_fetch_was_lost_is_helped_once() -> None:
     assert prefetcher.handle(Tick(), 20.0) == []
 
 
+def test_a_stage_whose_fetch_was_lost_is_helped_to_its_own_part_until_it_loads() -> None:
+    prefetcher = controller(heal_s=2.0)
+    model = a_model("m", weights=replace(A, num_bytes=90))
+    row = an_instance("i-1.1", state=InstanceState.STARTING, created_at=10.0, num_stages=3, part_of="i-1")
+    prefetcher.restore("models", {"m": model}, 10.0)
+    prefetcher.restore("instances", {"i-1.1": row}, 10.0)
+    start = only(prefetcher.handle(Tick(), 12.1), msg.StartFetch)
+    assert (start.stage, start.num_stages, start.first_byte, start.last_byte) == (1, 3, 30, 60)
+    fact = only(ended(prefetcher, model.weights, 13.0, 30), Publish).payload
+    assert (fact.TYPE, fact.instance_id) == ("weights.part_fetched", "i-1.1")
+    assert prefetcher.handle(Tick(), 16.0) == [], "its process takes long to start"
+    later = controller(heal_s=2.0)
+    later.restore("models", {"m": model}, 13.0)
+    later.restore("instances", {"i-1.1": replace(row, state=InstanceState.LOADING, revision=2)}, 13.0)
+    assert later.handle(Tick(), 16.0) == []
+
+
 def test_regions_of_an_earlier_process_are_adopted_and_a_lowered_capacity_enforced() -> None:
     prefetcher = controller(capacity_bytes=70)
     found = msg.RegionsFound(

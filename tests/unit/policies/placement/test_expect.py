@@ -68,6 +68,20 @@ def test_weights_that_another_model_brought_are_not_fetched_again() -> None:
     assert cached.kind == "cached" and cached.start_s == pytest.approx(3.5)
 
 
+def test_weights_on_the_nodes_disk_come_at_its_rate_and_load_no_link() -> None:
+    """Whoever fetches over the card, and as fast as other nodes' starts from disk were where nothing was measured."""
+    known, card = times("disk", fetch=2.0, launch=1.0, load=1.0), Link(link_id="node-1/nic", bytes_per_s=1.0 * GB)
+    busy = LinkLedger(
+        bytes_per_s=1.0 * GB, since_s=200.0, fetches=(Fetch(fetch_id="x", left_bytes=9e9, deadline_at=900.0),)
+    )
+    at = node(links=(card,), on_disk=(HERE,), disk_bytes_per_s=2.0 * GB)
+    measured = expected(at, times=known, links={"node-1": busy})
+    assert (measured.kind, measured.start_s, measured.by_phase[0]["fetch"]) == ("disk", pytest.approx(5.0), 4.0)
+    seen = expected(replace(at, disk_bytes_per_s=0.0), times=known, links={"node-1": busy})
+    assert seen.start_s == pytest.approx(3.0)
+    assert expected(replace(at, cached=(HERE,)), times=known).kind == "cached"
+
+
 def test_a_declared_link_is_shared_with_those_that_fetch_over_it() -> None:
     known, card = times("cold", fetch=6.0, launch=2.0, load=1.0), Link(link_id="node-1/nic", bytes_per_s=1.0 * GB)
     alone = expected(node(links=(card,)), times=known)

@@ -102,6 +102,25 @@ def test_weights_in_host_memory_make_one_worker_of_it():
     assert place(serverlessllm, [server("node-1", gbps=64), cached]).node_id == "node-9"
 
 
+COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS, model_keys=("llama",))
+
+
+@pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
+def test_weights_on_a_fast_disk_make_one_worker_of_it_beside_busy_links(policy):
+    """12 GB at 6 GB/s are there in 2 s; the fetches on that node's card are no matter."""
+    nodes = [server(f"node-{n}") for n in range(40)]
+    nodes[33] = server("node-33", on_disk=(COPY,), disk_bytes_per_s=6e9)
+    busy = LinkLedger(bytes_per_s=2e9, fetches=(Fetch(fetch_id="f", left_bytes=20e9, deadline_at=3.0),))
+    decision = place(policy, nodes, links={"node-33": busy})
+    assert [s.node_id for s in decision.stages] == ["node-33"]
+
+
+@pytest.mark.parametrize("policy", [hydraserve, serverlessllm])
+def test_a_disk_that_is_slower_than_the_network_decides_nothing(policy):
+    nodes = [server("node-1", on_disk=(COPY,), disk_bytes_per_s=0.2e9), server("node-2"), server("node-3")]
+    assert "node-1" not in {s.node_id for s in place(policy, nodes).stages}
+
+
 def test_where_nothing_fits_it_waits():
     """Erratum E19: never on a server that could not hold it."""
     full = [replace(server("node-1"), gpus=a_node("node-1", gpus_mib=(24000,), grants={0: [("x", 20000)]}).gpus)]

@@ -8,8 +8,9 @@ import pytest
 
 from glowplug.policies.prediction.alike import Alike
 from glowplug.policies.prediction.baselines import LastWindow, SeasonalNaive
-from glowplug.policies.prediction.combined import UNITS, Combined, prior_of
+from glowplug.policies.prediction.combined import UNITS, Combined, Mixture
 from glowplug.policies.prediction.combined_experts import NAMES, Experts
+from glowplug.policies.prediction.combined_weights import prior_of
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Forecaster, Reading, WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
@@ -157,6 +158,20 @@ def test_experts_are_weighed_and_the_weights_sum_up():
     assert tuple(by_name) == NAMES
     for horizon in range(PARAMS.num_horizons):
         assert sum(rows[horizon][1] for rows in by_name.values()) == pytest.approx(1.0)
+
+
+def test_loads_side_by_side_are_forecast_as_each_by_itself():
+    """As `bench/forecast` does it: no kind of load changes what is expected of another."""
+    counts = np.array([days(3, seed=1), days(3, seed=2)])
+    counts[1, 30] = 1e6  # cut, in one of them
+    both, alone = Mixture(PER_DAY, PARAMS, np.ones(2)), [Mixture(PER_DAY, PARAMS, np.ones(1)) for _ in counts]
+    for at in range(counts.shape[1]):
+        both.close(counts[:, at], None)
+        for row, one in enumerate(alone):
+            one.close(counts[row : row + 1, at], None)
+    for step in (0, 11):
+        for ours, theirs in zip(both.at(step), zip(*(one.at(step) for one in alone), strict=True), strict=True):
+            assert ours.tolist() == pytest.approx([float(value[0]) for value in theirs])
 
 
 def test_the_expert_csp_is_warmserves():

@@ -27,7 +27,6 @@ def parts(**changed: Any) -> dict[str, Any]:
         "right": np.array([2, 1, 2], np.int32),
         "value": np.array([0, np.log1p(10), np.log1p(100)], leaf),
         "roots": np.array([0], np.int32),
-        "base": leaf(0),
         "depth": np.int32(1),
         "edges": np.array([np.log1p(50)], leaf),
         "low": np.array([[0.5, 0.1], [1, 1]], leaf),
@@ -40,6 +39,14 @@ def test_heads_trees_and_bands() -> None:
     short, long = model.expect(describe([Turn("brief")])), model.expect(describe([Turn("long")]))
     assert (short.low, short.tokens, short.high) == (5, 10, 20)
     assert (long.low, long.tokens, long.high) == (10, 100, 300)
+
+
+def test_words_of_the_texts_before_count_by_themselves() -> None:
+    said = describe([Turn("brief"), Turn("long", answers=True), Turn("brief")])
+    weights = np.zeros((NUM_BUCKETS, 1), np.int8)
+    weights[sorted(said.around)] = 100
+    model = LengthModel(parts(weights=weights))
+    assert model.expect(said).tokens == 100 and model.expect(describe([Turn("brief")])).tokens == 10
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:

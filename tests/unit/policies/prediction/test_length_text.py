@@ -1,10 +1,11 @@
 """What a text says of its answer's length: bounded work, and nothing that a text could be had back from."""
 
+import math
 import time
 
 import pytest
 
-from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Turn, describe
+from glowplug.policies.prediction.length_text import CHARS_PER_TOKEN, NUM_BUCKETS, NUM_NUMBERS, Turn, describe
 
 LONG = "lorem ipsum dolor (sit) amet? 500 words\n" * 25_000  # 1 MB
 
@@ -20,7 +21,7 @@ def test_there_are_as_many_numbers_whatever_the_conversation() -> None:
     for talk in talks:
         said = describe(talk)
         assert len(said.numbers) == NUM_NUMBERS and all(number == number for number in said.numbers), talk[-1]
-        assert all(0 <= word < NUM_BUCKETS for word in said.words)
+        assert all(0 <= word < NUM_BUCKETS for word in said.words | said.around)
     with pytest.raises(ValueError, match="at least one turn"):
         describe([])
 
@@ -39,3 +40,28 @@ def test_answers_words_and_wishes_count() -> None:
     assert describe(one).numbers != describe(other).numbers
     assert describe([Turn("tell me of salt")]).words != describe([Turn("tell me of iron")]).words
     assert describe([Turn("a text of 500 words")]).numbers != describe([Turn("a text of 50 words")]).numbers
+
+
+def test_amounts_are_read_however_they_are_written() -> None:
+    wish = describe([Turn("a text of 2000 words")]).numbers
+    for same in ("a text of 2,000 words", "a text of 2k words", "a text of 2000-word"):
+        assert max(describe([Turn(same)]).numbers) == pytest.approx(max(wish)), same
+    assert max(wish) > max(describe([Turn("a text of 200 words")]).numbers)
+    assert describe([Turn("give me five of them")]).numbers != describe([Turn("give me many of them")]).numbers
+
+
+def test_the_answer_to_a_text_that_began_alike_is_found() -> None:
+    asked = ("Translate: good day", "Who are you?", "Translate: good night")
+    answers = ("bon jour " * 50, "I am a model.")
+    talk = [Turn(asked[0]), Turn(answers[0], True), Turn(asked[1]), Turn(answers[1], True), Turn(asked[2])]
+    other = [*talk[:-1], Turn("Say good night")]
+    of_alike = math.log1p(len(answers[0]) / CHARS_PER_TOKEN)
+    assert describe(talk).numbers.count(of_alike) == describe(other).numbers.count(of_alike) + 1
+    assert describe([Turn("Hi", True), Turn("Hi"), Turn("Hi")]).numbers, "without pairs there is none"
+
+
+def test_signs_without_spaces_are_words_each_and_first_texts_have_hashes_of_their_own() -> None:
+    both = describe([Turn("\u8bf7\u89e3\u91ca")]).words & describe([Turn("\u89e3")]).words
+    assert len(both) >= 2, "the sign itself, as a word of any text and of a first one"
+    later = [Turn("Hi"), Turn("Hello", True), Turn("salt")]
+    assert describe([Turn("salt")]).words > describe(later).words

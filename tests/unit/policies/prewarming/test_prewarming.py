@@ -54,6 +54,12 @@ def test_replicas_for_the_load_to_come_less_what_runs():
     assert len({s.node_id for s in plan.steps}) == 3, "never two copies on one GPU (erratum E10)"
 
 
+def test_slots_that_engines_have_count_not_those_that_were_declared():
+    """Eq. 5's B: of 8 declared slots memory allows 2, so four requests at once take two instances."""
+    nodes = [node(name=f"node-{n}") for n in range(4)]
+    assert [len(warmserve.plan(seen(*nodes, slots=slots)).steps) for slots in ({}, {"a": 2})] == [1, 2]
+
+
 def test_draining_instances_leave_their_gpus_to_replicas_and_running_ones_do_not():
     """Section 4.1: proactive prewarming into what a stopping instance no longer needs."""
     here = node(300, 300, grants={0: [("i-run", 100)], 1: [("i-drain", 150)]})

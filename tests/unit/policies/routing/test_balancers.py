@@ -56,6 +56,20 @@ def test_what_is_sent_counts_before_it_is_prefilled() -> None:
     assert sorted(went) == ["i-0", "i-0", "i-1", "i-1", "i-2", "i-2"]
 
 
+def test_a_step_takes_what_the_engine_says_until_answers_have_shown() -> None:
+    """Four steps of half a second in two seconds, where the constant is a second; then as the answers were."""
+    balancer = load_aware()
+    balancer.put(Target("i-0", 0, 100, LARGE, 0.5), 0.0)
+    running(balancer, 1, "i-0", 10, 50)
+    assert ahead(balancer, "i-0", 2.0).current_tokens == 46
+    running(balancer, 2, "i-0", 10, 3)
+    balancer.ended(2, 3, 4.0)
+    assert balancer.tpot_s > 0.5
+    learned = balancer.tpot_s
+    balancer.put(Target("i-1", 0, 100, LARGE, 0.5), 4.0)
+    assert balancer.tpot_s == learned, "an engine that starts later is no news of the others"
+
+
 def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     """Section 4.3.3: L_p + L_d. A prompt that has been read is no load any more, tokens already generated neither."""
     balancer = load_aware(LARGE, LARGE)

@@ -1,8 +1,12 @@
 """HydraServe section 6.1: the last window's arrivals and the queue, over the batch; erratum E22."""
 
+from dataclasses import replace
+
 import pytest
 
+from glowplug.domain.instance import InstanceState
 from glowplug.policies.scaling.hydraserve import HydraserveParams, scale
+from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
 
@@ -58,3 +62,30 @@ def test_each_instance_goes_when_it_has_run_nothing_for_its_keep_alive():
     assert asked(129.0, load(i1=2, last_active_at=129.0), ready(2)).drain == ()
     assert asked(130.0, load(i1=2, last_active_at=130.0), ready(2)).drain == ("i-2",)
     assert asked(131.0, load(i1=2, i2=1, last_active_at=131.0), ready(2)).drain == (), "it runs again"
+
+
+def test_a_stage_that_serves_for_itself_stays_as_long_as_its_pipeline():
+    """Section 6.2, scale up: it runs its part of the pipeline's steps as well."""
+
+    def drained(*instances):
+        asked = Asked(scale)
+        asked(60.0, load(), [*instances])
+        return asked(100.0, load(), [*instances]).drain
+
+    first, later = (*ready(1, num_stages=2, max_concurrency=16), an_instance("i-1.1", max_concurrency=8))
+    assert drained(later, first) == ("i-1",)
+    assert drained(later, replace(first, state=InstanceState.DRAINING)) == ()
+    assert drained(later) == ("i-1.1",)
+
+
+@pytest.mark.parametrize("bounds", [{"max_instances": 1}, {"suspended": True}])
+def test_what_must_go_goes_behind_its_pipeline_too(bounds):
+    """Else the one that nobody may stop counts as gone, and the pipeline stays for it."""
+    first, later = (*ready(1, num_stages=2, max_concurrency=16), an_instance("i-1.1", max_concurrency=8))
+
+    def drained(*instances):
+        return Asked(scale, **bounds)(100.0, load(i1=2), [*instances]).drain
+
+    assert drained(later, first) == ("i-1",)
+    assert drained(later, replace(first, num_stages=1, stages_busy=True)) == ("i-1",)
+    assert drained(later) == (("i-1.1",) if "suspended" in bounds else ()), "in the next pass"

@@ -29,6 +29,12 @@ def test_how_many_are_wanted(model, demand, instances, wanted):
 
 
 LAGGING = ModelLoad(num_in_flight=0, in_flight_by_instance={"i-1": 1})
+
+
+def pipeline(instance_id, ready_at):
+    return [an_instance(instance_id, state=InstanceState.READY, num_stages=2, created_at=5.0, ready_at=ready_at)]
+
+
 DRAINED = {
     "idle for 20 s of its keep-alive": ({}, load(last_active_at=80.0), ready(1), ()),
     "idle for longer than its keep-alive": ({}, load(last_active_at=69.0), ready(1), ("i-1",)),
@@ -37,6 +43,14 @@ DRAINED = {
     "fresh, though it had no request": ({}, load(), ready(1, ready_at=99.0), ()),
     "with a request that only its own count has": ({"keep_alive_s": 0}, LAGGING, ready(1), ()),
     "more than max_instances": ({"max_instances": 1}, load(i1=2), ready(2), ("i-2",)),
+    "a pipeline of more stages than max_instances, fresh": ({"max_instances": 1}, load(), pipeline("i-1", 99.0), ()),
+    "a pipeline, idle for its keep-alive": (
+        {"max_instances": 1},
+        load(last_active_at=69.0),
+        pipeline("i-1", 8.0),
+        ("i-1",),
+    ),
+    "a pipeline beside max_instances": ({"max_instances": 1}, load(i1=2), [*ready(1), *pipeline("i-2", 8.0)], ("i-2",)),
     "suspended": ({"suspended": True, "pinned": True}, load(5), ready(1), ("i-1",)),
 }
 

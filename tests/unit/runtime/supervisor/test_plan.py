@@ -11,10 +11,11 @@ from glowplug.domain.units import parse_bytes
 from glowplug.runtime import model_files
 from glowplug.runtime.supervisor import plan
 from glowplug.runtime.supervisor.child import ChildSpec, backoff_s
+from glowplug.runtime.supervisor.errors import FleetError, PortInUse
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
 from glowplug.runtime.supervisor.probe import check_ports, free_block, http_status, is_free
 from glowplug.runtime.supervisor.samples import place_samples, sample_files
-from glowplug.runtime.supervisor.settings import FleetError, FleetSettings, PortInUse
+from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import Secrets
 
 SECRETS = Secrets("admin", "key", {})

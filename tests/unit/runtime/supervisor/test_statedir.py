@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from glowplug.runtime.privileges import USERS
-from glowplug.runtime.supervisor.settings import AlreadyRunning, FleetError
+from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 from glowplug.runtime.supervisor.statedir import StateDir, disk_errors, read_fleet, write_private
 
 

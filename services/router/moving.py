@@ -1,0 +1,173 @@
+"""A stream on its way from an engine that answers it to another one, which is asked first (make before break).
+
+What the first engine gives meanwhile is held back, so that the client's stream ends where the other engine begins: at
+what it had when the other was asked. With that one's first byte the stream is its own, and the first engine is left.
+Where it does not begin within `move_within_s`, cannot be reached or refuses, what was held is passed on, and the stream
+stays; so does one that its first engine ends meanwhile. Where the first engine is lost, the other one is to go on, as
+after any engine that was lost.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from glowplug.controllers.router.messages import MoveFailed, MoveStream
+from glowplug.domain.instance import Instance
+from services.router import api_errors
+from services.router.continuation import NotContinuable
+from services.router.ends import EngineReader, EngineSource
+from services.router.http_request import HttpRequest
+from services.router.port_context import PortContext
+from services.router.resumption import DRAINED, LOG_BYTES, Resumption
+from services.router.tracing import RequestTrace
+
+
+class MovingStream(EngineReader, Protocol):
+    """The exchange, as a move sees it."""
+
+    ticket: int
+    request: HttpRequest
+    needs: str
+    instance: Instance | None
+    trace: RequestTrace | None
+    moving: "Move | None"
+
+    @property
+    def context(self) -> PortContext[Any]: ...
+
+    def fork(self) -> Resumption | None:
+        """What another engine goes on with now, apart from what the stream itself keeps; None where there is nothing to
+        go on with yet, or any more. Raises NotContinuable."""
+        ...
+
+    def request_with(self, target: bytes, body: bytes, credentials: bytes) -> bytes:
+        """The request with that target and body, as an engine gets it."""
+        ...
+
+    def goes_on_at(self, kept: Resumption, instance: Instance, engine: EngineSource | None) -> None:
+        """From now on the stream is that instance's; `engine` is the connection to it, if it has one."""
+        ...
+
+
+class Move:
+    """One try: the reader of the other engine, until that has begun."""
+
+    def __init__(self, stream: MovingStream, kept: Resumption, instance: Instance) -> None:
+        self.engine: EngineSource | None = None  # the other one
+        self.is_flowing = False
+        self._stream, self._kept, self._instance = stream, kept, instance
+        self._first = stream.engine
+        self._held: list[bytes] = []  # of the first engine
+        self._held_left = LOG_BYTES
+        self._is_over = self._has_begun = False
+        context = stream.context
+        self._timer = context.loop.call_later(context.table.controller.params.move_within_s, self._late)
+
+    def begin(self) -> None:
+        """Ask the other engine."""
+        self._stream.context.connect(self, self._instance, False)
+
+    def end(self) -> None:
+        """Ask it nothing more."""
+        self._is_over = True
+        self._timer.cancel()
+        self._stream.moving = None
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.abandon()
+
+    def stay(self, why: str, *, complete: bool = False, is_asked: bool = True, is_unreachable: bool = False) -> None:
+        """The stream is its first engine's, which has ended it (`complete`) or goes on with it."""
+        if self._is_over:
+            return
+        stream, first = self._stream, self._first
+        self.end()
+        stream.context.metrics.continued(DRAINED, "stayed")
+        if stream.trace is not None:
+            stream.trace.stayed(stream.context.table.clock(), why)
+        left_to = stream.engine
+        failed = MoveFailed(stream.ticket, is_asked=is_asked, is_unreachable=is_unreachable)
+        stream.context.table.change(failed)
+        if first is not None and stream.engine is left_to and stream.moving is None:  # else it is another's by now
+            stream.engine_data(first, b"".join(self._held), complete)
+
+    def _late(self) -> None:
+        self.stay(f"{self._instance.instance_id} has not begun with it in time")
+
+    # -- the first engine -----------------------------------------------------------------------------------------
+
+    def hold(self, body: bytes, complete: bool) -> None:
+        """It gives this meanwhile."""
+        self._held.append(body)
+        self._held_left -= len(body)
+        if complete or self._held_left < 0:
+            self.stay("its first engine was sooner", complete=complete, is_asked=False)
+
+    def first_lost(self) -> None:
+        """It gives no more: the other one is to go on, whatever comes of it."""
+        engine, self.engine = self.engine, None
+        self.end()
+        self._stream.goes_on_at(self._kept, self._instance, engine)
+        if engine is None:
+            self._stream.context.connect(self._stream, self._instance, False)
+
+    # -- the other engine -----------------------------------------------------------------------------------------
+
+    def engine_request(self, credentials: bytes) -> bytes:
+        return self._stream.request_with(self._kept.target, self._kept.body, credentials)
+
+    def attempt(self) -> Callable[[], bool]:
+        return lambda: not self._is_over and self.engine is None
+
+    def attach(self, engine: EngineSource) -> None:
+        self.engine = engine
+
+    def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
+        if not body and not complete:
+            return
+        if engine.status != 200 or not engine.is_sse:
+            said = api_errors.read(engine.status, body, self._stream.request.path)
+            self.stay(f"{self._instance.instance_id} answered: {said.message}")
+            return
+        self._has_begun, self.engine = True, None
+        self.end()
+        self._stream.goes_on_at(self._kept, self._instance, None if complete else engine)
+        self._stream.engine_data(engine, body, complete)
+
+    def pass_on(self, body: bytes, chunk: bytes) -> None:
+        raise AssertionError("nothing flows before the stream has moved")
+
+    def engine_over(self) -> None:
+        if self._has_begun:
+            self._stream.engine_over()
+
+    def engine_unreachable(self, reason: str) -> None:
+        self.stay(reason, is_unreachable=True)
+
+    def engine_refused(self, reason: str) -> None:
+        self.stay(reason, is_unreachable=True)
+
+    def engine_lost(self, reason: str, *, stale: bool) -> None:
+        if stale:
+            self._stream.context.connect(self, self._instance, True)
+        else:
+            self.stay(reason)
+
+
+def begin(stream: MovingStream, effect: MoveStream) -> None:
+    """Ask the instance to go on with the stream, where that can be."""
+    context, kept, is_refused = stream.context, None, False
+    try:
+        kept = stream.fork()
+    except NotContinuable as why:
+        is_refused = True
+        context.metrics.continued(DRAINED, "refused")
+        if stream.trace is not None:
+            stream.trace.stays(context.table.clock(), f"{effect.reason}; the answer cannot be continued: {why}")
+    if kept is None or (stream.needs and stream.needs in effect.instance.lacks):
+        context.table.change(MoveFailed(stream.ticket, is_refused=is_refused))
+        return
+    if stream.trace is not None:
+        stream.trace.broken(context.table.clock(), DRAINED, effect.reason, kept.num_tokens, stream.instance)
+    stream.is_flowing = False
+    stream.moving = Move(stream, kept, effect.instance)
+    stream.moving.begin()

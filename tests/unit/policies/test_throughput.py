@@ -1,0 +1,183 @@
+"""What one instance takes (PreServe section 4.1, mu): what it converges to, what it follows, what it leaves out, and
+what stands before the first clean window."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Slo
+from glowplug.policies.throughput import (
+    DECLARED,
+    MEASURED,
+    Capacity,
+    CapacityParams,
+    InstanceWindow,
+    Served,
+    Throughput,
+    used_share,
+)
+from tests.fleet_builder import an_instance
+
+PROMPT, ANSWER, ALONE_S, PER_REQUEST = 1000, 200, 0.03, 0.5  # a request a second adds half of a step's time
+MOST_PER_S = (1 - 1 / 3) / PER_REQUEST  # a step takes three times as long as alone
+ROW = an_instance(ready_at=1.0, max_concurrency=256, kv_tokens=1_000_000, step_s=ALONE_S)
+PROFILE = Capacity(prompt_per_s=1.0, response_per_s=2.0, total_per_s=3.0)
+
+
+def busy(made, rate, first, num, *, instance_id="i-1", per_request=PER_REQUEST, seed=1, row=ROW):
+    """`num` minutes from minute `first` on with `rate` requests a second; the engine's step grows with its load."""
+    chance, at_s = Random(f"{seed}/{rate}/{first}"), 60.0 * first
+    step_s = ALONE_S / (1 - per_request * rate)
+    while (at_s := at_s + chance.expovariate(rate)) < 60.0 * (first + num):
+        answer = 2 + round(chance.expovariate(1 / (ANSWER - 2)))
+        first_at = at_s + 0.3
+        ended_at = first_at + (answer - 1) * step_s
+        made.add(Served(instance_id, at_s, first_at, ended_at, PROMPT, answer))
+        made.close(at_s, {"i-1": row, "i-2": replace(row, instance_id="i-2")}, {})
+
+
+def closed(made, minute, row=ROW):
+    made.close(60.0 * (minute + 5), {"i-1": row, "i-2": replace(row, instance_id="i-2")}, {})
+    return made
+
+
+@pytest.mark.parametrize("rates", [(0.8, 0.9, 1.0), (1.0, 1.3), (1.3, 1.5)])
+def test_it_converges_to_what_the_objective_allows_whether_less_or_more_was_asked(rates):
+    made = Throughput()
+    for number, rate in enumerate(rates):
+        busy(made, rate, 1 + 20 * number, 20)
+    mu = closed(made, 61).capacity
+    assert made.source == MEASURED
+    assert mu.response_per_s == pytest.approx(MOST_PER_S * ANSWER, rel=0.08)
+    assert mu.prompt_per_s == pytest.approx(MOST_PER_S * PROMPT, rel=0.08)
+    assert mu.total_per_s == pytest.approx(mu.prompt_per_s + mu.response_per_s)
+
+
+def test_it_does_not_grow_with_the_number_of_lucky_windows():
+    few, many = Throughput(), Throughput()
+    for made, minutes in ((few, 20), (many, 200)):
+        for minute in range(1, minutes):
+            busy(made, 1.2, minute, 1, seed=minute)
+        closed(made, minutes)
+    assert many.capacity.total_per_s == pytest.approx(few.capacity.total_per_s, rel=0.06)
+
+
+def test_it_follows_an_engine_that_becomes_slower():
+    made = Throughput()
+    busy(made, 1.0, 1, 60)
+    before = closed(made, 61).capacity.response_per_s
+    busy(made, 1.0, 70, 120, per_request=0.8)
+    assert closed(made, 190).capacity.response_per_s == pytest.approx(before * 0.5 / 0.8, rel=0.12)
+
+
+def test_before_the_first_clean_window_the_declared_value_stands_and_says_so():
+    made = Throughput(declared=PROFILE)
+    assert (made.capacity, made.source) == (PROFILE, DECLARED)
+    busy(made, 0.2, 1, 60)  # too little to do
+    closed(made, 61)
+    assert (made.capacity, made.source, made.num_windows) == (PROFILE, DECLARED, 0)
+    assert (Throughput().capacity, Throughput().source) == (Capacity(), "")
+    busy(made, 1.2, 70, 5)
+    assert closed(made, 75).source == MEASURED and made.capacity.response_per_s > 100
+
+
+@pytest.mark.parametrize(
+    ("row", "unsteady_at"),
+    [
+        (replace(ROW, ready_at=10_000.0), {}),
+        (replace(ROW, state=InstanceState.DRAINING), {}),
+        (ROW, {"i-1": 10_000.0}),
+        (replace(ROW, num_stages=2), {}),
+        (None, {}),
+    ],
+    ids=["still starting", "draining", "taken back from a drain", "a pipeline", "gone"],
+)
+def test_who_starts_drains_or_is_gone_shows_nothing(row, unsteady_at):
+    made = Throughput()
+    for number in range(200):
+        made.add(Served("i-1", 60.0 + number / 2, 60.3 + number / 2, 70.0 + number / 2, PROMPT, ANSWER))
+    made.close(1000.0, {"i-1": row} if row else {}, unsteady_at)
+    assert made.num_windows == 0 and made.source == ""
+
+
+def test_each_instance_counts_by_itself_and_an_idle_one_takes_nothing_away():
+    alone, beside = Throughput(), Throughput()
+    for made in (alone, beside):
+        busy(made, 1.2, 1, 20)
+    busy(beside, 0.05, 1, 20, instance_id="i-2")
+    assert closed(alone, 21).capacity == closed(beside, 21).capacity
+
+
+def window(**fields):
+    given = {"prompt_tokens": 1, "response_tokens": 1, "num_steps": 100.0, "step_s": 100 * ALONE_S, "num_ended": 100}
+    given |= {"running_s": 60 * 10.0} if fields.get("step_s") else {}
+    return InstanceWindow(**(given | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "row", "slo", "used"),
+    [
+        ({}, {}, {}, 0.0),
+        ({"step_s": 100 * ALONE_S * 3}, {}, {}, 1.0),  # section 5.1: three times as long as alone
+        ({"step_s": 100 * ALONE_S * 2}, {}, {"tpot_s": 0.3}, 0.5 / 0.9),
+        ({"step_s": 100 * ALONE_S * 2}, {}, {"tpot_s": 0.04}, 2.0),
+        ({"step_s": 100 * ALONE_S * 2, "running_s": 60 * 0.25}, {}, {}, 0.3),  # its neighbours slow it
+        ({"running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 / 0.8),  # slots, as the engine has them
+        ({"kv_token_s": 60 * 400.0}, {"kv_tokens": 500}, {}, 1.0),  # T_mem
+        ({"kv_token_s": 60 * 4000.0}, {"kv_tokens": 500}, {}, 1.25),  # most of it waits
+        ({"step_s": 100 * ALONE_S * 2, "running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 + 0.5 * 0.5 / 0.8),
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 5}, {}, {"ttft_s": 1.0}, 0.75),
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {"ttft_s": 1.0}, 1.0),
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {}, 0.75),  # without objectives there is none to miss
+        ({"num_missed": 100}, {}, {"ttft_s": 1.0}, 0.0),  # it had next to nothing to do
+    ],
+)
+def test_the_share_in_use_is_of_the_objective_the_cache_or_the_slots_whichever_is_nearest(fields, row, slo, used):
+    given = replace(ROW, **row)
+    found = used_share(window(**fields), given, ALONE_S, Slo(**slo), CapacityParams())
+    assert found == pytest.approx(used)
+
+
+def test_an_engine_that_says_no_step_is_held_to_the_shortest_it_has_shown():
+    silent, made = replace(ROW, step_s=0.0), Throughput()
+    busy(made, 0.1, 1, 5, row=silent)
+    busy(made, 1.2, 10, 20, row=silent)
+    mu = closed(made, 30, silent).capacity
+    assert mu.response_per_s == pytest.approx(MOST_PER_S * ANSWER, rel=0.15)
+
+
+def test_answers_that_are_no_streams_count_with_their_tokens_but_show_no_steps():
+    made = InstanceWindow()
+    made.add(Served("i-1", 0.0, 5.0, 5.001, 10, 101), 0.0, 60.0)
+    assert (made.prompt_tokens, made.response_tokens, made.num_steps) == (10, 101, 0)
+    assert made.tau_s == 0.0 and made.num_ended == 1
+
+
+@pytest.mark.parametrize("took_s", [100.0, 600.0])
+def test_a_long_answer_does_not_lose_its_prompt(took_s):
+    made = Throughput(CapacityParams(busy_ratio=0.0, enough_s=0.0))
+    made.add(Served("i-1", 61.0, 62.0, 62.0 + took_s, 1000, 1001))
+    mu = closed(made, 20).capacity
+    assert made.source == MEASURED and mu.prompt_per_s * made.used_s > 900
+
+
+@pytest.mark.parametrize("took_s", [0.05, 0.0005], ids=["no stream", "a short one"])
+def test_one_quick_answer_does_not_make_an_idle_instance_look_full(took_s):
+    silent, made = replace(ROW, step_s=0.0), Throughput()
+    made.add(Served("i-1", 61.0, 61.3, 61.3 + took_s, 10, 101 if took_s > 0.01 else 2))
+    busy(made, 0.1, 2, 60, row=silent)
+    closed(made, 62, silent)
+    assert (made.num_windows, made.source) == (0, "")
+
+
+def test_an_answer_over_two_windows_counts_in_each_for_its_part():
+    first, second = InstanceWindow(), InstanceWindow()
+    one = Served("i-1", 50.0, 55.0, 65.0, 10, 101)
+    first.add(one, 0.0, 60.0)
+    second.add(one, 60.0, 120.0)
+    assert (first.response_tokens, second.response_tokens) == (51.0, 50.0)
+    assert (first.running_s, second.running_s, first.prompt_tokens, second.prompt_tokens) == (10.0, 5.0, 10, 0)
+    assert first.kv_token_s == pytest.approx(10 * 10 + 5 * 25) and second.kv_token_s == pytest.approx(10 * 5 + 5 * 75)
+    assert (first.num_ended, second.num_ended) == (0, 1)
