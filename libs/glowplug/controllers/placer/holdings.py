@@ -13,8 +13,8 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
-from glowplug.policies.placement.links import declared_pcie, gpu_kind_of, has_weights
-from glowplug.policies.start_times import StartKind, fresh_kind, kind_from
+from glowplug.policies.placement.links import declared_pcie, found_at, gpu_kind_of
+from glowplug.policies.start_times import StartKind, kind_from
 from glowplug.policies.worth import NEVER_S, Asking, Holding, asked, away_s, idle_worth, level
 
 _RETURNS = {"swapped_out": StartKind.WAKE, "prewarmed": StartKind.GROWTH}
@@ -62,7 +62,7 @@ class Holdings:
 
     def _climb_s(self, row: Instance, model: Model, node: Node) -> float:
         """From READY on the rung below to READY on this one."""
-        fresh = fresh_kind(is_cached=has_weights(node, model))
+        fresh = found_at(node, model)
         if not row.state.is_dormant and not row.replica:
             return self._start_s(model, node, _RETURNS.get(becomes_of(self.fleet, row), fresh))
         from_here = kind_from(row.state) if row.state.is_dormant else StartKind.GROWTH
