@@ -7,13 +7,15 @@ and its last use, and the seconds between the rung that it is on and the one bel
   Below them is a start from host memory, or the fetch where that lacks the weights.
 """
 
+from dataclasses import replace
+
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.sleepers import becomes_of
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
-from glowplug.policies.placement.links import declared_pcie, found_at, gpu_kind_of
+from glowplug.policies.placement.links import declared_pcie, disk_rate, found_at, gpu_kind_of, network_rate
 from glowplug.policies.start_times import StartKind, kind_from
 from glowplug.policies.worth import NEVER_S, Asking, Holding, asked, away_s, idle_worth, level
 
@@ -69,7 +71,12 @@ class Holdings:
         return max(0.0, self._start_s(model, node, fresh) - self._start_s(model, node, from_here))
 
     def _start_s(self, model: Model, node: Node, kind: StartKind) -> float:
-        return self.fleet.network.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node)).whole_s
+        times = self.fleet.network.times
+        took = times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
+        if kind in (StartKind.COLD, StartKind.DISK):  # the node's own rate, where it is known
+            rate = network_rate(node, model, times) if kind is StartKind.COLD else disk_rate(node, model, times)
+            took = replace(took, fetch_s=model.fetch_bytes / rate)
+        return took.whole_s
 
     def _asking(self, row: Instance, model: Model) -> tuple[int, Asking]:
         """How many ask for it now, and how often it is asked for."""
@@ -78,10 +85,17 @@ class Holdings:
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
         if row.state.is_dormant or row.replica:
             before = num_there + self._rank(row, model)
-            return 0, level(forecast, before, slots, NEVER_S if before else unused_s)
+            return 0, level(forecast, before, slots, self._unneeded_s(row) if before else unused_s)
         others = max(0, num_there - 1)
         needed = max(load.num_waiting, int(load.num_in_flight > others * slots))
-        return needed, level(forecast, others, slots, NEVER_S if others else unused_s)
+        return needed, level(forecast, others, slots, self._unneeded_s(row) if others else unused_s)
+
+    def _unneeded_s(self, row: Instance) -> float:
+        """Seconds since something behind others was last needed, as far as its row says: what serves was when it began
+        to, what has served until it left, and a replica that was made ahead never."""
+        if row.replica:
+            return NEVER_S
+        return max(0.0, self.now_s - (row.changed_at if row.state.is_dormant else max(row.ready_at, row.created_at)))
 
     def _forecast(self, model: Model) -> Forecast | None:
         if model.key not in self._forecasts:

@@ -7,16 +7,19 @@ small). HydraServe's groups bring several new instances with one cold start (sec
 workload has a fifth fewer fetches so, simulated). WarmServe's own rule, four fifths of the slots on average, is not
 asked: WarmServe decides which replicas there are.
 
-A spare instance stays while it is worth its GPUs (`policies/worth.py`): while the probability that so many are needed
-before one could start again, by the forecast and by the time since so many last were, is at least `price` for each of
-its GPUs; and never while an instance of another model finds no GPU. Where that one needs several GPUs, neighbours
-have to be free together: who drains is then not taken back while a prewarmed copy can be grown instead.
+A spare instance goes once it has run nothing for the model's keep-alive (HydraServe section 8.1), and before that once
+it is not worth its GPUs (`policies/worth.py`): once the probability that so many are needed before one could start
+again, by the forecast and by the time since so many last were, is below `price` for each of its GPUs. Its GPUs come
+free only when nothing of it stays there, so that start is one from nothing. It goes at once while an instance of
+another model finds no GPU. Where that one needs several GPUs, neighbours have to be free together: who drains is then
+not taken back while a prewarmed copy can be grown instead.
 
 While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
 Here the first instance starts for a request and the last one ends by its keep-alive.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -27,12 +30,12 @@ from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve import ScalerState
-from glowplug.policies.start_times import StartKind
-from glowplug.policies.worth import PRICE, Asking, asked, away_s, idle_worth, level
+from glowplug.policies.start_times import FROM_NOTHING
+from glowplug.policies.worth import PRICE, Asking, asked, idle_worth, level
 
 EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
-RETURNS: Final = (StartKind.GROWTH.value, StartKind.WAKE.value)
-UNSEEN_S: Final = 0.1  # such a start, while none has been seen
+NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
+UNSEEN_S: Final = 1.0  # a start, while none has been seen
 ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
 
@@ -42,6 +45,7 @@ class UnionParams:
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     price: float = PRICE  # seconds of waiting that a second of a GPU has to save where nobody else wants it
     protect_s: float = 5.0  # while an instance is that young none goes
+    spare_s: float = 10.0  # what runs nothing lives so long where the model's keep-alive has no end
     last_by_keep_alive: bool = True  # a plan of one neither starts the first instance nor keeps the last
 
 
@@ -53,7 +57,7 @@ class UnionState:
     arrivals: hydraserve.HydraserveState | None = None
     short_at: float = float("-inf")  # another model lacked GPUs
     needed_at: tuple[float, ...] = ()  # when as many as one, two, ... instances were last wanted
-    return_s: float = UNSEEN_S  # what the last start from a replica or from sleep took
+    start_s: float = UNSEEN_S  # what the last start from nothing took
 
 
 def scale(
@@ -67,15 +71,17 @@ def scale(
     arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)
     short_at = view.now_s if view.gpus_wanted_elsewhere else state.short_at
     options = [(view.needed, why_now(view))]
-    return_s = _return_s(view, state)
-    away = away_s(return_s)
-    if asked(Asking(idle_s=view.now_s - short_at), away) <= EVEN:
+    start_s = _start_s(view, state)
+    if asked(Asking(idle_s=view.now_s - short_at), _window_s(view)) <= EVEN:
         options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
     if view.is_prewarmed and is_short(view):  # what is to come of the burst costs little
         options.append(hydraserve.target(view, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     needed_at = _needed(view, state, wanted)
-    kept = wanted if view.gpus_wanted_elsewhere else _worth_keeping(view, wanted, needed_at, return_s, params)
+    kept = wanted
+    if not view.gpus_wanted_elsewhere:
+        most = view.num_running - _num_idle(view, arrivals.idle_since, params)
+        kept = max(wanted, min(most, _worth_keeping(view, wanted, needed_at, start_s, params)))
     if kept > wanted:
         wanted, reason = kept, f"{counted(kept, 'instance')} may be needed again before one could start"
     growing = is_growing(view, params)
@@ -92,16 +98,27 @@ def scale(
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
         take_back=not (view.gpus_wanted_elsewhere > 1 and view.is_prewarmed),
     )
-    after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, needed_at=needed_at, return_s=return_s)
+    after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, needed_at=needed_at, start_s=start_s)
     if hydraserve.is_quiet(view, arrivals) and scaler == state.plan and not scaler.answered and not decision.drain:
         decision = replace(decision, stands_until=_stands_until(view, after, params))
     return decision, after
 
 
-def _return_s(view: ScalingView, state: UnionState) -> float:
-    """What the newest start took of those from what a spare instance becomes, a replica or an engine asleep."""
-    took = [i.ready_at - i.created_at for i in view.ready if i.start_kind in RETURNS and i.ready_at > i.created_at]
-    return took[-1] if took else state.return_s
+def _start_s(view: ScalingView, state: UnionState) -> float:
+    """What the newest start from nothing took of those that run; of any kind while none is known."""
+    took = {i.start_kind in NOTHING: i.ready_at - i.created_at for i in view.ready if i.ready_at > i.created_at}
+    return took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
+
+
+def _window_s(view: ScalingView) -> float:
+    """For how long a plan's instances are meant."""
+    return view.forecast.window_s if view.forecast is not None and view.forecast.window_s > 0 else preserve.WINDOW_S
+
+
+def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionParams) -> int:
+    """Instances that have run nothing for the model's keep-alive."""
+    alive_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
+    return sum(view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s for i in view.ready)
 
 
 def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, ...]:
@@ -111,13 +128,13 @@ def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, .
 
 
 def _worth_keeping(
-    view: ScalingView, wanted: int, needed_at: tuple[float, ...], return_s: float, params: UnionParams
+    view: ScalingView, wanted: int, needed_at: tuple[float, ...], start_s: float, params: UnionParams
 ) -> int:
     """How many of those that run are worth their GPUs, at least `wanted`; a last one alone goes by its keep-alive."""
     number = max(1, wanted)
     while number < view.num_running:
         asking = level(view.forecast, number, view.per_instance, view.now_s - needed_at[number])
-        if idle_worth(asking, return_s) < params.price * view.model.num_gpus:
+        if idle_worth(asking, start_s) < params.price * view.model.num_gpus:
             break
         number += 1
     return number if number > 1 else wanted
@@ -127,7 +144,7 @@ def _stands_until(view: ScalingView, state: UnionState, params: UnionParams) -> 
     """The next moment that the answer may depend on, where nothing runs, waits or is on its way."""
     if view.gpus_wanted_elsewhere or view.draining or view.num_coming or view.num_running > max(1, view.floor):
         return 0.0
-    moments = [state.short_at + away_s(state.return_s)]
+    moments = [state.short_at + _window_s(view)]
     for instance in view.running:
         last_used_at = max(view.load.last_active_at, instance.ready_at)
         moments += [instance.created_at + params.protect_s, last_used_at + view.model.keep_alive_s]
