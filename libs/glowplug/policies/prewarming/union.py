@@ -27,13 +27,13 @@ from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWi
 from glowplug.policies.placement.warmserve_view import serving_gpus
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, weighing
 from glowplug.policies.prewarming.warmserve import WarmserveParams, plan_for
-from glowplug.policies.worth import PRICE, asked, away_s, idle_worth, level
+from glowplug.policies.worth import FROM_ZERO, PRICE, asked, away_s, idle_worth, level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionParams:
     plan: WarmserveParams = field(default_factory=WarmserveParams)
-    price: float = PRICE  # seconds of waiting that a second of a GPU has to save where nobody else wants it
+    price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
     least_asked: float = 0.02  # a replica that is needed less probably is not made
     max_replicas: int = 64  # of a model, wished for at once
 

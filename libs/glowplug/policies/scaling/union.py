@@ -31,7 +31,7 @@ from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve import ScalerState
 from glowplug.policies.start_times import FROM_NOTHING
-from glowplug.policies.worth import PRICE, Asking, asked, idle_worth, level
+from glowplug.policies.worth import FROM_ZERO, PRICE, Asking, asked, idle_worth, level
 
 EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
@@ -43,7 +43,7 @@ ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to sta
 class UnionParams:
     plan: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
-    price: float = PRICE  # seconds of waiting that a second of a GPU has to save where nobody else wants it
+    price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
     protect_s: float = 5.0  # while an instance is that young none goes
     spare_s: float = 10.0  # what runs nothing lives so long where the model's keep-alive has no end
     last_by_keep_alive: bool = True  # a plan of one neither starts the first instance nor keeps the last
