@@ -44,7 +44,7 @@ from typing import Final
 from glowplug.domain.snapshot import Forecast
 
 STAY_S: Final = 60.0  # of whoever takes the bytes: a start, some requests, a keep-alive
-PRICE: Final = 0.0035  # seconds of waiting that a second of a GPU has to save where nobody else wants it: docs/adr/0025
+PRICE: Final = 0.01  # seconds of waiting that a second of a GPU has to save where nobody else wants it: docs/adr/0025
 FROM_ZERO: Final = {"from": 0}  # metadata of a field of options: 0 may be set, though its default is above
 BAND: Final = 2.563  # standard deviations of a normal distribution between its quantiles of 10 and 90 %
 UNSURE: Final = 0.25  # the standard deviation of a forecast without quantiles over it, unless its error is more

@@ -252,6 +252,7 @@ def test_the_union_gives_gpus_back_on_which_nothing_is_worth_its_price():
     (dropped,) = union.plan(view, PRICED).unpaid.items()
     assert dropped == ("i-a", "what lies on node-1/0 saves 1.67 ms of waiting a second, and has to save 5")
     assert union.plan(view, FREE).unpaid == {}, "no price: they stay until they are in the way"
+    assert choose("prewarming", "union:price=0")(view).unpaid == {}
     beside = node(300, 300, cached=(HERE,), grants={0: [("i-a", 100), ("i-run", 100)], 1: [("i-b", 100)]})
     assert (
         union.plan(weighed(beside, models=[A, B], copies=copies, worths=worths, forecasts={}), PRICED).unpaid == {}
