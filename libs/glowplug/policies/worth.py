@@ -24,7 +24,8 @@ The published scores are cases of it:
   so that N(h) is geometric (Lomax gaps).
 
 How often something is asked for is known from two sources (`Asking`): a rate, forecast or counted, of which the spread
-is known too, and the time since it was last asked for. They are taken as independent streams:
+is known too, and the time since it was last asked for, unless the rate is counted from the same requests with weights
+that fade, and so holds it already. They are taken as independent streams:
 
     P(none within h) = (1 + rate h / k)^-k  x  t / (t + h)
 
@@ -44,7 +45,7 @@ from typing import Final
 from glowplug.domain.snapshot import Forecast
 
 STAY_S: Final = 60.0  # of whoever takes the bytes: a start, some requests, a keep-alive
-PRICE: Final = 0.01  # seconds of waiting that a second of a GPU has to save where nobody else wants it: docs/adr/0025
+PRICE: Final = 0.0035  # seconds of waiting that a second of a GPU has to save where nobody else wants it: docs/adr/0025
 FROM_ZERO: Final = {"from": 0}  # metadata of a field of options: 0 may be set, though its default is above
 BAND: Final = 2.563  # standard deviations of a normal distribution between its quantiles of 10 and 90 %
 UNSURE: Final = 0.25  # the standard deviation of a forecast without quantiles over it, unless its error is more

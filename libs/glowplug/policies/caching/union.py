@@ -2,8 +2,10 @@
 
 mCache's Eq. 1 is the case of it in which requests are rare: penalty over size, times the rate. Beside that
 
-- the rate is that of what asks this memory, starts and prewarmings, of which the time since the last one is known too;
-  a model whose engine runs through its requests asks for nothing;
+- the rate is that of what asks this memory, starts and prewarmings: a model whose engine runs through its requests
+  asks for nothing. It is counted with weights that fade, so that the time since the last one is in it already, and is
+  not taken for a second source: with both, recency hides which models are popular, and on HydraServe's workload (384
+  models) 85 % of all starts fetched their weights instead of 76 % (simulated);
 - below a replica on a GPU of the node it is the second who asks that misses it: the first one grows from the replica.
 
 Who leaves is the same on disk, where the penalty is what a fetch costs more than a read (mCache section 4).
@@ -27,7 +29,7 @@ class ByWorth(Importance):
     def holding(self, resident: Resident, now_s: float) -> Holding:
         """What it is worth here."""
         climb_s = self._penalty_s(resident.name, resident.num_bytes)
-        asking = Asking(self.rate_per_s(resident.name, now_s), idle_s=max(0.0, now_s - resident.last_used_at))
+        asking = Asking(self.rate_per_s(resident.name, now_s))
         probability = asked(asking, away_s(climb_s), times=2 if resident.has_copy else 1)
         return Holding(name=resident.name, asked=probability, climb_s=climb_s, num_bytes=resident.num_bytes)
 
