@@ -145,7 +145,8 @@ def _decisions(fleet: FleetClient, subject: str, request: Row | None, limit: int
                 rows = [fleet.get("placer", f"/v1/decisions/{segment(subject)}")]
         rows = rows or about("model", fleet.key_of(subject))
         if not rows and "/" in subject:  # a GPU of which nothing was decided: show who is on it
-            there = [row["instance_id"] for row in fleet.instances() if row["gpu_id"] == subject]
+            known = fleet.instances()
+            there = [r["instance_id"] for r in known if any(w["gpu_id"] == subject for w in r["workers"])]
             rows = [row for instance_id in there for row in about("instance", instance_id)]
     unique = {row["decision_id"]: row for row in rows}
     return sorted(unique.values(), key=lambda row: -row["made_at"])[:limit]

@@ -3,7 +3,8 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import psutil
@@ -109,6 +110,18 @@ def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> N
     assert re.split(r"  +", rows[0].strip()) == ["1", "r-1", "m", "prewarmed", "2.0 GiB", "0.25", "2.000 s", "0.25"]
     assert re.split(r"  +", rows[1].strip())[-1] == "it is pinned" and rows[1].startswith("stays")
     assert "nothing lies there" in why.price_list(found | {"holders": []})
+
+
+def test_why_of_a_gpu_of_which_nothing_was_decided_shows_who_lies_there() -> None:
+    rows = [{"instance_id": f"i-{at}", "workers": [{"gpu_id": f"node-1/{at}"}]} for at in (0, 1)]
+    decided = [{"decision_id": "d-1", "made_at": 1.0}]
+
+    def about(_service: str, _path: str, **names: str) -> list[dict[str, object]]:
+        return decided if names.get("instance") == "i-1" else []
+
+    fleet = cast(Any, SimpleNamespace(rows=about, key_of=str, instances=lambda: rows))
+    assert why._decisions(fleet, "node-1/1", None, 5) == decided
+    assert why._decisions(fleet, "node-1/2", None, 5) == []
 
 
 @pytest.mark.parametrize(
