@@ -1,4 +1,4 @@
-"""The union's prewarming: what is worth most is bought next, and GPUs whose replicas are not worth their price go free.
+"""The union's prewarming: what is worth most is bought next; with a price GPUs go free whose replicas are not worth it.
 
 What a replica is worth says `policies/worth.py`: the probability that the load reaches it before it could be loaded
 again, times what a start from it saves. The i-th replica of a model with K instances of B slots is needed once more
@@ -11,8 +11,10 @@ Replicas are made where host memory has the weights alone. WarmServe (section 7.
 replica costs a copy over PCIe; over the network it costs what cold starts need: with 384 models on 16 Gbit/s cards TTFT
 attainment on HydraServe's workload fell from 100 % to 94 % (simulated). The others come with the first start.
 
-GPUs on which nothing serves are kept while what lies on them together saves at least `price` seconds of waiting a
-second and GPU (`idle_worth`): else all of it is dropped, and the GPUs are free.
+Copies give way at once to whoever needs their bytes, so that they cost nobody in the fleet anything and have no price
+by themselves. Who can give GPUs back sets one: then GPUs on which nothing serves are kept while what lies on them
+together saves at least `price` seconds of waiting a second and GPU (`idle_worth`); else all of it is dropped, and the
+GPUs are free. What that costs says docs/adr/0025.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,13 +29,13 @@ from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWi
 from glowplug.policies.placement.warmserve_view import serving_gpus
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, weighing
 from glowplug.policies.prewarming.warmserve import WarmserveParams, plan_for
-from glowplug.policies.worth import FROM_ZERO, PRICE, asked, away_s, idle_worth, level
+from glowplug.policies.worth import asked, away_s, idle_worth, level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionParams:
     plan: WarmserveParams = field(default_factory=WarmserveParams)
-    price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
+    price: float = 0.0  # seconds of waiting that a second of a GPU has to save where nobody else wants it; 0: none
     least_asked: float = 0.02  # a replica that is needed less probably is not made
     max_replicas: int = 64  # of a model, wished for at once
 
