@@ -11,8 +11,8 @@ fresh fleet and the same requests, and what is printed pools the parts of a syst
     python -m bench.day --systems union preserve serverless_vllm ...
     python -m bench.day --again DIR                  (recordings that were kept)
 
-`serverless_vllm` is the baseline: reactive scaling, least-request routing. The windows of forecasts, the season and the
-union's 300 s of calm are squeezed as the day is; starts and answers are not, so each lasts 80 times as long as in a
+`serverless_vllm` is the baseline: reactive scaling, least-request routing. The windows of forecasts and the season
+are squeezed as the day is; starts and answers are not, so each lasts 80 times as long as in a
 real day. A request misses when it fails, or when its first token or its tokens come later than the models' objectives
 say. An instance counts from the grant of its memory until that is free or holds a replica. Needs the traces
 (`GLOWPLUG_DATA`).
@@ -46,7 +46,7 @@ BIN_S: Final = 10.0
 MIB: Final = 1 << 20
 NODE_BYTES: Final = 3 * 240 * MIB  # an instance is granted 94 MiB of weights and 140 of KV cache
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.2
-WINDOW_S, CALM_S = 600.0, 300.0  # of a day as long as a day
+WINDOW_S: Final = 600.0  # of a day as long as a day
 PROMPTS_BY, ANSWERS_BY = 16, 8
 TAIL_S: Final = 15.0
 MODEL: Final = """
@@ -153,14 +153,13 @@ def write_models(folder: Path) -> None:
 def settings_of(system: str, seconds: float, folder: Path) -> dict[str, str]:
     """What the fleet of a system is told, its windows squeezed as the day is."""
     squeeze = DAY_S / seconds
-    given = {
+    return {
         "GLOWPLUG_POLICIES": system,
         "GLOWPLUG_MODELS_DIR": str(folder / "models"),
         "GLOWPLUG_GPU_BUDGETS": str(NODE_BYTES),
         "GLOWPLUG_WINDOW_S": str(WINDOW_S / squeeze),
         "GLOWPLUG_SEASON_S": str(seconds),
     }
-    return given | ({"GLOWPLUG_POLICY_SCALING": f"union:calm_s={CALM_S / squeeze}"} if system == "union" else {})
 
 
 def run(system: str, asks: Sequence[Ask], part_s: float, settings: dict[str, str], out: Path, port_base: int) -> None:

@@ -23,7 +23,7 @@ SYSTEMS = {  # whole ones of libs/glowplug/policies/systems.py, and what a case 
     "union": ["policies=union"],
 }
 OF_P2M = {
-    "union": ["policies=union", f"policies.scaling=union:calm_s={300 / SQUEEZE}"],  # squeezed as the day is
+    "union": ["policies=union"],
     "oracle": ["policies=union", *policies(scaling="static")],  # p_oracle.py says how many there are
 }
 ROUTERS = {

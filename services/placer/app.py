@@ -60,6 +60,14 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
         view = service.controller(PlacerController).view(time.time())
         return {"object": "list", "data": msgspec.to_builtins(view)}
 
+    @app.get("/v1/gpus/{gpu_id:path}/worth", tags=["nodes"])
+    async def worth(gpu_id: str) -> dict[str, Any]:
+        """What each holder of a GPU's memory is worth there now: how probably it is asked for, the seconds that it
+        saves, both over its bytes, and who goes next."""
+        found = service.controller(PlacerController).price_list.of(gpu_id, time.time())
+        shown: dict[str, Any] = msgspec.to_builtins(found)
+        return shown
+
     @app.get("/v1/cordons", tags=["nodes"])
     async def cordons() -> dict[str, Any]:
         """Nodes that an operator drains, also those that are away and come back drained."""

@@ -10,14 +10,14 @@ from glowplug.runtime.settings import ElectedSettings
 
 class PlacerSettings(ElectedSettings):
     policy_placement: str = "union"
-    policy_eviction: str = "swapserve"
+    policy_eviction: str = "union"
     policy_prewarming: str = "union"
     node_lease_s: float = Field(NODE_LEASE_S, gt=0)  # a node silent for this long has left
     min_residency_s: float = Field(1.0, ge=0)  # a READY instance is not evicted before
     fair_wait_s: float = Field(5.0, ge=0)  # a placement that waited this long may have a busy instance drained
     evict_grace_s: float = Field(300.0, ge=0)  # longest drain of a victim: it ends hung engines, not slow answers
     turns: Turns = "balanced"  # when a busy instance gives way; `balanced` weighs its arrivals against who waits
-    victims: Victims = "fewest_gpus"  # which of several GPUs instances leave: that, `shortest_queue` or `oldest_use`
+    victims: Victims = "least_worth"  # which of several GPUs instances leave: that, `shortest_queue` or `oldest_use`
     fair_requests: int = Field(6, ge=0)  # with balanced turns a model so many requests ahead gives way; 0: no counting
     sleeper_patience: float = Field(1.0, ge=0)  # a start waits so many times what waking a sleeper saves; 0: not at all
     evict_becomes: Becomes = "swapped_out"  # what a victim turns into where its engine can

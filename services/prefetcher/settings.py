@@ -43,7 +43,7 @@ class PrefetcherSettings(SourceSettings):
     hold_s: float = Field(120.0, gt=0)
     heal_s: float = Field(2.0, gt=0)
     recheck_s: float = Field(3.0, gt=0)  # how often files that no checksum pins are compared with their source
-    policy_caching: str = "mcache:copied_ratio=0.1"  # who leaves host memory first
+    policy_caching: str = "union"  # who leaves host memory first
     caching_half_life_s: float = Field(300.0, gt=0)  # of mcache's memory of uses, beside a tenth and ten times of it
     caching_renew_s: float = Field(10.0, ge=0)  # how old mcache's scores may be
 

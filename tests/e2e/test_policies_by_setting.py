@@ -35,7 +35,7 @@ def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:
     for kind in ("scaling", "prediction", "placement", "routing", "prewarming", "eviction", "caching"):
         of_the_union = SYSTEMS["union"].policies[kind]
         assert said[kind] == CHOSEN.get(f"GLOWPLUG_POLICY_{kind.upper()}", of_the_union), kind
-    assert (said["placement"], said["eviction"]) == ("union", "swapserve")
+    assert (said["placement"], said["eviction"]) == ("union", "union")
 
 
 def test_a_cold_and_a_warm_request_are_answered_and_the_decision_names_the_policy(fleet: Fleet) -> None:

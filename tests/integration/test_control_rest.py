@@ -225,6 +225,9 @@ async def test_the_placer_shows_nodes_decisions_and_why(fleet):
         assert (await placer.get("/v1/decisions/none")).status_code == 404
         (row,) = (await placer.get("/v1/placements")).json()["data"]
         assert row["started"] is True
+        worth = (await placer.get("/v1/gpus/node-1/0/worth")).json()
+        assert (worth["gpu_id"], worth["holders"]) == ("node-1/0", []), "no agent has granted anything yet"
+        assert (await placer.get("/v1/gpus/node-9/0/worth")).status_code == 404
 
 
 async def test_draining_a_node_needs_a_node_and_the_token(fleet):

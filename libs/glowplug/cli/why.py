@@ -9,7 +9,7 @@ import typer
 from glowplug.cli.client import FleetClient, Row, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
 from glowplug.cli.tap import lines_of
-from glowplug.cli.terminal import CliError, clock, emit, in_line, pairs, say, seconds
+from glowplug.cli.terminal import CliError, clock, emit, in_line, pairs, say, seconds, table
 from glowplug.domain.units import show_bytes
 
 MAX_REQUESTS = 10_000  # as many as the router gives at once
@@ -27,7 +27,7 @@ def why(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Print the inputs and the rule that decided, the rivals, and the chain of causes."""
-    undecided = ""
+    undecided, prices = "", None
     if run is not None:
         request = next((row for row in lines_of(run, "requests.jsonl") if row["request_id"] == subject), None)
         found = _decisions_of_run(run, subject, request, limit)
@@ -36,13 +36,16 @@ def why(
         request = _request(fleet, subject)
         found = _decisions(fleet, subject, request, limit)
         undecided = _kind(fleet, subject) if request is None and not found else ""
+        prices = _prices(fleet, subject)
     if output is Format.JSON:
-        emit(output, {"request": request, "decisions": found}, (), ())
+        emit(output, {"request": request, "decisions": found} | ({"prices": prices} if prices else {}), (), ())
         return
     if run is not None:
         say(f"simulated, from {run}\n")
     if request is not None:
         say(f"request {request['request_id']}\n{pairs(_readable(request))}\n")
+    if prices is not None:
+        say(price_list(prices))
     if undecided:
         say(f"nothing has been decided about the {undecided} {subject!r} yet")
     if request is not None and not found:
@@ -92,6 +95,39 @@ def _kind(fleet: FleetClient, subject: str) -> str:
     return kinds[subject]
 
 
+def _prices(fleet: FleetClient, subject: str) -> Row | None:
+    """What the holders of a GPU's memory are worth, where `subject` is one."""
+    if not any(gpu["gpu_id"] == subject for node in fleet.nodes() for gpu in node["gpus"]):
+        return None
+    found: Row = fleet.get("placer", f"/v1/gpus/{subject}/worth")
+    return found
+
+
+def price_list(prices: Row) -> str:
+    """Who lies on a GPU, the first to go first, and the sentence that says how to read it."""
+    free, total = show_bytes(prices["free_bytes"]), show_bytes(prices["total_bytes"])
+    head = f"{prices['gpu_id']}: {free} of {total} are free"
+    if not prices["holders"]:
+        return f"{head}, and nothing lies there\n"
+    rows = [
+        (
+            one["order"] or "stays",
+            one["instance_id"],
+            one["model"],
+            one["rung"],
+            show_bytes(one["num_bytes"]),
+            f"{one['asked']:.3g}",
+            seconds(one["climb_s"]),
+            f"{one['worth'] * (1 << 30):.3g}",
+            one["why"],
+        )
+        for one in prices["holders"]
+    ]
+    heads = ("goes", "instance", "model", "rung", "holds", "asked", "saves each", "s per GiB", "why")
+    said = "asked: how many are expected to ask before it could be reloaded; s per GiB: asked x saves each / holds"
+    return f"{head}\n{table(heads, rows)}\n{said}\n"
+
+
 def _decisions(fleet: FleetClient, subject: str, request: Row | None, limit: int) -> list[Row]:
     """Newest first. A request is explained by the decisions about the instance that served it."""
 
@@ -109,7 +145,8 @@ def _decisions(fleet: FleetClient, subject: str, request: Row | None, limit: int
                 rows = [fleet.get("placer", f"/v1/decisions/{segment(subject)}")]
         rows = rows or about("model", fleet.key_of(subject))
         if not rows and "/" in subject:  # a GPU of which nothing was decided: show who is on it
-            there = [row["instance_id"] for row in fleet.instances() if row["gpu_id"] == subject]
+            known = fleet.instances()
+            there = [r["instance_id"] for r in known if any(w["gpu_id"] == subject for w in r["workers"])]
             rows = [row for instance_id in there for row in about("instance", instance_id)]
     unique = {row["decision_id"]: row for row in rows}
     return sorted(unique.values(), key=lambda row: -row["made_at"])[:limit]

@@ -1,7 +1,8 @@
 """Options of a policy, written behind its name: `name:field=value:field=value`.
 
 They are the fields of its own params, dotted where those nest: `hydraserve:allocation.overlap=false`. Where a policy
-departs from its paper, the literal formula is one of them. A number is above 0 where its default is, else from 0 up.
+departs from its paper, the literal formula is one of them. A number is above 0 where its default is, else from 0 up; so
+it is where the field's metadata are `worth.FROM_ZERO`.
 """
 
 import math
@@ -12,9 +13,11 @@ from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.caching import union as union_caching
 from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
+from glowplug.policies.worth import FROM_ZERO
 
 Policy = Callable[..., Any]
 _LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like"})  # of the routing policies, those with constants
@@ -42,9 +45,9 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         options = options_of(name)
         if not options:
             return policy
-        if policy is mcache:
+        if policy in (mcache, union_caching.union):
             laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
-            return lambda cache: mcache(replace(cache, importance=laid_over(cache.importance, options)))
+            return lambda cache: policy(replace(cache, importance=laid_over(cache.importance, options)))
         if kind == "routing" and base_name(name) in _LOOK_AHEAD:
             laid_over(BalancerParams(), options)
             return lambda params: policy(laid_over(params, options))
@@ -62,7 +65,7 @@ def laid_over(params: Any, options: Mapping[str, str], beneath: str = "") -> Any
     inner: dict[str, dict[str, str]] = {}
     changes: dict[str, Any] = {}
     hints = get_type_hints(type(params))
-    known = {field.name for field in fields(params) if field.init}
+    known = {field.name: field for field in fields(params) if field.init}
     for path, text in options.items():
         name, _, rest = path.partition(".")
         if name not in known or bool(rest) != is_dataclass(getattr(params, name)):
@@ -70,13 +73,14 @@ def laid_over(params: Any, options: Mapping[str, str], beneath: str = "") -> Any
         if rest:
             inner.setdefault(name, {})[rest] = text
         else:
-            changes[name] = _value(beneath + path, text, getattr(params, name), hints[name])
+            from_zero = known[name].metadata == FROM_ZERO
+            changes[name] = _value(beneath + path, text, getattr(params, name), hints[name], from_zero)
     for name, some in inner.items():
         changes[name] = laid_over(getattr(params, name), some, f"{beneath}{name}.")
     return replace(params, **changes)
 
 
-def _value(path: str, text: str, default: Any, hint: Any) -> Any:
+def _value(path: str, text: str, default: Any, hint: Any, from_zero: bool) -> Any:
     if get_origin(hint) is Literal:
         if text not in get_args(hint):
             raise ValueError(f"{path} is one of {', '.join(map(str, get_args(hint)))}, not {text!r}")
@@ -91,8 +95,9 @@ def _value(path: str, text: str, default: Any, hint: Any) -> Any:
         number = type(default)(text)
     except ValueError:
         raise ValueError(f"{path} is a number, not {text!r}") from None
-    if not math.isfinite(number) or number < 0 or (default > 0 and number == 0):
-        raise ValueError(f"{path} is {'above 0' if default > 0 else 'from 0 up'}, not {text}")
+    above = default > 0 and not from_zero
+    if not math.isfinite(number) or number < 0 or (above and number == 0):
+        raise ValueError(f"{path} is {'above 0' if above else 'from 0 up'}, not {text}")
     return number
 
 

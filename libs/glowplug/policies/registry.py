@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.caching import union as union_caching
 from glowplug.policies.caching.mcache_importance import mcache
 from glowplug.policies.caching.recency import Arc, Lfu, Lru, Srrip
 from glowplug.policies.eviction import lru, swapserve
+from glowplug.policies.eviction import union as union_eviction
 from glowplug.policies.options import base_name, configured
 from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
 from glowplug.policies.placement import hydraserve as hydraserve_placement
@@ -60,7 +62,7 @@ KINDS: dict[str, dict[str, Policy]] = {
         "muxserve_like": scaling_baselines.muxserve_like,
         "union": union.scale,
     },
-    "eviction": {"lru": lru.evict, "swapserve": swapserve.evict},
+    "eviction": {"lru": lru.evict, "swapserve": swapserve.evict, "union": union_eviction.evict},
     "prediction": {
         "none": Nothing,
         "combined": combined,
@@ -85,6 +87,7 @@ KINDS: dict[str, dict[str, Policy]] = {
         "arc": lambda cache: Arc(cache.capacity_bytes),
         "srrip": lambda _: Srrip(),
         "mcache": mcache,
+        "union": union_caching.union,
     },
 }
 

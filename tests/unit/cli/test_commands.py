@@ -3,7 +3,8 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import psutil
@@ -95,6 +96,32 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
 )
 def test_why_shows_a_score_in_its_unit(unit: str, score: float, shown: str) -> None:
     assert shown in decision_text(rivals=[{"name": "node-2/0", "score": score, "why": "x", "unit": unit}])
+
+
+def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> None:
+    holder = {"model": "m", "rung": "prewarmed", "num_bytes": 2 << 30, "asked": 0.25, "climb_s": 2.0, "saves_s": 0.5}
+    copy = holder | {"instance_id": "r-1", "worth": 0.25 / (1 << 30), "order": 1, "why": ""}
+    busy = holder | {"instance_id": "i-1", "rung": "ready", "worth": 9.0 / (1 << 30), "order": 0, "why": "it is pinned"}
+    found = {"gpu_id": "node-1/0", "total_bytes": 8 << 30, "free_bytes": 4 << 30, "holders": [copy, busy]}
+    head, titles, *rows = why.price_list(found).splitlines()
+    assert head == "node-1/0: 4.0 GiB of 8.0 GiB are free"
+    heads = "GOES, INSTANCE, MODEL, RUNG, HOLDS, ASKED, SAVES EACH, S PER GIB, WHY"
+    assert re.split(r"  +", titles.strip()) == heads.split(", ")
+    assert re.split(r"  +", rows[0].strip()) == ["1", "r-1", "m", "prewarmed", "2.0 GiB", "0.25", "2.000 s", "0.25"]
+    assert re.split(r"  +", rows[1].strip())[-1] == "it is pinned" and rows[1].startswith("stays")
+    assert "nothing lies there" in why.price_list(found | {"holders": []})
+
+
+def test_why_of_a_gpu_of_which_nothing_was_decided_shows_who_lies_there() -> None:
+    rows = [{"instance_id": f"i-{at}", "workers": [{"gpu_id": f"node-1/{at}"}]} for at in (0, 1)]
+    decided = [{"decision_id": "d-1", "made_at": 1.0}]
+
+    def about(_service: str, _path: str, **names: str) -> list[dict[str, object]]:
+        return decided if names.get("instance") == "i-1" else []
+
+    fleet = cast(Any, SimpleNamespace(rows=about, key_of=str, instances=lambda: rows))
+    assert why._decisions(fleet, "node-1/1", None, 5) == decided
+    assert why._decisions(fleet, "node-1/2", None, 5) == []
 
 
 @pytest.mark.parametrize(

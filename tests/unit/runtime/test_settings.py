@@ -91,7 +91,7 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     assert placer.policy_eviction == "lru", "what is set by itself goes before"
     assert (autoscaler.policy_scaling, autoscaler.stop_becomes) == ("union", "prewarmed")
     assert RouterSettings().policy_routing == "union"
-    assert PrefetcherSettings().policy_caching == "mcache:copied_ratio=0.1"
+    assert PrefetcherSettings().policy_caching == "union"
     monkeypatch.setenv("GLOWPLUG_POLICIES", "warmserve")
     assert AgentSettings().kv_reservation == "paper"
     monkeypatch.setenv("GLOWPLUG_POLICIES", "unoin")

@@ -51,6 +51,7 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import Placement, stop
 from glowplug.controllers.placer.placing import Evict, Place, Placing
 from glowplug.controllers.placer.prewarming import Prewarm, Prewarming
+from glowplug.controllers.placer.price_list import PriceList
 from glowplug.controllers.placer.stages import Stages
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.domain.hardware import Node
@@ -89,6 +90,7 @@ class PlacerController:
         self._prewarming, self._nodes = Prewarming(self.fleet, prewarm), Nodes(self.fleet)
         self.host_memory = HostMemory(self.fleet)
         self.costs = Costs(self.fleet, self._placing, self.host_memory)
+        self.price_list = PriceList(self.fleet, self._placing)
         self._ticked_at: float | None = None
         self.handlers: Handlers = {
             Tick: self._tick,

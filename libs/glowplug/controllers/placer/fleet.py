@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer.failed_nodes import FailedNodes
+from glowplug.controllers.placer.forecasts import Forecasts
 from glowplug.controllers.placer.network import Network
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.decision import DecisionRecord
@@ -28,6 +29,7 @@ class Fleet:
         self.policies, self.params, self.ids = policies, params, Ids(epoch)
         self.nodes, self.instances, self.loads = NodeTable(params.node_lease_s), InstanceTable(), Demand()
         self.models: dict[str, Model] = {}
+        self.forecasts = Forecasts()
         self.capacity, self.network = Capacity(), Network(params, priors)
         self.scores: dict[str, float] = {}  # replica -> its worth when last planned
         self.promised: set[str] = set()  # replicas whose start was sent and that no agent has reported yet

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import (
     MakingSpace,
@@ -66,6 +67,7 @@ class Pass:
             turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
             rule=params.victims,
             shares=shares,
+            saves_s=Holdings(fleet, now_s).saves_s,
         )
         self.no_victims: set[Wanted] = set()  # those for which nobody may leave
 
@@ -372,6 +374,14 @@ class Placing:
         source = next((row.instance_id for row in asleep if {w.gpu_id for w in row.workers} <= {*stage.gpu_ids}), "")
         then = PlaceDecision(stages=(stage,), source=source, reason=eviction.reason)
         return Preview(then, expect(then, request, now.view), eviction.victims)
+
+    def leaving_order(self, gpu_id: str, now_s: float) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The instances that serve on a GPU in the order in which they would leave it for a start that nobody waits
+        for, and why each of the others stays. Changes nothing."""
+        residents = Pass(self.fleet, now_s, self._shares).victims.residents(gpu_id)
+        may_go = [resident for resident in residents if not resident.held]
+        decision = self._evict(may_go, sum(resident.num_bytes for resident in may_go))
+        return decision.victims, {resident.name: resident.held for resident in residents if resident.held}
 
     def _start(self, placement: Placement, decision: PlaceDecision, now: Pass) -> list[Effect]:
         now_s = now.now_s

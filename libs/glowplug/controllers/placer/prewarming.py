@@ -4,29 +4,30 @@ A plan is made when a forecast comes (a window has closed), when an instance sta
 free (a draining instance gave some of its KV cache back, WarmServe section 4.1), and each `prewarm_every_s`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Worker, slots_per_instance
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import Forecast
 from glowplug.events.commands import FetchWeights, StartInstance
 from glowplug.events.facts import ForecastMade
 from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
 from glowplug.policies.placement.warmserve_scores import SCORE_UNIT
-from glowplug.policies.prediction.port import until
-from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
+from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, weighs_worth
 
 URGENCY = -100  # of a replica's fetch, below those of instances that somebody waits for
 GIVEN_UP = "dropped"  # who a replica is promised to that is asked to go
 
 Prewarm = Callable[[PrewarmView], PrewarmPlan]
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,19 +45,16 @@ class Prewarming:
 
     def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
         self.fleet, self._prewarm = fleet, prewarm
-        self.forecasts: dict[str, tuple[Forecast, ...]] = {}
-        self._horizons_s: dict[str, float] = {}  # what a start of each takes: replicas are for the load until then
+        self._weighs = weighs_worth(prewarm)
         self._ordered: dict[str, _Ordered] = {}
-        self._dropped_at: dict[str, float] = {}
+        self._dropped: dict[str, tuple[float, str]] = {}  # when, and why
         self._failed_at: dict[str, float] = {}  # model_key -> when a replica of it last failed
         self._planned_at = NEVER
         self._is_due = False
 
     def forecast(self, fact: ForecastMade) -> None:
         """A window has closed."""
-        if fact.forecasts:
-            self.forecasts[fact.model_key] = fact.forecasts
-            self._horizons_s[fact.model_key] = fact.horizon_s
+        self.fleet.forecasts.take(fact)
         self._is_due = True
 
     def row_changed(self, row: Instance, now_s: float) -> None:
@@ -81,7 +79,7 @@ class Prewarming:
         effects = [*self._repeat(now_s), *self._drop_again(now_s)]
         params = self.fleet.params
         gap_s = params.prewarm_gap_s if self._is_due else params.prewarm_every_s
-        has_something = bool(self.forecasts or self.fleet.capacity.dormant)
+        has_something = bool(self.fleet.forecasts or self.fleet.capacity.dormant)
         if has_something and self.fleet.is_settled(now_s) and now_s - self._planned_at >= gap_s:
             self._planned_at, self._is_due = now_s, False
             effects += self._plan(self._prewarm, now_s)
@@ -93,7 +91,8 @@ class Prewarming:
         view = self._view(now_s)
         plan = prewarm(view)
         self.fleet.score(plan.scores)
-        effects = [e for replica_id in plan.drops for e in self._drop(replica_id, "its model has changed", now_s)]
+        dropped = dict.fromkeys(plan.drops, "its model has changed") | dict(plan.unpaid)
+        effects = [e for replica_id, why in dropped.items() for e in self._drop(replica_id, why, now_s)]
         for step in plan.steps:
             effects += self._order(step, plan, view, now_s)
         self._is_due = bool(plan.steps)  # there may be more to do than one plan holds
@@ -107,17 +106,15 @@ class Prewarming:
         }
         retry_s, models = fleet.params.prewarm_retry_s, fleet.models
         self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}
-        of_now = {key: now_open(ahead, now_s) for key, ahead in self.forecasts.items()}
-        self.forecasts = {key: ahead for key, ahead in self.forecasts.items() if of_now[key] is not None}
-        self._horizons_s = {key: self._horizons_s[key] for key in self.forecasts}
         forecasts = {
-            key: until(found, self.forecasts[key], now_s + self._horizons_s[key])
-            for key, found in of_now.items()
-            if found is not None and key in models and key not in self._failed_at
+            key: found
+            for key, found in fleet.forecasts.expected(now_s).items()
+            if key in models and key not in self._failed_at
         }
+        nodes, holdings = fleet.alive(now_s), Holdings(fleet, now_s)
         return PrewarmView(
             now_s=now_s,
-            nodes=(nodes := fleet.alive(now_s)),
+            nodes=nodes,
             models=models,
             draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
             finishing=finishing,
@@ -128,7 +125,16 @@ class Prewarming:
             prefill_s=fleet.network.quickest_s,
             growth_s=fleet.network.times.growths_s,
             last_used_at={key: fleet.loads.of(key).last_active_at for key in nodes.models_with_copies()},
+            climb_s={key: holdings.replica_seconds(models[key]) for key in self._weighed(forecasts)},
+            holdings={
+                row.instance_id: holdings.of(row)
+                for row in self._weighed(row for rows in capacity.dormant.values() for row in rows)
+            },
         )
+
+    def _weighed(self, some: Iterable[_T]) -> Iterable[_T]:
+        """Those, where the policy weighs what copies are worth; else none."""
+        return some if self._weighs else ()
 
     # ordering
 
@@ -189,16 +195,16 @@ class Prewarming:
 
     def _drop(self, replica_id: str, why: str, now_s: float) -> list[Effect]:
         row = self.fleet.instances.by_id.get(replica_id)
-        if row is None or now_s - self._dropped_at.get(replica_id, NEVER) < self.fleet.params.repeat_s:
+        if row is None or now_s - self._dropped.get(replica_id, (NEVER, ""))[0] < self.fleet.params.repeat_s:
             return []
-        self._dropped_at[replica_id] = now_s
+        self._dropped[replica_id] = now_s, why
         self.fleet.capacity.take(replica_id, GIVEN_UP)
         return [Publish(stop(row.node_id, replica_id, why, 0.0))]
 
     def _drop_again(self, now_s: float) -> list[Effect]:
         rows = self.fleet.instances.by_id
-        self._dropped_at = {r: at for r, at in self._dropped_at.items() if r in rows and not rows[r].state.is_gone}
-        return [e for replica_id in self._dropped_at for e in self._drop(replica_id, "its model has changed", now_s)]
+        self._dropped = {r: at for r, at in self._dropped.items() if r in rows and not rows[r].state.is_gone}
+        return [e for replica_id, (_, why) in self._dropped.items() for e in self._drop(replica_id, why, now_s)]
 
     def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> DecisionRecord:
         name, where = view.models[step.model_key].name, ", ".join(step.gpu_ids)
@@ -235,16 +241,6 @@ class Prewarming:
             inputs=inputs,
             rivals=rivals,
         )
-
-
-def now_open(ahead: tuple[Forecast, ...], now_s: float) -> Forecast | None:
-    """The forecast of the window now open: the one it lies in, else the first; None when all are over for a window."""
-    for forecast in ahead:
-        if forecast.starts_at <= now_s < forecast.starts_at + forecast.window_s:
-            return forecast
-    last = ahead[-1]
-    is_over = last.starts_at > 0 and now_s > last.starts_at + 2 * last.window_s
-    return None if is_over else (ahead[0] if now_s < ahead[0].starts_at or not ahead[0].starts_at else last)
 
 
 def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str, now_s: float) -> Instance:

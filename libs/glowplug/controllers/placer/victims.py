@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -22,7 +23,7 @@ from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.scaling.port import needed_by_pipeline
 
 Evict = Callable[..., EvictDecision]
-Cost = tuple[bool, int, int, int, float, str]  # see Victims.make
+Cost = tuple[bool, int, float, int, float, str]  # see Victims.make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class Victims:
     turns: TurnParams
     rule: VictimsRule
     shares: Shares
+    saves_s: Callable[[Instance], float]  # seconds of waiting that its going is expected to cost
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
     _residents: dict[tuple[str, int, int, bool, int | None], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -110,12 +112,15 @@ class Victims:
             yield from ((anything, node_id) for node_id in sorted({gpu_id.rpartition("/")[0] for gpu_id in only}))
         elif wanted.wanting and self.turns.fair_requests and self.shares.given:
             yield from ((anything, node.node_id) for node in self.nodes)
+        elif self.rule == "least_worth":
+            yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
+            with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
+                yield from ((anything, prefix[:-1]) for _, prefix in islice(unused, MOST_NODES))
         else:
             yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
-            least_lost = 1 if self.rule == "fewest_gpus" else 0
             with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
                 for at, prefix in unused:
-                    yield (True, 0, least_lost, 0, at, prefix), prefix[:-1]
+                    yield (True, 0, 0.0, 0, at, prefix), prefix[:-1]
 
     def _first_used_at(self, node_id: str) -> float | None:
         here = self.capacity.on_node.get(node_id, {}).values()
@@ -204,23 +209,23 @@ class Victims:
         gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=wanted.bytes_per_gpu)
         going = {v: self.capacity.on_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
-        lost = self._num_lost(going.values())
+        lost = self._lost(going.values())
         return (bool(going), ahead, lost, queue, newest, gpu_ids[0]), stage, first
 
     def _cost(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Cost:
         here = self.capacity.on_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queues = (self._load(i.model_key).num_waiting for i in going)
-        queue = 0 if self.rule == "oldest_use" else max(queues, default=0)
+        queue = max(queues, default=0) if self.rule == "shortest_queue" else 0
         newest = max((self._used_at(i) for i in going), default=0.0)
         quantum = self.turns.fair_requests if wanted.wanting else 0
         least = min((self._ahead(i, wanted) for i in going), default=0)
         ahead = max(0, least) // quantum if quantum else 0
-        return (bool(going), -ahead, self._num_lost(going), queue, newest, gpu_id)
+        return (bool(going), -ahead, self._lost(going), queue, newest, gpu_id)
 
-    def _num_lost(self, going: Collection[Instance]) -> int:
-        """GPUs that lose an engine, where that counts."""
-        return sum(len(i.workers) for i in going) if self.rule == "fewest_gpus" else 0
+    def _lost(self, going: Collection[Instance]) -> float:
+        """What their going costs, where that counts."""
+        return sum(map(self.saves_s, going)) if self.rule == "least_worth" else 0.0
 
     def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
         if gpu.total_bytes < wanted.bytes_per_gpu:
@@ -260,6 +265,15 @@ class Victims:
                     residents, _ = self._residents_on(gpu.gpu_id, wanted)
                     found |= {resident.name: resident.held for resident in residents if resident.held}
         return found
+
+    def residents(self, gpu_id: str) -> list[Resident]:
+        """Who serves on a GPU, and why each may not leave it for a start that nobody waits for, of any priority."""
+        most = max((model.priority for model in self.models.values()), default=0)
+        wanted = Wanted(
+            engine="", num_gpus=1, bytes_per_gpu=0, priority=most, wanting=0, is_ahead=True, given=None, runs_as="",
+            whole=False,
+        )  # fmt: skip
+        return self._residents_on(gpu_id, wanted)[0]
 
     def _tally(self, gpu: Gpu) -> tuple[int, int, int]:
         """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
@@ -318,6 +332,7 @@ class Victims:
             priority=self._priority(instance),
             held=self._held(instance, load, wanted),
             num_waiting=load.num_waiting,
+            saves_s=self.saves_s(instance) if self.rule == "least_worth" else 0.0,
         )
 
     def _held(self, instance: Instance, load: ModelLoad, wanted: Wanted) -> str:
@@ -417,6 +432,7 @@ def evict_sharing(
                 last_used_at=max(r.last_used_at for r in group),
                 priority=max(r.priority for r in group),
                 num_waiting=sum(r.num_waiting for r in group),
+                saves_s=sum(r.saves_s for r in group),
             )
     if not members:
         return decision
@@ -442,4 +458,5 @@ def _sketched(evict: Evict) -> Evict:
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
 _HAS_BYTES = "it has the free memory"
+MOST_NODES = 64  # that are looked at where the least worth leaves: those that were not used for longest
 _LATELY_S = 2.0  # four reports of a router

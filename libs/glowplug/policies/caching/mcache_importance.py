@@ -24,8 +24,6 @@ Departures:
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).
 - Between two renewals the paper's queue is read-only and a shadow is built; here old scores are computed anew at once.
-- Weights that lie on a GPU of the node as well, as a replica, are only missed once that has gone: their utility is
-  taken times `copied_ratio`. 1, the default, is the paper, which has no GPUs to share the models with.
 """
 
 import math
@@ -44,7 +42,6 @@ class ImportanceParams:
     b0: float = 1.0
     max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
     counts: Literal["uses", "requests"] = "uses"  # what the rate is made of
-    copied_ratio: float = 1.0  # how much of its worth a model keeps in host memory while a replica of it lies on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +116,6 @@ class Importance:
     def utility(self, resident: Resident, now_s: float) -> float:
         """Eq. 1: seconds saved per byte and second."""
         penalty = self._penalty_s(resident.name, resident.num_bytes)
-        if resident.has_copy:
-            penalty *= self._params.copied_ratio
         return penalty / max(1, resident.num_bytes) * self.rate_per_s(resident.name, now_s)
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:

@@ -24,7 +24,8 @@ class Resident:
 
     `num_bytes` is what its going would free; `last_used_at` is in epoch seconds; `held` says why it must stay
     ("3 requests in flight", "pinned", "used by i-7f2") and is "" when it may go. A higher `priority` goes later.
-    `num_waiting` requests wait for its model. `has_copy`: its bytes lie on a GPU of the same node as well.
+    `num_waiting` requests wait for its model. `has_copy`: its bytes lie on a GPU of the same node as well. `saves_s`:
+    seconds of waiting that its going is expected to cost (`policies/worth.py`), where the caller knows.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Resident:
     held: str = ""
     num_waiting: int = 0
     has_copy: bool = False
+    saves_s: float = 0.0
 
 
 class Ordering(Protocol):

@@ -36,12 +36,19 @@ class ShortestQueue(Lru):
 def evict(
     residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
 ) -> EvictDecision:
-    """Who is swapped out, in order; nobody when those who may go do not free `need_bytes`. Those of the lowest priority
-    are tried alone, then with the next one's beside them, which the paper does not know."""
+    """Who is swapped out, in order; nobody when those who may go do not free `need_bytes`."""
+    return evict_by(ShortestQueue(), residents, need_bytes, params)
+
+
+def evict_by(
+    order: Lru, residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
+) -> EvictDecision:
+    """Who leaves in that order. Those of the lowest priority are tried alone, then with the next one's beside them,
+    which the paper does not know."""
     residents, decision = list(residents), EvictDecision(reason="nothing has to be freed")
     for priority in sorted({resident.priority for resident in residents}):
         alike = [replace(r, priority=0) if r.priority else r for r in residents if r.priority <= priority]
-        decision = ordering.evict(ShortestQueue(), alike, need_bytes, 0.0, spare=params.fewest)
+        decision = ordering.evict(order, alike, need_bytes, 0.0, spare=params.fewest)
         if decision.victims:
             break
     return decision

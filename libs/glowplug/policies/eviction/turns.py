@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Turns = Literal["fair", "balanced"]
-Victims = Literal["oldest_use", "shortest_queue", "fewest_gpus"]
+Victims = Literal["oldest_use", "shortest_queue", "least_worth"]
 """Which GPU instances leave, of those on which they could. The eviction policy says who leaves one GPU; this says which
 GPU, in the same order: by the oldest use (LRU), by the shortest queue and then that (SwapServeLLM section 3.5), or,
-ours, by the fewest GPUs that lose an engine and then those two: a model of four GPUs is not swapped out for one that
-needs one.
+ours, by what their going is expected to cost together (policies/worth.py).
 """
 
 

@@ -13,6 +13,7 @@ Departures, all as the published code or needed by it (errata E9, E10):
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Final
 
 from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
 from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, groups_of, is_nested_or_disjoint, members
@@ -46,6 +47,9 @@ class EvictAwareParams:
     max_steps: int = 1000
 
 
+LESS_RATIO: Final = 0.5  # a copy that lies there is there at once, and another one takes its load first
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """GPUs with enough free memory, and the replicas they would be shared with."""
@@ -71,10 +75,9 @@ class _Node:
         scored = (r if r.score == worth[r.replica_id] else replace(r, score=worth[r.replica_id]) for r in view.replicas)
         return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
-    @property
-    def has_stale(self) -> bool:
-        """Whether a copy there is worth nothing and may go."""
-        return any(replica.score == 0.0 and replica.may_go for _, replica in self.held)
+    def has_stale(self, most: float) -> bool:
+        """Whether a copy there is worth so little, and may go."""
+        return any(replica.score <= most and replica.may_go for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
         """Groups with enough free memory whose replicas' sets hold it or lie in it, the least worth first."""
@@ -127,13 +130,16 @@ def plan(
     shapes: Mapping[str, ReplicaShape],
     nodes: Iterable[PrewarmNode],
     params: EvictAwareParams = EvictAwareParams(),
+    worths: Mapping[str, float] | None = None,
 ) -> list[PrewarmStep]:
     """What to prewarm where, the most valuable first. `wishes` come sorted (`warmserve_scores.replicas`).
 
-    A wish whose model has no shape, or that fits nowhere, is passed over.
+    A wish whose model has no shape, or that fits nowhere, is passed over. With `worths` replicas score what stands
+    there, and one that fits nowhere takes the place of those that score less than half of it together.
     """
     views = sorted(nodes, key=lambda n: n.node_id)
     scores, new = share_out(wishes, views)
+    scores, ratio = (scores, 0.0) if worths is None else (dict(worths), LESS_RATIO)
     working: dict[str, _Node] = {}
 
     def able_to_hold(shape: ReplicaShape) -> Iterator[_Node]:
@@ -157,7 +163,8 @@ def plan(
         if found is None and shape not in full and not any(node.groups_for(shape) for node in able_to_hold(shape)):
             full.add(shape)
         if found is None and params.evict_stale:
-            stale = [_best_stale(n, wish, shape, sizes) for n in able_to_hold(shape) if n.has_stale]
+            most = ratio * wish.score
+            stale = [_best_stale(n, wish, shape, sizes, most) for n in able_to_hold(shape) if n.has_stale(most)]
             found = min((fit for fit in stale if fit), key=lambda fit: fit.order, default=None)
             if found is not None:
                 full.clear()
@@ -209,21 +216,26 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
     return best
 
 
-def _best_stale(node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int]) -> _Fit | None:
-    """The best group of one node once worthless replicas are dropped for it, or None."""
-    fits = (_fit(node, wish, shape, bits, sizes) for bits in groups_of(len(node.free), shape.num_gpus))
+def _best_stale(
+    node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int], most: float
+) -> _Fit | None:
+    """The best group of one node once replicas that are worth at most that together are dropped for it, or None."""
+    fits = (_fit(node, wish, shape, bits, sizes, most) for bits in groups_of(len(node.free), shape.num_gpus))
     return min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
 
 
-def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: Mapping[str, int]) -> _Fit | None:
-    highest, lost, drop = -1.0, 0.0, []
+def _fit(
+    node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: Mapping[str, int], most: float
+) -> _Fit | None:
+    highest, lost, drop, given_up = -1.0, 0.0, [], 0.0
     for other, replica in node.held:
         if not other & bits:
             continue
         if replica.model_key == wish.model_key:
             return None
-        if replica.score == 0.0 and replica.may_go:
+        if replica.may_go and given_up + replica.score <= most:
             drop.append(replica)
+            given_up += replica.score
         elif not is_nested_or_disjoint(bits, other):
             return None
         else:

@@ -5,13 +5,17 @@ plan(view: PrewarmView) -> PrewarmPlan
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.placement.node_index import FleetView
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
+from glowplug.policies.worth import Holding
+
+_WEIGHS = "weighs_worth"
+_Plan = TypeVar("_Plan", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class PrewarmView(FleetView):
     prefill_s: Mapping[str, float] = field(default_factory=dict)  # the quickest seen; asked for by `reads_profile`
     growth_s: Mapping[str, float] = field(default_factory=dict)  # the quickest start from a replica, likewise
     last_used_at: Mapping[str, float] = field(default_factory=dict)
+    climb_s: Mapping[str, float] = field(default_factory=dict)  # what a start from a replica saves; for `weighing`
+    holdings: Mapping[str, Holding] = field(default_factory=dict)  # what each dormant copy is worth, likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +46,24 @@ class PrewarmPlan:
     drops: tuple[str, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
+    unpaid: Mapping[str, str] = field(default_factory=dict)  # replicas to drop too, which are not worth their GPUs: why
 
 
 def reads_profile(plan: Callable[..., Any] | None) -> bool:
     """Whether a policy's options ask for the profile of its models: the placer then learns from every warm request."""
     params = getattr(plan, "keywords", {}).get("params")
-    return bool(getattr(params, "first_layers", False))
+    return bool(getattr(getattr(params, "plan", params), "first_layers", False))
+
+
+def weighing(plan: _Plan) -> _Plan:
+    """Marks a policy that looks at its view's `holdings` and `climb_s`."""
+    setattr(plan, _WEIGHS, True)
+    return plan
+
+
+def weighs_worth(plan: Callable[..., Any] | None) -> bool:
+    """Whether that policy is so marked."""
+    return bool(getattr(plan, _WEIGHS, False))
 
 
 def outdated(view: PrewarmView) -> tuple[str, ...]:

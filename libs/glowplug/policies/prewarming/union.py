@@ -1,35 +1,134 @@
-"""The union's prewarming: WarmServe's plan where weights lie in host memory already.
+"""The union's prewarming: what is worth most is bought next; with a price GPUs go free whose replicas are not worth it.
 
-WarmServe (section 7.1) has every model's weights in host memory, so a replica costs a copy over PCIe. Over the network
-it costs what cold starts need: with 384 models on 16 Gbit/s cards TTFT attainment on HydraServe's workload fell from
-100 % to 94 % (simulated). So replicas are made where host memory has the weights, which mCache's importance decides;
-the others come with the first start.
+What a replica is worth says `policies/worth.py`: the probability that the load reaches it before it could be loaded
+again, times what a start from it saves. The i-th replica of a model with K instances of B slots is needed once more
+than (K + i) B requests run at once; the first of a model without any, with the next request. WarmServe's Algorithm 1
+places them (section 5.2), with these worths for its scores (Eq. 7-8); a wish that fits nowhere takes the place of
+copies that are worth less. What drained and stayed is weighed as any other copy, so that of those without a forecast
+the one used longest ago goes first.
 
-A replica that no forecast asks for is worth nothing to WarmServe; of those that drained and stayed the one used longest
-ago gives way first here, as in SLLM-GPU (`keep_last`). Any that a forecast asks for is worth more.
+Replicas are made where host memory has the weights alone. WarmServe (section 7.1) has every model's weights there, so a
+replica costs a copy over PCIe; over the network it costs what cold starts need: with 384 models on 16 Gbit/s cards TTFT
+attainment on HydraServe's workload fell from 100 % to 94 % (simulated). The others come with the first start.
+
+Copies give way at once to whoever needs their bytes, so that they cost nobody in the fleet anything and have no price
+by themselves. Who can give GPUs back sets one: then GPUs on which nothing serves are kept while what lies on them
+together saves at least `price` seconds of waiting a second and GPU (`idle_worth`); else all of it is dropped, and the
+GPUs are free. What that costs says docs/adr/0025.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
 
+from glowplug.domain.hardware import Node
+from glowplug.policies.placement.dormant import gives_way
 from glowplug.policies.placement.links import has_weights
-from glowplug.policies.prewarming import warmserve
-from glowplug.policies.prewarming.baselines import keep_last
-from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
+from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
+from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
+from glowplug.policies.placement.warmserve_view import serving_gpus
+from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, weighing
+from glowplug.policies.prewarming.warmserve import WarmserveParams, plan_for
+from glowplug.policies.worth import asked, away_s, idle_worth, level
 
-PARAMS = warmserve.WarmserveParams()
-UNWISHED = 1e-3  # what a replica without a forecast is worth at most; one that is wished for saves seconds
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionParams:
+    plan: WarmserveParams = field(default_factory=WarmserveParams)
+    price: float = 0.0  # seconds of waiting that a second of a GPU has to save where nobody else wants it; 0: none
+    least_asked: float = 0.02  # a replica that is needed less probably is not made
+    max_replicas: int = 64  # of a model, wished for at once
 
 
-def plan(view: PrewarmView, params: warmserve.WarmserveParams = PARAMS) -> PrewarmPlan:
-    """`warmserve.plan` without the steps whose weights would come over the network, and a worth for every replica."""
-    found = warmserve.plan(view, params)
-    near = tuple(
-        step
-        for step in found.steps
-        if (node := view.fleet.node(step.node_id)) is not None and has_weights(node, view.models[step.model_key])
-    )
-    stayed = {replica_id: UNWISHED * worth for replica_id, worth in keep_last(view).scores.items()}
-    scores = stayed | dict(found.scores)
+PARAMS = UnionParams()
+
+
+@weighing
+def plan(view: PrewarmView, params: UnionParams = PARAMS) -> PrewarmPlan:
+    """What to prewarm, the most valuable first, what each replica is worth, and which are not worth their GPUs."""
+    worths = {replica_id: holding.saves_s for replica_id, holding in view.holdings.items()}
+    found = plan_for(wishes(view, params), view, params.plan, worths)
+    near = [step for step in found.steps if _is_near(step, view)]
+    paid, unpaid = _held_against_price(near, view, params)
     return replace(
-        found, steps=near, scores=scores, inputs={**found.inputs, "over_network": len(found.steps) - len(near)}
+        found,
+        steps=tuple(paid),
+        scores=worths,
+        unpaid=unpaid,
+        inputs={**found.inputs, "over_network": len(found.steps) - len(near), "unpaid": len(near) - len(paid)},
     )
+
+
+def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
+    """Every replica that the forecasts make worth having, those there are included, the most valuable first."""
+    found = []
+    for key, forecast in view.forecasts.items():
+        model, climb_s = view.models.get(key), view.climb_s.get(key, 0.0)
+        if model is None or climb_s <= 0:
+            continue
+        there, slots = view.num_active.get(key, 0), max(1, model.max_concurrency)
+        for rank in range(params.max_replicas):
+            probability = asked(level(forecast, there + rank, slots), away_s(climb_s))
+            if probability < params.least_asked:
+                break
+            score = probability * climb_s
+            found.append(ReplicaWish(model_key=key, kind=ReplicaClass.BASIC, rank=rank, score=score))
+    return sorted(found, key=lambda wish: (-wish.score, wish.model_key, wish.rank))
+
+
+def _is_near(step: PrewarmStep, view: PrewarmView) -> bool:
+    node = view.fleet.node(step.node_id)
+    return node is not None and has_weights(node, view.models[step.model_key])
+
+
+def _held_against_price(
+    steps: Iterable[PrewarmStep], view: PrewarmView, params: UnionParams
+) -> tuple[list[PrewarmStep], dict[str, str]]:
+    """The steps that are worth their GPUs with what lies there, and the replicas that are not: id -> why."""
+    steps = list(steps)
+    if params.price <= 0:
+        return steps, {}
+    taken = {dropped for step in steps for dropped in step.drop}
+    idle = {replica_id: holding.idle_worth for replica_id, holding in view.holdings.items()}
+    paid, unpaid = [], dict[str, str]()
+    places = {*view.fleet.dormant, *(step.node_id for step in steps)}
+    for node in (known for node_id in sorted(places) if (known := view.fleet.node(node_id)) is not None):
+        mine = [step for step in steps if step.node_id == node.node_id]
+        rows = [r for r in view.fleet.dormant.get(node.node_id, ()) if gives_way(r) and r.instance_id not in taken]
+        held = {r.instance_id: {w.gpu_id for w in r.workers} for r in rows if r.instance_id in view.holdings}
+        held |= {f"~{number}": set(step.gpu_ids) for number, step in zip(count(), mine, strict=False)}
+        saves = idle | {f"~{number}": _idle_worth(step, view) for number, step in enumerate(mine)}
+        lost = _unpaid_on(node, held, saves, view, params)
+        paid += [step for number, step in enumerate(mine) if f"~{number}" not in lost]
+        unpaid |= {name: why for name, why in lost.items() if name in view.holdings}
+    order = {id(step): at for at, step in enumerate(steps)}
+    return sorted(paid, key=lambda step: order[id(step)]), unpaid
+
+
+def _idle_worth(step: PrewarmStep, view: PrewarmView) -> float:
+    key = step.model_key
+    model = view.models[key]
+    before = view.num_active.get(key, 0) + len(view.fleet.copies(model))
+    asking = level(view.forecasts.get(key), before, max(1, model.max_concurrency))
+    return idle_worth(asking, view.climb_s.get(key, 0.0))
+
+
+def _unpaid_on(
+    node: Node, held: Mapping[str, set[str]], saves: Mapping[str, float], view: PrewarmView, params: UnionParams
+) -> dict[str, str]:
+    serving = serving_gpus(node, view.fleet.dormant.get(node.node_id, ()), view.fleet.reserved)
+    left, lost = dict(held), dict[str, str]()
+    while left:
+        name, gpu_ids = left.popitem()
+        names, together = [name], set(gpu_ids)
+        while more := [other for other, on in left.items() if on & together]:
+            for other in more:
+                together |= left.pop(other)
+                names.append(other)
+        if not together or together & serving:
+            continue
+        saved, least = sum(saves.get(one, 0.0) for one in names), params.price * len(together)
+        if saved < least:
+            why = f"what lies on {', '.join(sorted(together))} saves {1000 * saved:.3g} ms of waiting a second"
+            lost |= dict.fromkeys(names, f"{why}, and has to save {1000 * least:.3g}")
+    return lost

@@ -53,6 +53,17 @@ class WarmserveParams:
 def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> PrewarmPlan:
     """What to prewarm for the window now open, given what there is."""
     wishes = replicas((_demand(key, view) for key in sorted(view.forecasts) if key in view.models), params.scores)
+    return plan_for(wishes, view, params)
+
+
+def plan_for(
+    wishes: Sequence[ReplicaWish],
+    view: PrewarmView,
+    params: WarmserveParams,
+    worths: Mapping[str, float] | None = None,
+) -> PrewarmPlan:
+    """A plan for those wishes, the most valuable first. `worths`: of the replicas there are, where they are known
+    otherwise than by the wishes that they meet; a wish then takes the place of those that are worth less."""
     stale = outdated(view)
     nodes = _nodes(view, stale, params)
     shapes = {
@@ -66,10 +77,10 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
         now = _usable(_nodes(view, stale, replace(params, proactive=False)), closed)
         at_once, still_open = share_out(wishes, now)
         scores |= at_once
-        steps = _place(wishes, still_open, shapes, now, params)
+        steps = _place(wishes, still_open, shapes, now, params, worths)
         nodes = _after(nodes, steps, shapes, view.finishing)
     _, rest = share_out(wishes, nodes)
-    steps += _place(wishes, rest, shapes, nodes, params)
+    steps += _place(wishes, rest, shapes, nodes, params, worths)
     inputs = {"wishes": len(wishes), "open": len(still_open)}
     return PrewarmPlan(steps=tuple(steps), drops=stale, scores=scores, inputs=inputs)
 
@@ -80,9 +91,10 @@ def _place(
     shapes: Mapping[str, ReplicaShape],
     nodes: Sequence[PrewarmNode],
     params: WarmserveParams,
+    worths: Mapping[str, float] | None,
 ) -> list[PrewarmStep]:
     if params.evict_aware:
-        return place_replicas(wishes, shapes, nodes, params.placement)
+        return place_replicas(wishes, shapes, nodes, params.placement, worths)
     return _first_fit(still_open, shapes, nodes, params.placement.max_steps)
 
 

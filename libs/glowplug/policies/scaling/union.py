@@ -1,14 +1,18 @@
-"""The union of the papers on one knob: how many instances run. The reasons, with figures: docs/adr/0015.
+"""The union of the papers on one knob: how many instances run. The reasons, with figures: docs/adr/0015, 0025.
 
 Requests that wait or run set the floor. Above it a plan by PreServe's forecast of tokens (`union_plan.py`) counts, once
-no instance of another model has lacked GPUs for `calm_s`, WarmServe's window. HydraServe's groups bring several new
-instances with one cold start (section 6.1). Its look at arrivals (section 6.1) asks for instances of requests that are
-still to come only while a prewarmed copy makes that cheap (mCache's workload has a fifth fewer fetches so, simulated).
-WarmServe's own rule, four fifths of the slots on average, is not asked: WarmServe decides which replicas there are.
+an instance of another model is less probably in want of GPUs than this one is (a plan is as probably too large as too
+small). HydraServe's groups bring several new instances with one cold start (section 6.1). Its look at arrivals (section
+6.1) asks for instances of requests that are still to come only while a prewarmed copy makes that cheap (mCache's
+workload has a fifth fewer fetches so, simulated). WarmServe's own rule, four fifths of the slots on average, is not
+asked: WarmServe decides which replicas there are.
 
-A spare instance goes once it has run nothing for the model's keep-alive (HydraServe section 8.1), once there have been
-spare ones for `calm_s`, and at once while an instance of another model finds no GPU. Where that one needs several GPUs,
-neighbours have to be free together: who drains is then not taken back while a prewarmed copy can be grown instead.
+A spare instance goes once it has run nothing for the model's keep-alive (HydraServe section 8.1), and before that once
+it is not worth its GPUs (`policies/worth.py`): once the probability that so many are needed before one could start
+again, by the forecast and by the time since so many last were, is below `price` for each of its GPUs. Its GPUs come
+free only when nothing of it stays there, so that start is one from nothing. It goes at once while an instance of
+another model finds no GPU. Where that one needs several GPUs, neighbours have to be free together: who drains is then
+not taken back while a prewarmed copy can be grown instead.
 
 While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
 Here the first instance starts for a request and the last one ends by its keep-alive.
@@ -20,11 +24,18 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, union_plan
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
+from glowplug.policies.scaling.preserve import WINDOW_S
+from glowplug.policies.start_times import FROM_NOTHING
+from glowplug.policies.worth import FROM_ZERO, PRICE, Asking, asked, idle_worth, level
 
+EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
+NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
+UNSEEN_S: Final = 1.0  # a start, while none has been seen
 ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
 
@@ -32,7 +43,7 @@ ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to sta
 class UnionParams:
     plan: union_plan.PlanParams = field(default_factory=union_plan.PlanParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
-    calm_s: float = 300.0  # plans count after no model lacked GPUs for so long, spare ones go when spare for so long
+    price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
     protect_s: float = 5.0  # while an instance is that young none goes
     spare_s: float = 10.0  # what runs nothing lives so long where the model's keep-alive has no end
     last_by_keep_alive: bool = True  # a plan of one neither starts the first instance nor keeps the last
@@ -45,7 +56,8 @@ class UnionState:
     plan: union_plan.PlanState = field(default_factory=union_plan.PlanState)
     arrivals: hydraserve.HydraserveState | None = None
     short_at: float = float("-inf")  # another model lacked GPUs
-    spare_since: float | None = None  # when there began to be more than are wanted
+    needed_at: tuple[float, ...] = ()  # when as many as one, two, ... instances were last wanted
+    start_s: float = UNSEEN_S  # what the last start from nothing took
 
 
 def scale(
@@ -59,19 +71,23 @@ def scale(
     arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)
     short_at = view.now_s if view.gpus_wanted_elsewhere else state.short_at
     options = [(view.needed, why_now(view))]
-    if view.now_s - short_at >= params.calm_s:
+    start_s = _start_s(view, state)
+    if asked(Asking(idle_s=view.now_s - short_at), _window_s(view)) <= EVEN:
         options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
     if view.is_prewarmed and is_short(view):  # what is to come of the burst costs little
         options.append(hydraserve.target(view, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
-    since = None if wanted >= view.num_running else view.now_s if state.spare_since is None else state.spare_since
-    is_over = bool(view.gpus_wanted_elsewhere) or (since is not None and view.now_s - since >= params.calm_s)
-    idle_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
+    needed_at = _needed(view, state, wanted)
+    kept = wanted
+    if not view.gpus_wanted_elsewhere:
+        most = view.num_running - _num_idle(view, arrivals.idle_since, params)
+        kept = max(wanted, min(most, _worth_keeping(view, wanted, needed_at, start_s, params)))
+    if kept > wanted:
+        wanted, reason = kept, f"{counted(kept, 'instance')} may be needed again before one could start"
     growing = is_growing(view, params)
 
     def may_go(instance: Instance) -> bool:
-        idle_since = arrivals.idle_since.get(instance.instance_id)
-        return not growing and (is_over or (idle_since is not None and view.now_s - idle_since >= idle_s))
+        return not growing
 
     decision = settle(
         view,
@@ -82,28 +98,56 @@ def scale(
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
         take_back=not (view.gpus_wanted_elsewhere > 1 and view.is_prewarmed),
     )
-    after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, spare_since=since)
+    after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, needed_at=needed_at, start_s=start_s)
     if hydraserve.is_quiet(view, arrivals) and scaler == state.plan and not scaler.answered and not decision.drain:
-        decision = replace(decision, stands_until=_stands_until(view, after, arrivals.idle_since, idle_s, params))
+        decision = replace(decision, stands_until=_stands_until(view, after, params))
     return decision, after
 
 
-def _stands_until(
-    view: ScalingView, state: UnionState, idle_since: Mapping[str, float], idle_s: float, params: UnionParams
-) -> float:
+def _start_s(view: ScalingView, state: UnionState) -> float:
+    """What the newest start from nothing took of those that run; of any kind while none is known."""
+    took = {i.start_kind in NOTHING: i.ready_at - i.created_at for i in view.ready if i.ready_at > i.created_at}
+    return took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
+
+
+def _window_s(view: ScalingView) -> float:
+    """For how long a plan's instances are meant."""
+    return view.forecast.window_s if view.forecast is not None and view.forecast.window_s > 0 else WINDOW_S
+
+
+def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionParams) -> int:
+    """Instances that have run nothing for the model's keep-alive."""
+    alive_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
+    return sum(view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s for i in view.ready)
+
+
+def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, ...]:
+    """When as many as one, two, ... were last wanted, for those that run."""
+    before, num = state.needed_at, max(wanted, view.num_running)
+    return tuple(view.now_s if at < wanted else before[at] if at < len(before) else view.now_s for at in range(num))
+
+
+def _worth_keeping(
+    view: ScalingView, wanted: int, needed_at: tuple[float, ...], start_s: float, params: UnionParams
+) -> int:
+    """How many of those that run are worth their GPUs, at least `wanted`; a last one alone goes by its keep-alive."""
+    number = max(1, wanted)
+    while number < view.num_running:
+        asking = level(view.forecast, number, view.per_instance, view.now_s - needed_at[number])
+        if idle_worth(asking, start_s) < params.price * view.model.num_gpus:
+            break
+        number += 1
+    return number if number > 1 else wanted
+
+
+def _stands_until(view: ScalingView, state: UnionState, params: UnionParams) -> float:
     """The next moment that the answer may depend on, where nothing runs, waits or is on its way."""
-    if view.gpus_wanted_elsewhere or view.draining or view.num_coming:
+    if view.gpus_wanted_elsewhere or view.draining or view.num_coming or view.num_running > max(1, view.floor):
         return 0.0
-    moments = [state.short_at + params.calm_s]
-    if state.spare_since is not None:
-        moments.append(state.spare_since + params.calm_s)
+    moments = [state.short_at + _window_s(view)]
     for instance in view.running:
         last_used_at = max(view.load.last_active_at, instance.ready_at)
-        moments += [
-            instance.created_at + params.protect_s,
-            idle_since[instance.instance_id] + idle_s,
-            last_used_at + view.model.keep_alive_s,
-        ]
+        moments += [instance.created_at + params.protect_s, last_used_at + view.model.keep_alive_s]
     return min((at - ROUNDING_S for at in moments if at > view.now_s), default=math.inf)
 
 

@@ -63,9 +63,10 @@ def test_a_forecast_becomes_a_decision_a_fetch_of_low_priority_and_a_replica():
 def test_a_forecast_that_is_over_leaves_nothing_behind():
     controller = placer(a_node(abilities=CAN))
     forecast(controller, 1.0)
-    assert controller._prewarming._horizons_s.keys() == controller._prewarming.forecasts.keys() == {"a"}
+    forecasts = controller.fleet.forecasts
+    assert forecasts._horizons_s.keys() == forecasts._ahead.keys() == {"a"}
     controller.handle(Tick(), 900.0)
-    assert controller._prewarming._horizons_s == controller._prewarming.forecasts == {}
+    assert forecasts._horizons_s == forecasts._ahead == {}
 
 
 def test_what_is_ordered_is_ordered_once_and_again_only_when_unheard():

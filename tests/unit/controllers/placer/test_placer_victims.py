@@ -207,13 +207,15 @@ def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_give
         assert stopped[:1] == [gone], queues
 
 
-def test_for_one_gpu_no_engine_on_several_leaves_that_one_on_one_can_spare():
-    """The union's rule, and nobody else's: no paper knows it."""
+def test_where_the_least_worth_leaves_an_engine_that_takes_long_to_come_back_stays():
+    """The union's rule, and nobody else's: four times the weights take four times as long to wake."""
     node = a_node(gpus_mib=(200, 200, 200), grants={0: [("i-1", 200)], 1: [("i-1", 200)], 2: [("i-2", 200)]})
     wide, small = an_instance("i-1", "a", mib=200, ready_at=1.0), an_instance("i-2", "c", mib=200, gpu_id="node-1/2")
     both = (*wide.workers, replace(wide.workers[0], worker_id="i-1-1", gpu_id="node-1/1", rank=1))
-    for victims, gone in (("fewest_gpus", "i-2"), ("shortest_queue", "i-1"), ("oldest_use", "i-1")):
-        controller = serving(node, replace(wide, workers=both), replace(small, ready_at=5.0), victims=victims)
+    models = [a_model("a", mib=400_000), a_model("c", mib=100), a_model("b", mib=150)]
+    for victims, gone in (("least_worth", "i-2"), ("shortest_queue", "i-1"), ("oldest_use", "i-1")):
+        rows = (replace(wide, workers=both), replace(small, ready_at=1.5))
+        controller = serving(node, *rows, victims=victims, models=models)
         assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [gone], victims
 
 

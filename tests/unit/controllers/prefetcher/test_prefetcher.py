@@ -487,7 +487,7 @@ def test_one_that_shares_its_weights_maps_them_asleep_too(dormant: InstanceState
 
 
 def test_a_replica_on_a_gpu_is_a_copy_once_it_is_whole() -> None:
-    """mCache's worth of weights in host memory may count it (`copied_ratio`); one on its way is none, nor one gone."""
+    """The union's worth of weights in host memory counts it; one on its way is none, nor one gone."""
     holds = Holds("node-1", lambda weights: "digest", 120.0)
     seen = {}
     states = (InstanceState.LOADING, InstanceState.PREWARMED, InstanceState.STOPPED)

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams, ranks
-from glowplug.policies.caching.ordering import Resident, evict
+from glowplug.policies.caching.mcache_importance import CacheFacts, Importance, ImportanceParams, ranks, request_counter
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
+from glowplug.policies.caching.union import union
 
 
 def a_resident(name, size=10, used=0.0, **fields):
@@ -144,17 +145,6 @@ def test_the_rate_is_that_of_requests_where_they_are_counted():
     assert order(memory, ["hot", "started"]) == ["started", "hot"]
 
 
-def test_weights_with_a_copy_on_a_gpu_are_worth_less_where_that_is_asked_for():
-    """Ours (ADR 0015): a miss of them costs only once the replica has gone; the paper's worth knows no GPUs."""
-    for ratio, first in ((0.1, "copied"), (1.0, "alone")):
-        params = ImportanceParams(half_life_s=100.0, copied_ratio=ratio)
-        memory = Importance(lambda name, size: 2.0 if name == "copied" else 1.0, params)
-        residents = [a_resident("alone"), a_resident("copied", has_copy=True)]
-        for resident in residents:
-            memory.used(resident.name, 10, 0.0, hit=True)
-        assert evict(memory, residents, 1, 0.0).victims == (first,)
-
-
 def test_three_half_lives_keep_who_is_asked_for_now_and_who_is_asked_for_always():
     """Erratum E25: the rate is the mean of a short, a middle and a long memory."""
 
@@ -190,3 +180,18 @@ def test_scores_may_be_stale_until_they_are_renewed():
         memory.used("a", 10, now_s, hit=True)
     assert order(memory, "ab", now_s=30.0) == ["a", "b"]
     assert order(memory, "ab", now_s=61.0) == ["b", "a"]
+
+
+def test_the_unions_order_is_by_worth_a_byte_and_by_recency_where_all_cost_the_same():
+    seconds = {"slow": 8.0}
+    memory = union(CacheFacts(capacity_bytes=100, penalty_s=lambda name, size: seconds.get(name, 1.0)))
+    assert request_counter(memory) is None, "what counts is who asks this memory, not each request"
+    old, new, slow, copied = (
+        a_resident(name, used=at, has_copy=name == "copied")
+        for name, at in (("old", 0.0), ("new", 50.0), ("slow", 0.0), ("copied", 50.0))
+    )
+    for resident in (old, new, slow, copied):
+        memory.used(resident.name, resident.num_bytes, resident.last_used_at, hit=False)
+    ordered = [resident.name for _, resident in memory.order([new, slow, copied, old], 60.0)]
+    assert ordered.index("old") < ordered.index("new") < ordered.index("slow")
+    assert ordered.index("copied") < ordered.index("new"), "the first who asks grows from the replica"

@@ -12,8 +12,9 @@ from glowplug.domain.snapshot import Forecast
 from glowplug.policies.prewarming import union, warmserve
 from glowplug.policies.prewarming.baselines import keep_last, nothing
 from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers, first_layers_bytes
-from glowplug.policies.prewarming.port import PrewarmView, reads_profile
+from glowplug.policies.prewarming.port import PrewarmView, reads_profile, weighs_worth
 from glowplug.policies.registry import choose
+from glowplug.policies.worth import Holding
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 A, B = a_model("a"), a_model("b")  # 100 MiB each
@@ -185,37 +186,85 @@ def test_free_is_what_the_replicas_that_give_way_hold_and_no_more(gpu_mib, fits)
 
 
 def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile():
-    for name in ("warmserve", "warmserve_literal", "union"):
+    for name in ("warmserve", "warmserve_literal"):
         assert reads_profile(choose("prewarming", f"{name}:first_layers=true"))
         assert not reads_profile(choose("prewarming", name))
+    assert reads_profile(choose("prewarming", "union:plan.first_layers=true"))
+    assert not reads_profile(choose("prewarming", "union")) and weighs_worth(choose("prewarming", "union:price=1"))
     assert not reads_profile(choose("prewarming", "warmserve:proactive=false")) and not reads_profile(None)
     with pytest.raises(BadRequest, match="first_layers is true or false"):
         choose("prewarming", "warmserve:first_layers=3")
 
 
-# the union: the network is for cold starts
+# the union: by worth, and over the network nothing
+
+
+PRICED, FREE = union.UnionParams(price=0.005), union.UnionParams(price=0.0)
+HERE = CachedWeights(digest="d", num_bytes=1, model_keys=("a", "b", "near", "wished", "recent", "old"))
+
+
+def weighed(*nodes, worths=None, **fields):
+    """As the placer gives it to the union: a start from a replica saves 1 s, and copies are worth `worths`."""
+    models = {model.key for model in fields.get("models", (A,))}
+    holdings = {
+        name: Holding(name=name, asked=worth, climb_s=1.0, num_bytes=1, idle_worth=worth / 60)
+        for name, worth in (worths or {}).items()
+    }
+    return seen(*nodes, **({"climb_s": dict.fromkeys(models, 1.0), "holdings": holdings} | fields))
 
 
 def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
     """WarmServe section 7.1 has all weights in host memory; its plan costs cold starts their link elsewhere."""
-    here = node(300, 300, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("near",)),))
-    view = seen(here, models=[a_model("near"), a_model("far")])
+    view = weighed(node(300, 300, cached=(HERE,)), models=[a_model("near"), a_model("far")])
     assert {step.model_key for step in warmserve.plan(view).steps} == {"near", "far"}
-    assert {step.model_key for step in union.plan(view).steps} == {"near"}
-    assert union.plan(view).inputs["over_network"] > 0
+    plan = union.plan(view, FREE)
+    assert {step.model_key for step in plan.steps} == {"near"} and plan.inputs["over_network"] > 0
 
 
-def test_of_replicas_without_a_forecast_the_longest_unused_goes_first_and_any_wished_for_last():
+def test_every_copy_is_worth_something_to_the_union_with_a_forecast_or_without():
     """WarmServe gives a score to what its forecast wants alone; the rest would go in the order of their ids."""
     keys = ("wished", "recent", "old")
-    view = seen(
-        node(cached=(CachedWeights(digest="d", num_bytes=1, model_keys=keys),)),
+    view = weighed(
+        node(cached=(HERE,)),
         models=[a_model(key) for key in keys],
         copies=[copy(f"i-{key}", key) for key in keys],
         forecasts={"wished": forecast(1.0, 1.0)},
-        load_s={"wished": 0.1},
-        last_used_at={"wished": 0.0, "recent": 99.0, "old": 10.0},
+        worths={"i-wished": 0.9, "i-recent": 0.5, "i-old": 0.1},
     )
-    worth = union.plan(view).scores
-    assert sorted(worth, key=worth.__getitem__) == ["i-old", "i-recent", "i-wished"]
+    assert dict(union.plan(view).scores) == {"i-wished": 0.9, "i-recent": 0.5, "i-old": 0.1}
     assert set(warmserve.plan(view).scores) == {"i-wished"}
+
+
+@pytest.mark.parametrize(("there", "dropped"), [(0.1, ("i-old",)), (0.9, ())])
+def test_what_is_wished_for_takes_the_place_of_copies_that_are_worth_less_than_half_of_it(there, dropped):
+    full = node(100, cached=(HERE,), grants={0: [("i-old", 100)]})
+    old = [copy("i-old", "old", mib=100)]
+    view = weighed(full, models=[A, a_model("old")], copies=old, worths={"i-old": there}, forecasts={"a": forecast()})
+    assert [step.drop for step in union.plan(view, FREE).steps] == ([dropped] if dropped else [])
+
+
+def test_the_union_gives_gpus_back_on_which_nothing_is_worth_its_price():
+    """0.005 s of waiting a second: one copy saves 0.1 s in a minute, the other 0.6 s."""
+    here = node(300, 300, cached=(HERE,), grants={0: [("i-a", 100)], 1: [("i-b", 100)]})
+    copies = [copy("i-a", "a", mib=100), copy("i-b", "b", gpu=1, mib=100)]
+    worths = {"i-a": 0.1, "i-b": 0.6}
+    view = weighed(here, models=[A, B], copies=copies, worths=worths, forecasts={})
+    (dropped,) = union.plan(view, PRICED).unpaid.items()
+    assert dropped == ("i-a", "what lies on node-1/0 saves 1.67 ms of waiting a second, and has to save 5")
+    assert union.plan(view, FREE).unpaid == {}, "no price: they stay until they are in the way"
+    assert choose("prewarming", "union:price=0")(view).unpaid == {}
+    beside = node(300, 300, cached=(HERE,), grants={0: [("i-a", 100), ("i-run", 100)], 1: [("i-b", 100)]})
+    assert (
+        union.plan(weighed(beside, models=[A, B], copies=copies, worths=worths, forecasts={}), PRICED).unpaid == {}
+    ), "beside one that serves a copy costs nothing"
+    both = [copies[0], copy("i-b", "b", mib=100)]
+    shared = node(300, cached=(HERE,), grants={0: [("i-a", 100), ("i-b", 100)]})
+    assert union.plan(weighed(shared, models=[A, B], copies=both, worths=worths, forecasts={}), PRICED).unpaid == {}
+
+
+def test_the_union_makes_no_replica_that_would_not_pay_for_an_empty_gpu():
+    """0.4 requests a window of 300 s, and 1 s saved: 1.3 ms a second."""
+    rare = forecast(0.01, 0.4)
+    view = weighed(node(300, cached=(HERE,)), forecasts={"a": rare})
+    assert union.plan(view, PRICED).steps == () and union.plan(view, PRICED).inputs["unpaid"] == 1
+    assert len(union.plan(view, union.UnionParams(price=0.001)).steps) == 1

@@ -1,0 +1,115 @@
+"""What lies on GPUs, and what each of it is worth (`policies/worth.py`): who asks for it next, by the model's forecast
+and its last use, and the seconds between the rung that it is on and the one below, as starts were measured.
+
+- An instance that serves is asked for by the next request that its model's other instances have no slot for. Below it
+  is what it becomes when it leaves: an engine asleep, a replica, or weights in host memory.
+- A replica and an engine asleep are asked for likewise, behind those instances and the copies that are taken before.
+  Below them is a start from host memory, or the fetch where that lacks the weights.
+"""
+
+from dataclasses import replace
+
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.sleepers import becomes_of
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast
+from glowplug.policies.placement.links import declared_pcie, disk_rate, found_at, gpu_kind_of, network_rate
+from glowplug.policies.start_times import StartKind, kind_from
+from glowplug.policies.worth import NEVER_S, Asking, Holding, asked, away_s, idle_worth, level
+
+_RETURNS = {"swapped_out": StartKind.WAKE, "prewarmed": StartKind.GROWTH}
+
+
+class Holdings:
+    """What is worth what at one moment. What is worked out is kept that long."""
+
+    def __init__(self, fleet: Fleet, now_s: float) -> None:
+        self.fleet, self.now_s = fleet, now_s
+        self._forecasts: dict[str, Forecast | None] = {}
+        self._ranks: dict[str, dict[str, int]] = {}
+        self._known: dict[str, Holding] = {}
+
+    def of(self, row: Instance) -> Holding:
+        """What an instance or a copy is worth where it lies."""
+        known = self._known.get(row.instance_id)
+        if known is None:
+            known = self._known[row.instance_id] = self._of(row)
+        return known
+
+    def _of(self, row: Instance) -> Holding:
+        model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
+        held = sum(worker.num_bytes for worker in row.workers)
+        if model is None or node is None:
+            return Holding(name=row.instance_id, asked=0.0, climb_s=0.0, num_bytes=held)
+        climb_s, (waiting, asking) = self._climb_s(row, model, node), self._asking(row, model)
+        return Holding(
+            name=row.instance_id,
+            asked=float(waiting) if waiting else asked(asking, away_s(climb_s)),
+            climb_s=climb_s,
+            num_bytes=held,
+            idle_worth=1.0 if waiting else idle_worth(asking, climb_s),
+        )
+
+    def saves_s(self, row: Instance) -> float:
+        """Seconds of waiting that its going is expected to cost."""
+        return self.of(row).saves_s
+
+    def replica_seconds(self, model: Model) -> float:
+        """What a start from a replica saves against one from host memory, wherever that is."""
+        times = self.fleet.network.times
+        grown, started = times.predict(model, StartKind.GROWTH), times.predict(model, StartKind.CACHED)
+        return max(0.0, started.whole_s - grown.whole_s)
+
+    def _climb_s(self, row: Instance, model: Model, node: Node) -> float:
+        """From READY on the rung below to READY on this one."""
+        fresh = found_at(node, model)
+        if not row.state.is_dormant and not row.replica:
+            return self._start_s(model, node, _RETURNS.get(becomes_of(self.fleet, row), fresh))
+        from_here = kind_from(row.state) if row.state.is_dormant else StartKind.GROWTH
+        return max(0.0, self._start_s(model, node, fresh) - self._start_s(model, node, from_here))
+
+    def _start_s(self, model: Model, node: Node, kind: StartKind) -> float:
+        times = self.fleet.network.times
+        took = times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
+        if kind in (StartKind.COLD, StartKind.DISK):  # the node's own rate, where it is known
+            rate = network_rate(node, model, times) if kind is StartKind.COLD else disk_rate(node, model, times)
+            took = replace(took, fetch_s=model.fetch_bytes / rate)
+        return took.whole_s
+
+    def _asking(self, row: Instance, model: Model) -> tuple[int, Asking]:
+        """How many ask for it now, and how often it is asked for."""
+        load, num_there = self.fleet.loads.of(model.key), self.fleet.capacity.num_active.get(model.key, 0)
+        slots, forecast = max(1, model.max_concurrency), self._forecast(model)
+        unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
+        if row.state.is_dormant or row.replica:
+            before = num_there + self._rank(row, model)
+            return 0, level(forecast, before, slots, self._unneeded_s(row) if before else unused_s)
+        others = max(0, num_there - 1)
+        needed = max(load.num_waiting, int(load.num_in_flight > others * slots))
+        return needed, level(forecast, others, slots, self._unneeded_s(row) if others else unused_s)
+
+    def _unneeded_s(self, row: Instance) -> float:
+        """Seconds since something behind others was last needed, as far as its row says: what serves was when it began
+        to, what has served until it left, and a replica that was made ahead never."""
+        if row.replica:
+            return NEVER_S
+        return max(0.0, self.now_s - (row.changed_at if row.state.is_dormant else max(row.ready_at, row.created_at)))
+
+    def _forecast(self, model: Model) -> Forecast | None:
+        if model.key not in self._forecasts:
+            self._forecasts[model.key] = self.fleet.forecasts.of(model.key, self.now_s)
+        return self._forecasts[model.key]
+
+    def _rank(self, row: Instance, model: Model) -> int:
+        """How many other copies of the model are taken first: nearer ones, then those that were there before."""
+        ranks = self._ranks.get(model.key)
+        if ranks is None:
+            copies = sorted(self.fleet.capacity.nodes.copies(model), key=_order)
+            ranks = self._ranks[model.key] = {copy.instance_id: at for at, copy in enumerate(copies)}
+        return ranks.get(row.instance_id, len(ranks))
+
+
+def _order(row: Instance) -> tuple[bool, float, str]:
+    return row.state is not InstanceState.PREWARMED, row.created_at, row.instance_id

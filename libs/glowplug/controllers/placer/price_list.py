@@ -1,0 +1,103 @@
+"""The price list of one GPU: what each holder of its memory is worth there now, and who goes next.
+
+A look, not a promise: the same worths (`holdings.py`), the same eviction policy and the same reasons to stay as in a
+placement that finds no free memory, and nothing changes. Replicas go first, at once and the least worth first; then
+instances, for a start that nobody waits for yet.
+"""
+
+from dataclasses import dataclass, replace
+
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.holdings import Holdings
+from glowplug.controllers.placer.placing import Placing
+from glowplug.domain.errors import NotFound
+from glowplug.domain.hardware import Gpu
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.fleet.capacity import LEAVING
+from glowplug.fleet.status import rung_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """One holder. `asked`: how many are expected to ask for it before it could be reloaded, a probability unless
+    requests wait for it now; `climb_s`: how much longer each would wait without it; `saves_s`: their product; `worth`:
+    that over its bytes, seconds a byte. `order` 1 goes first, 0 does not go now; `why` says why not."""
+
+    instance_id: str
+    model: str
+    rung: str
+    num_bytes: int
+    asked: float
+    climb_s: float
+    saves_s: float
+    worth: float
+    order: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPrices:
+    """One GPU, the holders that save least a byte first."""
+
+    gpu_id: str
+    total_bytes: int
+    free_bytes: int
+    holders: tuple[Priced, ...] = ()
+
+
+class PriceList:
+    """Answers over the tables of one placer."""
+
+    def __init__(self, fleet: Fleet, placing: Placing) -> None:
+        self.fleet, self._placing = fleet, placing
+
+    def of(self, gpu_id: str, now_s: float) -> GpuPrices:
+        """Raises NotFound for a GPU of no node."""
+        gpu = self._gpu(gpu_id)
+        if gpu is None:
+            raise NotFound(f"no GPU {gpu_id!r}", param="gpu")
+        here, holdings = self.fleet.capacity.on_gpu.get(gpu_id, {}), Holdings(self.fleet, now_s)
+        granted = self.fleet.capacity.granted(gpu_id)
+        found = {
+            name: self._priced(here[name], num_bytes, holdings) for name, num_bytes in granted.items() if name in here
+        }
+        copies = [name for name in found if _gives_way(here[name])]
+        copies.sort(key=lambda name: (self.fleet.scores.get(name, 0.0), name))
+        order, held = self._placing.leaving_order(gpu_id, now_s)
+        places = {name: at for at, name in enumerate([*copies, *order], start=1)}
+        holders = [
+            replace(one, order=places.get(name, 0), why=_why(here[name], held.get(name, ""), name in places))
+            for name, one in found.items()
+        ]
+        holders.sort(key=lambda one: (one.order or len(found) + 1, one.worth, one.instance_id))
+        free = self.fleet.capacity.free_bytes(gpu_id)
+        return GpuPrices(gpu_id=gpu_id, total_bytes=gpu.total_bytes, free_bytes=free, holders=tuple(holders))
+
+    def _gpu(self, gpu_id: str) -> Gpu | None:
+        node = self.fleet.nodes.by_id.get(gpu_id.rpartition("/")[0])
+        return next((gpu for gpu in node.gpus if gpu.gpu_id == gpu_id), None) if node else None
+
+    def _priced(self, row: Instance, num_bytes: int, holdings: Holdings) -> Priced:
+        model, rung = self.fleet.models.get(row.model_key), rung_of(row)
+        holding = holdings.of(row)
+        return Priced(
+            instance_id=row.instance_id,
+            model=model.name if model else row.model_key,
+            rung=rung.value if rung else "",
+            num_bytes=num_bytes,
+            asked=round(holding.asked, 4),
+            climb_s=round(holding.climb_s, 4),
+            saves_s=round(holding.saves_s, 4),
+            worth=holding.worth,
+        )
+
+
+def _gives_way(row: Instance) -> bool:
+    """Whether it is dropped at once for whoever needs its bytes."""
+    return row.replica or row.state is InstanceState.PREWARMED
+
+
+def _why(row: Instance, held: str, goes: bool) -> str:
+    if row.state in LEAVING:
+        return "it leaves already"
+    return "" if goes else held or "it gives way to whatever starts there"
