@@ -366,18 +366,12 @@ class AutoscalerController:
         return effects
 
     def _without_policy(
-        self,
-        record: ModelRecord,
-        reason: str,
-        chosen: str,
-        now_s: float,
-        rule: str = operator.POLICY,
-        instance_id: str = "",
+        self, record: ModelRecord, reason: str, chosen: str, now_s: float, rule: str = operator.POLICY, about: str = ""
     ) -> Record:
-        """A decision that no scaling policy made, but the rule of that name."""
-        known = figures(self.loads.of(record.key), self.instances.of(record.key), instance_id)
+        """A decision that no scaling policy made, but the rule of that name; `about` an instance."""
+        known = figures(self.loads.of(record.key), self.instances.of(record.key), about)
         decision = ScaleDecision(model_key=record.key, num_wanted=0, reason=reason, inputs=known)
-        return self._decisions.record(decision, instance_id, chosen, now_s, policy=rule)
+        return self._decisions.record(decision, about, chosen, now_s, policy=rule)
 
     # balance
 
