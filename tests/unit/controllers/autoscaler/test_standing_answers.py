@@ -166,7 +166,7 @@ def test_the_union_decides_as_if_it_were_asked_at_every_tick(seed: int) -> None:
             )
             one.give(load_report(a=replace(load, in_flight_by_instance=running)), now_s - 0.1)
             one.give(Tick(), now_s)
-    assert len(standing.states) < 0.9 * len(asked.states)
+    assert len(standing.states) < 0.95 * len(asked.states)
     assert all(state == asked.states[moment] for moment, state in standing.states.items())
     names = [[str(getattr(e, "decision", "")) for e in one.heard] for one in agents]
     assert names[0] == names[1] and any(names[0])
