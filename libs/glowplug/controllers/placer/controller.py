@@ -170,7 +170,7 @@ class PlacerController:
         self.fleet.network.stage_bytes = earlier.fleet.network.stage_bytes
         self.fleet.take_over(earlier.instances, earlier.loads, now_s)
         self.fleet.capacity.cordoned |= earlier.fleet.capacity.cordoned
-        self.fleet.failed_nodes.by_digest = earlier.fleet.failed_nodes.by_digest
+        self.fleet.failed_nodes.inherit(earlier.fleet.failed_nodes)
 
     def cordons(self, now_s: float) -> dict[str, bool]:
         """Every cordoned node by id, also one that is away: whether it is alive now."""

@@ -3,7 +3,7 @@
 A fetch that is refused, a disk that is full or wrong bytes may be one node's trouble alone (no way to the source,
 another cache before it). Where another node could run the model, the next start is tried there: `tries_left` of the
 failed instance shows routers that whoever waits need not be refused, and the autoscaler that it need not pause. A start
-is tried on `max_start_nodes` at most. A node is taken again after `avoid_node_s`, once the weights lie there, once its
+is tried on `max_start_nodes` at most, also where each try takes longer than a node is avoided. A node is taken again after `avoid_node_s`, once the weights lie there, once its
 model is deployed anew, or where every other node has failed too.
 """
 
@@ -29,15 +29,25 @@ class FailedNode:
 
 @dataclass(slots=True)
 class FailedNodes:
-    """weights digest -> node_id -> the last failure there."""
+    """weights digest -> node_id -> the last failure there; and the tries that the last failed start left, if any."""
 
     params: PlacerParams
     by_digest: dict[str, dict[str, FailedNode]] = field(default_factory=dict)
+    left_by_digest: dict[str, int] = field(default_factory=dict)
 
-    def failed(self, model: Model, node_id: str, code: str, now_s: float) -> None:
-        """A start of the model failed on that node because of its weights."""
+    def failed(self, model: Model, node_id: str, code: str, at: float, tries_left: int) -> None:
+        """A start of the model failed on that node because of its weights, and may be tried on so many others."""
+        digest = model.weights.digest
         if model.weights.uri and node_id:
-            self.by_digest.setdefault(model.weights.digest, {})[node_id] = FailedNode(code, now_s)
+            self.by_digest.setdefault(digest, {})[node_id] = FailedNode(code, at)
+        if tries_left:
+            self.left_by_digest[digest] = tries_left
+        else:
+            self.left_by_digest.pop(digest, None)
+
+    def inherit(self, earlier: "FailedNodes") -> None:
+        """What an earlier placer knew."""
+        self.by_digest, self.left_by_digest = earlier.by_digest, earlier.left_by_digest
 
     def forget(self, model: Model, node_id: str = "") -> None:
         """That node has the weights by now; "": its owner has declared the model anew."""
@@ -46,6 +56,7 @@ class FailedNodes:
             known.pop(node_id, None)
         if not known or not node_id:
             self.by_digest.pop(model.weights.digest, None)
+        self.left_by_digest.pop(model.weights.digest, None)
 
     def expire(self, now_s: float, is_known: Callable[[str], bool]) -> None:
         """Drop what is over, and nodes that have left."""
@@ -76,6 +87,8 @@ class FailedNodes:
         """On how many more nodes a start may be tried that begins on these, should its weights not be had there."""
         num_tried = len(self.of(model, now_s).keys() - begins_on) + 1
         most = self.params.max_start_nodes - num_tried
+        if before := self.left_by_digest.get(model.weights.digest):
+            most = min(most, before - 1)
         if most <= 0 or not model.weights.uri:
             return 0
         others = (n for n in self.others(model, nodes, now_s) if n.node_id not in begins_on)

@@ -76,7 +76,7 @@ class Fleet:
         for instance in changed:
             self._took(instance, now_s)
             if instance.tries_left:  # its fact was lost, and with it the code
-                self.failed(instance, WeightsUnavailable.code, now_s)
+                self.failed(instance, WeightsUnavailable.code, min(now_s, instance.changed_at))
         self.capacity.keep_only(self.instances.by_id.keys() | self.promised)
         return changed
 
@@ -86,11 +86,11 @@ class Fleet:
         for instance in instances.by_id.values():
             self._took(instance, now_s)
 
-    def failed(self, instance: Instance, code: str, now_s: float) -> None:
+    def failed(self, instance: Instance, code: str, at: float) -> None:
         """Its weights could not be had on its node: the next start of its model goes elsewhere."""
         model = self.models.get(instance.model_key)
         if model is not None and code in WEIGHTS_CODES:
-            self.failed_nodes.failed(model, instance.node_id, code, now_s)
+            self.failed_nodes.failed(model, instance.node_id, code, at, instance.tries_left)
 
     def forget(self, instance_id: str) -> None:
         self.instances.forget(instance_id)

@@ -409,7 +409,7 @@ class RouterController:
         """Remember why; when it is the weights, no other node is tried and nothing else can serve, nobody waits for
         nothing."""
         model_key = instance.model_key
-        failure = self._failures.remember(model_key, code, message, now_s, tries_left=instance.tries_left)
+        failure = self._failures.remember(instance, code, message, now_s)
         queue = self.queues.get(model_key)
         served = self.fleet.ready(model_key) or self.fleet.coming(model_key)
         if queue is None or served or not failure.is_hopeless:

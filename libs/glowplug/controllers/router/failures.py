@@ -6,8 +6,10 @@ from glowplug.controllers.effects import Effect
 from glowplug.controllers.router.messages import BusRefuses, Reject
 from glowplug.controllers.router.overload import retry_after_s
 from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 
+NEXT_TRY_S = 600.0  # a failure counts as the next try of a start that failed before, if it comes within
 SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
 HOPELESS_CODES = (  # waiting would not help
     "weights_corrupt",
@@ -26,7 +28,7 @@ class Failure:
     message: str
     failed_at: float
     tries_left: int = 0  # other nodes on which the start may be tried
-    num_nodes: int = 1  # on which it was tried, one after the other
+    tried_on: frozenset[str] = frozenset()  # nodes
 
     @property
     def is_hopeless(self) -> bool:
@@ -40,14 +42,16 @@ class Failures:
         self._memory_s = memory_s
         self._by_model: dict[str, Failure] = {}
 
-    def remember(self, model_key: str, code: str, message: str, now_s: float, *, tries_left: int = 0) -> Failure:
-        """The newest failure counts, except that a hopeless one is not forgotten over another kind. `tries_left`: of a
-        start that was not the last try, on which nobody is refused."""
+    def remember(self, instance: Instance, code: str, message: str, now_s: float) -> Failure:
+        """The newest failure of a model counts, except that a hopeless one is not forgotten over another kind. Nobody
+        is refused over a start that may be tried on other nodes."""
+        model_key, tries_left = instance.model_key, instance.tries_left
         known = self._by_model.get(model_key)
-        num_nodes = known.num_nodes + 1 if known is not None and known.tries_left else 1
-        if num_nodes > 1:
-            message = f"{message} (it was tried on {num_nodes} nodes)"
-        failure = Failure(code or code_in(message), message, now_s, tries_left, num_nodes)
+        is_next_try = known is not None and known.tries_left > 0 and now_s - known.failed_at < NEXT_TRY_S
+        tried_on = frozenset({instance.node_id}) | (known.tried_on if known is not None and is_next_try else frozenset())
+        if len(tried_on) > 1:
+            message = f"{message} (it was tried on {len(tried_on)} nodes)"
+        failure = Failure(code or code_in(message), message, now_s, tries_left, tried_on)
         if known is None or failure.is_hopeless or not known.is_hopeless or tries_left:
             self._by_model[model_key] = failure
         return failure

@@ -31,8 +31,12 @@ def started(controller: PlacerController, name: str, now_s: float) -> tuple[str,
     return start.target, start.tries_left, reason
 
 
-def fails(controller: PlacerController, name: str, node_id: str, now_s: float, code: str = "no_space") -> None:
-    row = an_instance(name, state=InstanceState.FAILED, gpu_id=f"{node_id}/0", mib=100, revision=2)
+def fails(
+    controller: PlacerController, name: str, node_id: str, now_s: float, code: str = "no_space", tries_left: int = 0
+) -> None:
+    row = an_instance(
+        name, state=InstanceState.FAILED, gpu_id=f"{node_id}/0", mib=100, revision=2, tries_left=tries_left
+    )
     controller.handle(an_event(InstanceFailed(instance=row, code=code)), now_s)
 
 
@@ -59,6 +63,16 @@ def test_where_all_nodes_have_failed_any_is_tried_and_none_is_left() -> None:
     assert started(controller, "i-2", 2.0)[:2] == ("node-2", 0)
     fails(controller, "i-2", "node-2", 3.0)
     assert started(controller, "i-3", 9.0)[:2] == ("node-1", 0)
+
+
+def test_tries_that_take_longer_than_a_node_is_avoided_come_to_an_end() -> None:
+    controller, left = placer(), []
+    for number in range(1, 5):
+        node_id, tries_left, _ = started(controller, f"i-{number}", 130.0 * number)
+        left.append(tries_left)
+        fails(controller, f"i-{number}", node_id, 130.0 * number + 129.0, tries_left=tries_left)
+        controller.handle(Tick(), 130.0 * number + 129.5)
+    assert left == [2, 1, 0, 1], "the fourth is the first of another start, beside the node that has just failed"
 
 
 @pytest.mark.parametrize("code", ["engine_failed", "out_of_memory", "start_timeout", "node_left"])

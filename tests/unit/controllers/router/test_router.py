@@ -143,8 +143,9 @@ def test_who_waits_is_refused_when_the_last_node_has_failed() -> None:
     assert not rejected(run.instance("i-1", tries_left=2, **bad))
     assert isinstance(run.arrive()[0], msg.Hold), "who comes between two tries waits too"
     run.instance("i-2", InstanceState.STARTING)
-    assert not rejected(run.instance("i-2", tries_left=1, revision=2, **bad))
-    effects = run.instance("i-3", **bad)
+    assert not rejected(run.instance("i-2", tries_left=1, revision=2, gpu_id="node-2/0", **bad))
+    assert not rejected(run.instance("i-3", tries_left=1, gpu_id="node-2/0", **bad)), "the same node once more"
+    effects = run.instance("i-4", gpu_id="node-3/0", **bad)
     assert rejected(effects) == [(1, 503, "no_space"), (2, 503, "no_space")]
     assert effects[0].message.endswith("no space left (it was tried on 3 nodes)")
     assert rejected(run.arrive()) == [(3, 503, "no_space")]
