@@ -3,8 +3,9 @@
 A fetch that is refused, a disk that is full or wrong bytes may be one node's trouble alone (no way to the source,
 another cache before it). Where another node could run the model, the next start is tried there: `tries_left` of the
 failed instance shows routers that whoever waits need not be refused, and the autoscaler that it need not pause. A start
-is tried on `max_start_nodes` at most, also where each try takes longer than a node is avoided. A node is taken again after `avoid_node_s`, once the weights lie there, once its
-model is deployed anew, or where every other node has failed too.
+is tried on `max_start_nodes` at most, also where each try takes longer than a node is avoided. A node is taken again
+after `avoid_node_s`, once the weights lie there, once its model is deployed anew, or where every other node has failed
+too.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
