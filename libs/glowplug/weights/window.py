@@ -4,9 +4,9 @@ TCP asks a sender for as much as there is memory for. What the link into a node 
 it, and so does everything else that the node is sent: with windows of megabytes a message between two stages of a
 pipeline waits for tenths of a second while weights come. A download asks for what its part of the link carries in a
 round trip and `QUEUE_S` more: by bandwidth and delay, as BBR does (Cardwell et al., ACM Queue 14(5), 2016), but at the
-receiver, who knows the link. Windows larger than the kernel lets a program ask for (net.core.rmem_max) are left to the kernel.
-A window holds `LEAST_SEGMENTS` at least: a receiver offers no part of a segment, so a smaller one moves a segment and
-stops (on loopback a segment has 32 KiB).
+receiver, who knows the link. Windows larger than the kernel lets a program ask for (net.core.rmem_max) are left to the
+kernel. A window holds `LEAST_SEGMENTS` at least: a receiver offers no part of a segment, so a smaller one moves a
+segment and stops (on loopback a segment has 32 KiB).
 """
 
 import socket

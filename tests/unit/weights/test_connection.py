@@ -279,10 +279,9 @@ async def test_headers_may_hold_any_byte(encoding: str) -> None:
     named = 'attachment; filename="modèle.gguf"'
     sent = f"HTTP/1.1 200 OK\r\nContent-Disposition: {named}\r\nContent-Length: 3\r\n\r\nabc".encode(encoding)
     with Body(sent) as server:
-        async with connections() as made:
-            async with made.ask("GET", httpx.URL(server.url), {}) as answer:
-                assert answer.headers["content-disposition"] == named
-                assert await answer.fill() == b"abc"
+        async with connections() as made, made.ask("GET", httpx.URL(server.url), {}) as answer:
+            assert answer.headers["content-disposition"] == named
+            assert await answer.fill() == b"abc"
 
 
 async def test_a_reader_between_two_chunks_ends_when_all_are_closed() -> None:

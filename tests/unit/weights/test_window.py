@@ -53,9 +53,9 @@ def drain(receiver: socket.socket) -> None:
 @pytest.fixture
 def long_segments() -> Iterator[socket.socket]:
     """A receiver whose segments are as long as those of the loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        with socket.create_connection(listening.getsockname()) as receiver:
-            yield receiver
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening, socket.create_connection(listening.getsockname()) as receiver:
+        yield receiver
 
 
 def test_a_connection_has_no_more_on_its_way_than_is_wanted(pair: tuple[socket.socket, socket.socket]) -> None:
