@@ -15,13 +15,16 @@ import json
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 INLINE_BYTES = 256 << 10  # a larger message is sent beside the next step
 BUFFER_BYTES = 4 << 20
 MEET_S = 60.0
+KEY_S = 5.0  # a connection that has not shown the key after so long is closed: it may be anyone's
 _KEY_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _MAX_LIST_BYTES = 1 << 20
@@ -113,17 +116,30 @@ def _connect(address: tuple[str, int, str], timeout_s: float) -> socket.socket:
 
 
 def _accept(listening: socket.socket, key: str, timeout_s: float) -> socket.socket:
-    """The first that shows the key."""
-    listening.settimeout(timeout_s)
-    while True:
-        connection, _ = listening.accept()
-        connection.settimeout(timeout_s)
-        shown = b""
-        while len(shown) < _KEY_BYTES and (more := connection.recv(_KEY_BYTES - len(shown))):
-            shown += more
-        if hmac.compare_digest(shown, key.encode()):
+    """The first that shows the key; others are closed. Raises TimeoutError where none does within `timeout_s`."""
+    ends_at = time.monotonic() + timeout_s
+    while (left_s := ends_at - time.monotonic()) > 0:
+        listening.settimeout(left_s)
+        try:
+            connection, _ = listening.accept()
+        except TimeoutError:
+            break
+        if hmac.compare_digest(_shown(connection, min(ends_at, time.monotonic() + KEY_S)), key.encode()):
             return _ready(connection)
         connection.close()
+    raise TimeoutError(f"the stage before has not connected within {timeout_s:g} s")
+
+
+def _shown(connection: socket.socket, ends_at: float) -> bytes:
+    """What comes before that time, as far as a key goes; less where the connection breaks."""
+    shown = b""
+    with suppress(OSError):
+        while len(shown) < _KEY_BYTES and (left_s := ends_at - time.monotonic()) > 0:
+            connection.settimeout(left_s)
+            if not (more := connection.recv(_KEY_BYTES - len(shown))):
+                break
+            shown += more
+    return shown
 
 
 def _ready(connection: socket.socket) -> socket.socket:

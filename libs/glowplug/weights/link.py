@@ -129,11 +129,11 @@ class LinkMeter:
 
     def window(self, rtt_s: float) -> int:
         """Bytes that one of the transfers under way has on its way at once, over a connection with that round trip
-        (window.py). 0: no rate is known, and the kernel decides."""
-        rate = self.bytes_per_s or self.rate.bytes_per_s
-        if rate <= 0:
+        (window.py). By the declared rate alone, and 0 without one: the kernel decides. A measured rate is a lower
+        bound, and would keep a fast source to the rate of a slow one before it."""
+        if self.bytes_per_s <= 0:
             return 0
-        return max(LEAST_BYTES, int(rate * (rtt_s + QUEUE_S) / max(1, self.num_transfers)))
+        return max(LEAST_BYTES, int(self.bytes_per_s * (rtt_s + QUEUE_S) / max(1, self.num_transfers)))
 
     async def take(self, num_bytes: int, priority: int = 0, fetch: str = "", *, is_remote: bool = True) -> None:
         """Account for bytes of a fetch that came, and wait until rate and rank allow them. Those of no fetch pass in

@@ -2,8 +2,10 @@
 
 import json
 import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -76,6 +78,36 @@ def test_who_does_not_show_the_key_is_sent_away() -> None:
     assert to_second is not None and from_first is not None
     to_second.send(SMALL)
     assert received(from_first) == SMALL
+
+
+def test_strangers_who_reset_or_say_nothing_do_not_keep_a_stage_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hops, "KEY_S", 0.02)
+    store = Store()
+    with ThreadPoolExecutor(1) as aside:
+        second = aside.submit(hops.meet, store, 1, 0, None, "127.0.0.1", 5.0)
+        host, port, key = json.loads(store.get("glowplug-hop-1"))
+        with socket.create_connection((host, port)) as resets:
+            resets.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with socket.create_connection((host, port), 2.0) as silent:
+            assert silent.recv(1) == b"", "it is kept"
+        with socket.create_connection((host, port), 2.0) as slow:
+            slow.sendall(key[:-1].encode())
+            with suppress(ConnectionResetError):
+                assert slow.recv(1) == b"", "it is kept"
+        monkeypatch.setattr(hops, "KEY_S", 5.0)
+        _, to_second = hops.meet(store, 0, None, 1, "127.0.0.1", 5.0)
+        from_first, _ = second.result()
+    assert to_second is not None and from_first is not None
+    to_second.send(SMALL)
+    assert received(from_first) == SMALL
+
+
+def test_a_stage_whose_neighbour_does_not_connect_gives_up_though_strangers_come() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening, socket.create_connection(listening.getsockname(), 2.0) as silent:
+        with pytest.raises(TimeoutError, match="has not connected"):
+            hops._accept(listening, "k" * 32, 0.05)
+        assert silent.recv(1) == b"", "it is kept"
 
 
 def test_a_large_message_does_not_hold_up_its_sender_and_the_next_comes_behind_it() -> None:

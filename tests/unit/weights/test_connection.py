@@ -7,6 +7,7 @@ import random
 import ssl
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,7 +24,8 @@ from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInterrupted, SourceOptions
 from glowplug.weights.sources.connection import KEPT_S, TICK_S, Connections, Limits
-from glowplug.weights.sources.http import HttpSource
+from glowplug.weights.sources.http import HttpSource, WebReader
+from glowplug.weights.sources.peer import PeerRegion
 from tests.certificates import self_signed
 from tests.waiting import until
 from tests.weight_servers import LocalServer, WeightServer
@@ -254,6 +256,71 @@ async def test_a_connection_that_was_idle_for_long_or_has_ended_is_not_used_agai
             assert len(server.clients) == 3
 
 
+NO_BODY = {
+    "HEAD": ("HEAD", head("Transfer-Encoding: chunked")),
+    "204": ("GET", head("Transfer-Encoding: chunked", status="204 No Content")),
+    "304": ("GET", head("Transfer-Encoding: chunked", status="304 Not Modified")),
+    "HEAD with a length": ("HEAD", head("Content-Length: 100000")),
+}
+
+
+@pytest.mark.parametrize(("method", "sent"), NO_BODY.values(), ids=NO_BODY)
+async def test_an_answer_without_a_body_is_not_waited_for(method: str, sent: bytes) -> None:
+    with Body(sent) as server:
+        async with connections() as made:
+            for _ in range(2):
+                async with made.ask(method, httpx.URL(server.url), {}) as answer:
+                    assert not await answer.fill()
+        assert len(server.clients) == 1, "its connection is not kept"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_headers_may_hold_any_byte(encoding: str) -> None:
+    named = 'attachment; filename="modèle.gguf"'
+    sent = f"HTTP/1.1 200 OK\r\nContent-Disposition: {named}\r\nContent-Length: 3\r\n\r\nabc".encode(encoding)
+    with Body(sent) as server:
+        async with connections() as made, made.ask("GET", httpx.URL(server.url), {}) as answer:
+            assert answer.headers["content-disposition"] == named
+            assert await answer.fill() == b"abc"
+
+
+async def test_a_reader_between_two_chunks_ends_when_all_are_closed() -> None:
+    with Body(head("Content-Length: 100000"), SMALL) as server:
+        made = Connections(LIMITS)
+        with pytest.raises(ConnectionAbortedError):
+            async with made.ask("GET", httpx.URL(server.url), {}) as answer:
+                await answer.fill()
+                await made.close()
+                await asyncio.wait_for(answer.fill(), 2.0)
+
+
+@pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret\u20ac"], ids=["a line's end", "no latin letter"])
+async def test_a_token_that_no_header_may_hold_is_refused_and_not_shown(token: str) -> None:
+    with Body(head("Content-Length: 3") + b"abc") as server:
+        web = WebReader(server.url, SourceOptions(), bearer=lambda: token)
+        peer = PeerRegion(server.url, "0" * 64, token)
+        with pytest.raises(WeightsUnavailable, match="a header holds what none may") as of_web:
+            async with web.ask("GET", server.url, {}):
+                pass
+        with pytest.raises(SourceInterrupted, match="a header holds what none may") as of_peer:
+            await peer.look()
+        for shown in (of_web, of_peer):
+            assert "hf_secret" not in "".join(traceback.format_exception(shown.value))
+        await web.close()
+        await peer.close()
+        assert server.num_requests == 0
+
+
+async def test_a_kept_connection_on_which_some_bytes_more_came_is_not_used_again() -> None:
+    with Body(head("Content-Length: 100000"), SMALL[:50_000], SMALL[50_000:] + b"more") as server:
+        server.pause_s = 0.01
+        async with connections() as made:
+            assert await body(made, server.url) == SMALL
+            await asyncio.sleep(0.01)
+            assert await body(made, server.url) == SMALL
+        assert len(server.clients) == 2
+
+
 async def test_user_and_password_of_an_address_are_shown_to_its_server() -> None:
     with Body(head("Content-Length: 3") + b"abc") as server:
         async with connections() as made:
@@ -279,8 +346,11 @@ async def test_a_proxy_of_the_environment_is_asked_and_no_proxy_is_believed(monk
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
     monkeypatch.delenv("http_proxy")
     source = HttpSource("http://weights.example/w", SourceOptions())
-    with pytest.raises(SourceInterrupted, match="a proxy of socks5 is not supported"):
+    with pytest.raises(WeightsUnavailable, match="a proxy of socks5 is not supported"):
         await source.probe()
+    peer = PeerRegion("http://weights.example", "0" * 64, "")
+    with pytest.raises(SourceInterrupted, match="a proxy of socks5 is not supported"):
+        await peer.look()
 
 
 # TLS

@@ -14,15 +14,25 @@ MIB = 1 << 20
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A sender that keeps little for itself, and a receiver."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        receiver = socket.create_connection(listening.getsockname())
+    """A sender that keeps little for itself, and a receiver; segments are as long as those of a network."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as receiver:
+        for end in (listening, receiver):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
+        receiver.connect(listening.getsockname())
         sender, _ = listening.accept()
-    with sender, receiver:
-        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        sender.setblocking(False)
-        receiver.setblocking(False)
-        yield sender, receiver
+        with sender:
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            sender.setblocking(False)
+            receiver.setblocking(False)
+            yield sender, receiver
+
+
+def buffer_bytes(receiver: socket.socket) -> int:
+    return receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+
+def clamp_bytes(receiver: socket.socket) -> int:
+    return receiver.getsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP)
 
 
 def on_its_way(sender: socket.socket) -> int:
@@ -40,6 +50,14 @@ def drain(receiver: socket.socket) -> None:
             pass
 
 
+@pytest.fixture
+def long_segments() -> Iterator[socket.socket]:
+    """A receiver whose segments are as long as those of the loopback."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening, socket.create_connection(listening.getsockname()) as receiver:
+        yield receiver
+
+
 def test_a_connection_has_no_more_on_its_way_than_is_wanted(pair: tuple[socket.socket, socket.socket]) -> None:
     sender, receiver = pair
     Window(receiver, lambda rtt_s: 2 * LEAST_BYTES).follow()
@@ -55,7 +73,7 @@ def test_a_window_grows_again_and_small_changes_are_none(pair: tuple[socket.sock
     sizes = []
     for _ in range(3):
         window.follow()
-        sizes.append(receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+        sizes.append(buffer_bytes(receiver))
     assert sizes[0] == sizes[1] < sizes[2]
 
 
@@ -65,11 +83,45 @@ def test_a_window_that_the_kernel_does_not_allow_is_left_to_it(pair: tuple[socke
     assert receiver.getsockopt(socket.SOL_SOCKET, 72) == 0, "the kernel may not grow it"
 
 
+@pytest.mark.parametrize("later", [1 << 30, 0], ids=["more than the kernel allows", "no rate any more"])
+def test_a_window_that_was_set_is_lifted_where_the_kernel_decides(
+    pair: tuple[socket.socket, socket.socket], later: int
+) -> None:
+    _, receiver = pair
+    wanted = [2 * LEAST_BYTES, later, later, 0]
+    window = Window(receiver, lambda rtt_s: wanted.pop(0))
+    window.follow()
+    small = buffer_bytes(receiver)
+    assert (window.num_bytes, clamp_bytes(receiver)) == (2 * LEAST_BYTES, 2 * LEAST_BYTES)
+    window.follow()
+    given = buffer_bytes(receiver)
+    assert window.num_bytes == 0 and given >= small and clamp_bytes(receiver) >= MIB
+    assert receiver.getsockopt(socket.SOL_SOCKET, 72) == 0, "the kernel may not grow it"
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 3 * LEAST_BYTES)  # as if the kernel had
+    window.follow()
+    window.follow()
+    assert buffer_bytes(receiver) == 6 * LEAST_BYTES, "it is set again, though nothing changed"
+
+
+def test_a_window_holds_some_segments(long_segments: socket.socket) -> None:
+    segment_bytes = long_segments.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    window = Window(long_segments, lambda rtt_s: LEAST_BYTES)
+    window.follow()
+    assert window.num_bytes == clamp_bytes(long_segments) == max(LEAST_BYTES, 4 * segment_bytes)
+    assert segment_bytes > LEAST_BYTES // 4, "no loopback, where it would be slow"
+
+
 def test_without_a_rate_the_kernel_decides(pair: tuple[socket.socket, socket.socket]) -> None:
     _, receiver = pair
-    before = receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    before = buffer_bytes(receiver)
     Window(receiver, LinkMeter("n/nic").window).follow()
-    assert receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
+    assert buffer_bytes(receiver) == before
+
+
+def test_a_rate_that_was_measured_limits_no_window() -> None:
+    link = LinkMeter("n/nic")
+    link.rate.rates.extend([300e3] * link.rate.num_least)  # of a slow source; the next one may be fast
+    assert link.rate.bytes_per_s == 300e3 and link.window(0.1) == 0
 
 
 def test_transfers_share_the_link_and_a_long_way_has_more_on_it() -> None:

@@ -39,6 +39,10 @@ _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "glowp
 _PORTS = {"http": 80, "https": 443}
 
 
+class RequestImpossible(Exception):
+    """No try can send it: a header holds what none may, or the proxy is of a kind that is not supported."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Seconds without a connection, and without a byte; bytes of a connection's buffer, and of what is on its way."""
@@ -70,8 +74,8 @@ class Answer:
 
 class Connections:
     """To any number of servers, each kept for the next request to the same one. Proxies are those of the environment
-    (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), certificates are checked as httpx checks them. Errors are OSError and
-    http.client.HTTPException."""
+    (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), certificates are checked as httpx checks them. Errors are OSError,
+    http.client.HTTPException and RequestImpossible."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -135,7 +139,7 @@ class _Route:
             return cls(server, None)
         found = httpx.URL(proxy if "://" in proxy else f"http://{proxy}")
         if found.scheme != "http":
-            raise OSError(0, f"a proxy of {found.scheme} is not supported")
+            raise RequestImpossible(f"a proxy of {found.scheme} is not supported")
         return cls(server, found)
 
     def connection(self, limits: Limits, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
@@ -174,7 +178,8 @@ class _Connection:
 
     async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> Answer:
         response = await self._caller.run(lambda: self._line.ask(method, url, headers))
-        return Answer(response.status, response.reason, httpx.Headers(response.getheaders()), self._fill)
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.getheaders()]
+        return Answer(response.status, response.reason, httpx.Headers(raw), self._fill)
 
     async def _fill(self) -> memoryview:
         return await self._caller.run(self._line.fill)
@@ -217,12 +222,14 @@ class _Line:
         self._socket.settimeout(self._limits.stall_s)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         target, own = self._route.target(url)
-        self._http.request(method, target, headers={**headers, **own})
+        try:
+            self._http.request(method, target, headers={**headers, **own})
+        except ValueError as error:  # it quotes the header, which may be a token
+            raise RequestImpossible(f"a header holds what none may ({type(error).__name__})") from None
         self._acknowledge()
         self._response = response = self._http.getresponse()
         self._is_read_ahead = True
-        is_sized = not response.chunked and response.length is not None
-        self.num_bytes_left = response.length if is_sized and response.length is not None else -1
+        self.num_bytes_left = _body_bytes(response)
         if not self.num_bytes_left:
             self._end_answer()
         elif not response.fp.peek(1):
@@ -264,6 +271,8 @@ class _Line:
         assert self._response is not None
         self.num_bytes_left = 0
         self.is_done = not self._response.will_close
+        if self.is_done:  # whatever comes now, of any length, tells that it cannot be used again
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._response.close()
         self._response = None
 
@@ -353,6 +362,7 @@ class Caller:
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], bool]] = SimpleQueue()
+        self._is_ending = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
@@ -360,9 +370,12 @@ class Caller:
             continue
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """What `work` returns or raises. Cancelling it stops nothing."""
+        """What `work` returns or raises; ConnectionAbortedError after `end`. Cancelling it stops nothing."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
+        if self._is_ending:
+            future.set_exception(ConnectionAbortedError("it was closed"))
+            return future
 
         def call() -> bool:
             result, failure = None, None
@@ -384,6 +397,7 @@ class Caller:
             last()
             return False
 
+        self._is_ending = True
         self._calls.put(call)
 
 
@@ -394,6 +408,13 @@ def _settle(future: "asyncio.Future[Any]", result: Any, failure: BaseException |
         future.set_exception(failure)
     else:
         future.set_result(result)
+
+
+def _body_bytes(response: http.client.HTTPResponse) -> int:
+    """-1: until the server ends it. An answer that has no body (to HEAD, 204, 304) may name an encoding of one."""
+    if response.length == 0:
+        return 0
+    return -1 if response.chunked or response.length is None else response.length
 
 
 def _basic(header: str, url: httpx.URL) -> dict[str, str]:

@@ -24,7 +24,7 @@ from glowplug.weights.source import (
     next_url,
     redacted,
 )
-from glowplug.weights.sources.connection import Answer, Connections, Limits
+from glowplug.weights.sources.connection import Answer, Connections, Limits, RequestImpossible
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
@@ -185,6 +185,8 @@ async def translated(shown: str) -> AsyncIterator[None]:
         yield
     except (httpx.InvalidURL, http.client.InvalidURL) as error:
         raise WeightsUnavailable(f"{shown}: the address cannot be asked for ({type(error).__name__})") from error
+    except RequestImpossible as error:
+        raise WeightsUnavailable(f"{shown}: {error}") from error
     except (OSError, http.client.HTTPException, UnicodeError, zlib.error) as error:
         raise SourceInterrupted(f"{shown}: {type(error).__name__} {error}".rstrip()) from error
 

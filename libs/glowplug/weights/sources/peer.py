@@ -20,7 +20,7 @@ import msgspec
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
 from glowplug.weights.source import Chunk, SourceFile, SourceInterrupted, checked_relative
-from glowplug.weights.sources.connection import Answer, Connections, Limits
+from glowplug.weights.sources.connection import Answer, Connections, Limits, RequestImpossible
 from glowplug.weights.transfer import Holding, PeerBusy
 from glowplug.weights.window import WindowOf
 
@@ -113,7 +113,7 @@ class PeerRegion:
             url = httpx.URL(self._url).join(path)
             async with self._connections.ask("GET", url, {**headers, **self._token}) as answer:
                 yield answer
-        except (httpx.InvalidURL, http.client.HTTPException, OSError, UnicodeError) as error:
+        except (httpx.InvalidURL, http.client.HTTPException, OSError, UnicodeError, RequestImpossible) as error:
             raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
 
     async def close(self) -> None:
