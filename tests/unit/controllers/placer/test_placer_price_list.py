@@ -80,6 +80,26 @@ def test_a_forecast_raises_what_it_names():
     assert {**after, "i-rare": 0} == {**before, "i-rare": 0}
 
 
+def test_a_replica_is_asked_for_behind_as_many_requests_as_the_engine_runs():
+    """Four at once: of 8 declared slots memory allows 2, so that the replica behind the instance is needed."""
+    asked = {}
+    for slots in (8, 2):
+        grants = [("i-run", 100), ("i-copy", 60)]
+        node = a_node(gpus_mib=(400,), grants={0: grants}, cached=(CACHED,))
+        controller = a_placer(node, models=[a_model("busy", mib=100)])
+        rows = [
+            an_instance("i-run", "busy", mib=100, ready_at=1.0, max_concurrency=slots),
+            an_instance("i-copy", "busy", InstanceState.PREWARMED, mib=60, replica=True),
+        ]
+        for row in rows:
+            controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+        expected = Forecast(made_at=2.0, window_s=300.0, concurrency_mean=4.0, concurrency_peak=4.0)
+        controller.handle(an_event(ForecastMade(model_key="busy", forecasts=(expected,))), 2.0)
+        found = controller.price_list.of("node-1/0", 2.0).holders
+        asked[slots] = next(one.asked for one in found if one.instance_id == "i-copy")
+    assert asked[8] < asked[2] and asked[2] > 0.01
+
+
 def test_a_gpu_of_no_node_is_not_found():
     with pytest.raises(NotFound, match="no GPU 'node-9/0'"):
         a_full_gpu().price_list.of("node-9/0", 60.0)
