@@ -200,7 +200,10 @@ def _share(spread: Spread, form: str = ".1%") -> str:
 SCENARIOS = tuple(f"scenarios/{name}.yaml" for name in sorted({w.scenario for w in WORKLOADS.values()}))
 MODULES = ("u_union", "u_workloads", "u_systems", "w_warm", "w_mux", "h_load", "h_starts", "p_preserve")
 UNION_CODE = (
-    *(f"libs/glowplug/policies/{kind}/union.py" for kind in ("placement", "prewarming", "scaling")),
+    *(
+        f"libs/glowplug/policies/{kind}/union.py"
+        for kind in ("caching", "eviction", "placement", "prewarming", "scaling")
+    ),
     "libs/glowplug/policies/scaling/union_plan.py",
 )
 

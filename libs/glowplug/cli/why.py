@@ -17,6 +17,7 @@ FILTERS = ("request", "instance", "gpu", "node")
 ABOUT = ("model_key", "instance_id", "node_id", "gpu_id", "request_id")
 KNOWN = "not a request, model, instance, GPU or node"
 EVENTS = "events.jsonl"
+GOES = {"draining": "leaves", "swapped_out": "-"}  # states in which a holder of memory is not asked to leave
 
 
 def why(
@@ -111,7 +112,7 @@ def price_list(prices: Row) -> str:
         return f"{head}, and nothing lies there\n"
     rows = [
         (
-            one["order"] or "stays",
+            one["order"] or GOES.get(one.get("state", ""), "stays"),
             one["instance_id"],
             one["model"],
             one["rung"],

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching import union as union_caching
-from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
+from glowplug.policies.caching.mcache_importance import ImportanceParams, RateParams, mcache
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
 from glowplug.policies.worth import FROM_ZERO
@@ -46,7 +46,8 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         if not options:
             return policy
         if policy in (mcache, union_caching.union):
-            laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
+            own = ImportanceParams() if policy is mcache else RateParams()
+            laid_over(own, options)  # what is wrong with them is said at once
             return lambda cache: policy(replace(cache, importance=laid_over(cache.importance, options)))
         if kind == "routing" and base_name(name) in _LOOK_AHEAD:
             laid_over(BalancerParams(), options)

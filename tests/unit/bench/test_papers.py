@@ -67,6 +67,12 @@ def test_kept_outcomes_are_of_the_code_that_made_them(tmp_path, monkeypatch) -> 
     assert cache.load("X", "a case", 1, False, reads, stale=True) == {"a": 2.0}
 
 
+def test_every_file_that_only_the_union_runs_is_in_the_digest_of_its_row() -> None:
+    policies = cache.ROOT / "libs/glowplug/policies"
+    left_out = {str(file.relative_to(cache.ROOT)) for file in policies.rglob("*.py") if file.name in cache.UNION_FILES}
+    assert left_out == set(u_union.UNION_CODE)
+
+
 def test_pictures_are_the_same_bytes_for_the_same_numbers() -> None:
     lines = Lines(title="a < b", x_label="x", y_label="y", series={"one": [(0.0, 1.0), (10.0, 3.0)]})
     bars = Bars(title="b", x_label="x", y_label="y", groups=["a", "b"], series={"s": [1.0, math.nan]}, log_y=True)

@@ -109,6 +109,9 @@ def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> N
     assert re.split(r"  +", titles.strip()) == heads.split(", ")
     assert re.split(r"  +", rows[0].strip()) == ["1", "r-1", "m", "prewarmed", "2.0 GiB", "0.25", "2.000 s", "0.25"]
     assert re.split(r"  +", rows[1].strip())[-1] == "it is pinned" and rows[1].startswith("stays")
+    for state, goes in (("draining", "leaves"), ("swapped_out", "-"), ("ready", "stays")):
+        shown = why.price_list(found | {"holders": [busy | {"state": state}]}).splitlines()[2]
+        assert shown.split()[0] == goes, state
     assert "nothing lies there" in why.price_list(found | {"holders": []})
 
 

@@ -40,10 +40,11 @@ def test_a_forecaster_with_options_keeps_the_window_of_its_paper_and_its_season(
     assert made.params.literal_weights and made.season_s == 3000.0  # type: ignore[attr-defined]
 
 
-def test_options_of_a_cache_lie_over_what_its_settings_say() -> None:
+@pytest.mark.parametrize("policy", ["mcache", "union"])
+def test_options_of_a_cache_lie_over_what_its_settings_say(policy: str) -> None:
     facts = CacheFacts(capacity_bytes=10, penalty_s=lambda name, num_bytes: 1.0)
     one, three = (
-        choose("caching", name)(facts) for name in ("mcache:spread=1:half_life_s=10", "mcache:half_life_s=10")
+        choose("caching", f"{policy}:{options}")(facts) for options in ("spread=1:half_life_s=10", "half_life_s=10")
     )
     for memory in (one, three):
         memory.used("a", 1, 0.0, hit=False)
@@ -75,6 +76,7 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
         ("prediction", "last_window:x=1", "it has no options"),
         ("prediction", "warmserve_csp:num_days=-1", "num_days is from 0 up, not -1"),
         ("caching", "lru:spread=1", "it has no options"),
+        ("caching", "union:counts=requests", "no option 'counts' (there are: half_life_s, max_names, spread)"),
         ("routing", "round_robin:penalty=1", "it has no options"),
         ("routing", "nobody:penalty=1", "no routing policy named 'nobody'"),
     ],

@@ -381,7 +381,9 @@ class Placing:
         residents = Pass(self.fleet, now_s, self._shares).victims.residents(gpu_id)
         may_go = [resident for resident in residents if not resident.held]
         decision = self._evict(may_go, sum(resident.num_bytes for resident in may_go))
-        return decision.victims, {resident.name: resident.held for resident in residents if resident.held}
+        priority = {resident.name: resident.priority for resident in may_go}
+        order = sorted(decision.victims, key=priority.__getitem__)  # asked for all, a policy may not say who goes first
+        return tuple(order), {resident.name: resident.held for resident in residents if resident.held}
 
     def _start(self, placement: Placement, decision: PlaceDecision, now: Pass) -> list[Effect]:
         now_s = now.now_s

@@ -13,7 +13,6 @@ from glowplug.controllers.placer.placing import Placing
 from glowplug.domain.errors import NotFound
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.fleet.capacity import LEAVING
 from glowplug.fleet.status import rung_of
 
 
@@ -21,7 +20,7 @@ from glowplug.fleet.status import rung_of
 class Priced:
     """One holder. `asked`: how many are expected to ask for it before it could be reloaded, a probability unless
     requests wait for it now; `climb_s`: how much longer each would wait without it; `saves_s`: their product; `worth`:
-    that over its bytes, seconds a byte. `order` 1 goes first, 0 does not go now; `why` says why not."""
+    that over its bytes, seconds a byte. `order` 1 goes first, 0 is not asked to go; `why` says why not."""
 
     instance_id: str
     model: str
@@ -31,6 +30,7 @@ class Priced:
     climb_s: float
     saves_s: float
     worth: float
+    state: str = ""
     order: int = 0
     why: str = ""
 
@@ -89,6 +89,7 @@ class PriceList:
             climb_s=round(holding.climb_s, 4),
             saves_s=round(holding.saves_s, 4),
             worth=holding.worth,
+            state=row.state.value,
         )
 
 
@@ -98,6 +99,8 @@ def _gives_way(row: Instance) -> bool:
 
 
 def _why(row: Instance, held: str, goes: bool) -> str:
-    if row.state in LEAVING:
-        return "it leaves already"
+    if row.state is InstanceState.DRAINING:
+        return "it drains"
+    if row.state is InstanceState.SWAPPED_OUT:
+        return "it is asleep, and gives way to whatever starts"
     return "" if goes else held or "it gives way to whatever starts there"

@@ -35,12 +35,18 @@ from glowplug.policies.caching.ordering import Ordering, Resident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportanceParams:
+class RateParams:
+    """How the rate is counted."""
+
     half_life_s: float = 300.0
     spread: float = 10.0
+    max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceParams(RateParams):
     renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
     b0: float = 1.0
-    max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
     counts: Literal["uses", "requests"] = "uses"  # what the rate is made of
 
 

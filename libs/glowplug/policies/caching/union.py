@@ -39,5 +39,6 @@ class ByWorth(Importance):
 
 
 def union(cache: CacheFacts) -> Ordering:
-    """The policy `union`. Its options are those of `mcache`; what it counts are uses."""
+    """The policy `union`. It counts uses, and weighs when it is asked: its options are the fields of `RateParams`, over
+    what `cache` says."""
     return ByWorth(cache.penalty_s, replace(cache.importance, counts="uses"))

@@ -80,6 +80,63 @@ def test_a_forecast_raises_what_it_names():
     assert {**after, "i-rare": 0} == {**before, "i-rare": 0}
 
 
+def test_a_replica_is_asked_for_behind_as_many_requests_as_the_engine_runs():
+    """Four at once: of 8 declared slots memory allows 2, so that the replica behind the instance is needed."""
+    asked = {}
+    for slots in (8, 2):
+        grants = [("i-run", 100), ("i-copy", 60)]
+        node = a_node(gpus_mib=(400,), grants={0: grants}, cached=(CACHED,))
+        controller = a_placer(node, models=[a_model("busy", mib=100)])
+        rows = [
+            an_instance("i-run", "busy", mib=100, ready_at=1.0, max_concurrency=slots),
+            an_instance("i-copy", "busy", InstanceState.PREWARMED, mib=60, replica=True),
+        ]
+        for row in rows:
+            controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+        expected = Forecast(made_at=2.0, window_s=300.0, concurrency_mean=4.0, concurrency_peak=4.0)
+        controller.handle(an_event(ForecastMade(model_key="busy", forecasts=(expected,))), 2.0)
+        found = controller.price_list.of("node-1/0", 2.0).holders
+        asked[slots] = next(one.asked for one in found if one.instance_id == "i-copy")
+    assert asked[8] < asked[2] and asked[2] > 0.01
+
+
+@pytest.mark.parametrize("evict", ["union", "swapserve", "lru"])
+def test_of_those_that_may_leave_the_lowest_priority_goes_first_whatever_the_others_save(evict):
+    node = a_node(gpus_mib=(400,), grants={0: [("i-high", 100), ("i-low", 100)]}, cached=(CACHED,))
+    models = [a_model("busy", mib=100, priority=1), a_model("idle", mib=100)]
+    controller = a_placer(node, models=models, evict=evict, victims="least_worth")
+    for name, key in (("i-high", "busy"), ("i-low", "idle")):
+        row = an_instance(name, key, mib=100, ready_at=1.0)
+        controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+    loads = {"busy": ModelLoad(last_active_at=3.0), "idle": ModelLoad(last_active_at=59.0)}
+    controller.handle(load_report(**loads), 60.0)
+    found = {one.instance_id: one for one in controller.price_list.of("node-1/0", 60.0).holders}
+    assert (found["i-low"].order, found["i-high"].order) == (1, 2)
+    assert found["i-low"].worth > found["i-high"].worth
+
+
+def test_who_leaves_anyhow_has_no_place_in_the_order_and_says_why():
+    grants = [("i-asleep", 60), ("i-drains", 100), ("i-idle", 100)]
+    node = a_node(gpus_mib=(400,), grants={0: grants}, cached=(CACHED,))
+    controller = a_placer(node, models=[a_model(name, mib=100) for name in NAMES], victims="least_worth")
+    rows = [
+        an_instance("i-asleep", "copied", InstanceState.SWAPPED_OUT, mib=60),
+        an_instance("i-drains", "busy", InstanceState.DRAINING, mib=100, ready_at=1.0),
+        an_instance("i-idle", "idle", mib=100, ready_at=1.0),
+    ]
+    for row in rows:
+        controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+    controller.handle(load_report(), 60.0)
+    found = {
+        one.instance_id: (one.state, one.order, one.why) for one in controller.price_list.of("node-1/0", 60.0).holders
+    }
+    assert found == {
+        "i-asleep": ("swapped_out", 0, "it is asleep, and gives way to whatever starts"),
+        "i-drains": ("draining", 0, "it drains"),
+        "i-idle": ("ready", 1, ""),
+    }
+
+
 def test_a_gpu_of_no_node_is_not_found():
     with pytest.raises(NotFound, match="no GPU 'node-9/0'"):
         a_full_gpu().price_list.of("node-9/0", 60.0)

@@ -221,6 +221,16 @@ def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
     assert {step.model_key for step in plan.steps} == {"near"} and plan.inputs["over_network"] > 0
 
 
+def test_the_union_counts_slots_that_engines_have_too():
+    """For four requests at once an instance of 8 declared slots suffices, and one of 2 does not."""
+    here = node(300, 300, cached=(HERE,))
+    wished = [
+        {wish.rank for wish in union.wishes(weighed(here, slots=slots, num_active={"a": 1}), FREE)}
+        for slots in ({}, {"a": 0}, {"a": 2})
+    ]
+    assert wished == [set(), set(), {0, 1}]
+
+
 def test_every_copy_is_worth_something_to_the_union_with_a_forecast_or_without():
     """WarmServe gives a score to what its forecast wants alone; the rest would go in the order of their ids."""
     keys = ("wished", "recent", "old")
