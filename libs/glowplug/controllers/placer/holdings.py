@@ -12,7 +12,7 @@ from dataclasses import replace
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.sleepers import becomes_of
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.placement.links import declared_pcie, disk_rate, found_at, gpu_kind_of, network_rate
@@ -29,6 +29,7 @@ class Holdings:
         self.fleet, self.now_s = fleet, now_s
         self._forecasts: dict[str, Forecast | None] = {}
         self._ranks: dict[str, dict[str, int]] = {}
+        self._slots: dict[str, int] = {}
         self._known: dict[str, Holding] = {}
 
     def of(self, row: Instance) -> Holding:
@@ -81,7 +82,7 @@ class Holdings:
     def _asking(self, row: Instance, model: Model) -> tuple[int, Asking]:
         """How many ask for it now, and how often it is asked for."""
         load, num_there = self.fleet.loads.of(model.key), self.fleet.capacity.num_active.get(model.key, 0)
-        slots, forecast = max(1, model.max_concurrency), self._forecast(model)
+        slots, forecast = self._num_slots(model), self._forecast(model)
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
         if row.state.is_dormant or row.replica:
             before = num_there + self._rank(row, model)
@@ -101,6 +102,13 @@ class Holdings:
         if model.key not in self._forecasts:
             self._forecasts[model.key] = self.fleet.forecasts.of(model.key, self.now_s)
         return self._forecasts[model.key]
+
+    def _num_slots(self, model: Model) -> int:
+        """Requests that one instance runs at once: as engines say that are READY, else as declared."""
+        if model.key not in self._slots:
+            seen = slots_per_instance(self.fleet.instances.living(model.key).values())
+            self._slots[model.key] = seen or max(1, model.max_concurrency)
+        return self._slots[model.key]
 
     def _rank(self, row: Instance, model: Model) -> int:
         """How many other copies of the model are taken first: nearer ones, then those that were there before."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from glowplug.domain.hardware import Node
+from glowplug.domain.model import Model
 from glowplug.policies.placement.dormant import gives_way
 from glowplug.policies.placement.links import has_weights
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
@@ -66,7 +67,7 @@ def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
         model, climb_s = view.models.get(key), view.climb_s.get(key, 0.0)
         if model is None or climb_s <= 0:
             continue
-        there, slots = view.num_active.get(key, 0), max(1, model.max_concurrency)
+        there, slots = view.num_active.get(key, 0), _slots(model, view)
         for rank in range(params.max_replicas):
             probability = asked(level(forecast, there + rank, slots), away_s(climb_s))
             if probability < params.least_asked:
@@ -74,6 +75,11 @@ def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
             score = probability * climb_s
             found.append(ReplicaWish(model_key=key, kind=ReplicaClass.BASIC, rank=rank, score=score))
     return sorted(found, key=lambda wish: (-wish.score, wish.model_key, wish.rank))
+
+
+def _slots(model: Model, view: PrewarmView) -> int:
+    """Requests that one instance runs at once: as engines say that are READY, else as declared."""
+    return view.slots.get(model.key) or max(1, model.max_concurrency)
 
 
 def _is_near(step: PrewarmStep, view: PrewarmView) -> bool:
@@ -109,7 +115,7 @@ def _idle_worth(step: PrewarmStep, view: PrewarmView) -> float:
     key = step.model_key
     model = view.models[key]
     before = view.num_active.get(key, 0) + len(view.fleet.copies(model))
-    asking = level(view.forecasts.get(key), before, max(1, model.max_concurrency))
+    asking = level(view.forecasts.get(key), before, _slots(model, view))
     return idle_worth(asking, view.climb_s.get(key, 0.0))
 
 

@@ -80,6 +80,20 @@ def test_a_forecast_raises_what_it_names():
     assert {**after, "i-rare": 0} == {**before, "i-rare": 0}
 
 
+def test_a_copy_behind_an_instance_is_asked_for_by_the_slots_that_its_engine_has():
+    """A peak of six beside 8 declared slots asks for no second; where the engine has 2 it does."""
+    ahead = Forecast(made_at=60.0, starts_at=60.0, window_s=300.0, concurrency_mean=4.0, concurrency_peak=6.0)
+    asked = []
+    for slots in (8, 2):
+        controller = a_full_gpu()
+        serves = an_instance("i-serves", "copied", mib=100, ready_at=1.0, max_concurrency=slots)
+        controller.handle(an_event(InstanceReady(instance=serves)), 60.0)
+        controller.handle(an_event(ForecastMade(model_key="copied", forecasts=(ahead,))), 60.0)
+        found = {one.instance_id: one.asked for one in controller.price_list.of("node-1/0", 60.5).holders}
+        asked.append(found["i-copied"])
+    assert asked[0] < 0.1 < asked[1]
+
+
 def test_a_gpu_of_no_node_is_not_found():
     with pytest.raises(NotFound, match="no GPU 'node-9/0'"):
         a_full_gpu().price_list.of("node-9/0", 60.0)
