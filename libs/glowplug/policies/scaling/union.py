@@ -131,9 +131,7 @@ def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, .
     return tuple(view.now_s if at < wanted else before[at] if at < len(before) else view.now_s for at in range(num))
 
 
-def _worth_keeping(
-    view: ScalingView, wanted: int, idle_s: Sequence[float], start_s: float, params: UnionParams
-) -> int:
+def _worth_keeping(view: ScalingView, wanted: int, idle_s: Sequence[float], start_s: float, params: UnionParams) -> int:
     """How many of those that run are worth their GPUs, at least `wanted`; a last one alone goes by its keep-alive.
     `idle_s`: seconds since more than none, one, ... were wanted."""
     number = max(1, wanted)
