@@ -21,7 +21,7 @@ Here the first instance starts for a request and the last one ends by its keep-a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.phrasing import counted
@@ -58,6 +58,11 @@ class UnionState:
     short_at: float = float("-inf")  # another model lacked GPUs
     needed_at: tuple[float, ...] = ()  # when as many as one, two, ... instances were last wanted
     start_s: float = UNSEEN_S  # what the last start from nothing took
+
+    def learned(self) -> Self:
+        """What holds whatever the load was."""
+        plan = union_plan.PlanState(m=self.plan.m, raised_at=self.plan.raised_at)
+        return replace(self, plan=plan, arrivals=None, short_at=-math.inf, needed_at=())
 
 
 def scale(
