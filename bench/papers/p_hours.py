@@ -174,8 +174,8 @@ P2M = Experiment(
         enough and seven are not, and what one takes is measured on the way (`policies/throughput.py`), with nothing
         declared before, or twice of the profile; four hours before the 36 are for that and count for nothing.
         The objective is P1's: a mean of 0.2 s a token in every minute, and thrice what an idle instance does
-        (0.47 s) on the coding service. It is the union's scaler that is judged (`scaling/union_plan.py`), its
-        300 s of calm squeezed as the day is. `oracle`: a plan by window that knows the tokens of each, begins
+        (0.47 s) on the coding service. It is the union's scaler that is judged (`scaling/union_plan.py`).
+        `oracle`: a plan by window that knows the tokens of each, begins
         starts in time and has the union's router, searched by repairing minutes that miss and trimming the ends
         of instances' lives. `without`: PreServe with one of its rules left out."""
     ),

@@ -1,5 +1,7 @@
 """A policy's own params by its name: the literal formulas of the papers are a setting away, live and simulated."""
 
+import re
+
 import pytest
 
 from glowplug.domain.errors import BadRequest
@@ -29,6 +31,21 @@ def test_options_of_functions_reach_their_params_nested_ones_too() -> None:
     assert choose("prewarming", "warmserve:scores.burst=ratio").keywords["params"].scores.burst == "ratio"
     assert choose("eviction", "swapserve:fewest=false").keywords["params"].fewest is False
     assert wants_seconds(choose("placement", "hydraserve:use_cache=false")), "what a policy says of itself stays said"
+
+
+def test_what_zero_turns_off_in_the_unions_plan_may_be_zero() -> None:
+    fields = ("z", "slack", "up", "down", "patience_s", "widest")
+    plan = choose("scaling", "union:" + ":".join(f"plan.{name}=0" for name in fields)).keywords["params"].plan
+    assert [getattr(plan, name) for name in fields] == [0.0] * len(fields)
+    with pytest.raises(BadRequest, match=r"plan\.aim"):
+        choose("scaling", "union:plan.aim=0")
+
+
+def test_a_documented_option_of_the_unions_routing_is_one() -> None:
+    written = (ROOT / "docs" / "policies.md").read_text("utf-8")
+    (name,) = re.findall(r"`(union:learn_lengths=[^`]*)`", written)
+    params = choose("routing", name)(BalancerParams()).params
+    assert (params.learn_lengths, params.overload_share) == (False, 0.1)
 
 
 def test_a_forecaster_with_options_keeps_the_window_of_its_paper_and_its_season() -> None:

@@ -68,7 +68,7 @@ from glowplug.fleet.demand import Demand
 from glowplug.fleet.status import lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline
+from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load
 
 KEPT: Final = "kept"  # the rule of a decision for a copy below READY
 _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
@@ -296,7 +296,7 @@ class AutoscalerController:
         record, _ = self._deployed(key)
         if only in (None, Rung.READY):
             record.asked = ""
-            record.policy_state = None  # the load of the last seconds is no demand either
+            record.policy_state = without_load(record.policy_state)  # that of the last seconds is no demand either
         effects = self._stop_all(record, reason, chosen, now_s, becomes=becomes, only=only)
         for instance_id, row in self.instances.living(record.key).items():
             if instance_id in record.orders and record.kept.is_at(row, only):

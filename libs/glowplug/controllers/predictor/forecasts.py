@@ -17,6 +17,7 @@ from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug.policies.throughput import CapacityParams, Served, Throughput
 
 LEAST_GROWS = 1.01  # by window, so that a model which has become slower is known after a while
+LEAST_RATIO = 0.01  # from which it grows: a window that missed nothing took 0
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead; those made as far ahead as any are kept too
 NUM_PAST = 288  # windows gone by whose forecasts are kept: a day of 300 s windows
@@ -86,7 +87,7 @@ class ModelForecasts:
         as with a few tokens after a long prompt, twice of those is its objective: more instances change nothing."""
         if not window.num_judged:
             return 0.0
-        self._least_ratio = min(self._least_ratio * LEAST_GROWS, window.objective_ratio)
+        self._least_ratio = min(max(self._least_ratio, LEAST_RATIO) * LEAST_GROWS, window.objective_ratio)
         return window.objective_ratio / max(1.0, 2 * self._least_ratio)
 
     def _judge(self, window: Window, window_s: float) -> None:

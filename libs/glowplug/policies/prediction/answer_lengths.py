@@ -31,7 +31,7 @@ _NUM_TO_TRUST: Final = 5.0  # answers that reached a band, after which it counts
 _LEAST: Final = 1e-6  # of those that reach a band, the share that outlives it
 _GROWTH: Final = 1.02  # of the answers, until a curve is computed anew
 _MOST: Final = 4000.0  # answers that count; then all count half
-_BOUND: Final = 1 << 20  # tokens; nothing is drawn beyond
+_BOUND: Final = 1 << 20  # tokens; nothing is drawn beyond, but one more than there are
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class AnswerLengths:
         ratio = reached_tokens / expected
         band = bisect_right(_EDGES, ratio) - 1
         if band >= _NUM_BANDS:
-            return min(_BOUND, max(least, 2 * reached_tokens))
+            return max(least, min(_BOUND, 2 * reached_tokens))
         low, high = _EDGES[band], _EDGES[band + 1]
         # Within a band ends are spread evenly.
         longer = curve[band] + (curve[band + 1] - curve[band]) * (ratio - low) / (high - low)
@@ -105,7 +105,7 @@ class AnswerLengths:
         if band == _AS_EXPECTED and expected >= least:
             return expected
         if band >= _NUM_BANDS:
-            return min(_BOUND, max(least, round(_EDGES[-1] * expected)))
+            return max(least, min(_BOUND, round(_EDGES[-1] * expected)))
         part = (wanted - curve[band]) / (curve[band + 1] - curve[band])
         tokens = (_EDGES[band] + (_EDGES[band + 1] - _EDGES[band]) * part) * expected
-        return min(_BOUND, max(least, round(tokens)))
+        return max(least, min(_BOUND, round(tokens)))

@@ -9,6 +9,7 @@ the newest among equals) and the keep-alive of the last one (HydraServe section 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, runtime_checkable
 
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
@@ -86,6 +87,20 @@ class ScalingView:
         if for_s < 0 or self.in_flight(instance):
             return False
         return self.now_s - max(self.load.last_active_at, instance.ready_at) >= for_s
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """What a policy remembers of a model, some of which holds whatever its load was."""
+
+    def learned(self) -> Self:
+        """That alone."""
+
+
+def without_load(state: Any) -> Any:
+    """What is left of a policy's state when its model's load of the last seconds is no demand either: what it has
+    learned; None where it learns nothing."""
+    return state.learned() if isinstance(state, Learns) else None
 
 
 def worths(instances: Iterable[Instance]) -> dict[str, int]:

@@ -9,29 +9,29 @@ asked: WarmServe decides which replicas there are.
 
 A spare instance goes once it has run nothing for the model's keep-alive (HydraServe section 8.1), and before that once
 it is not worth its GPUs (`policies/worth.py`): once the probability that so many are needed before one could start
-again, by the forecast and by the time since so many last were, is below `price` for each of its GPUs. Its GPUs come
-free only when nothing of it stays there, so that start is one from nothing. It goes at once while an instance of
-another model finds no GPU. Where that one needs several GPUs, neighbours have to be free together: who drains is then
-not taken back while a prewarmed copy can be grown instead.
+again is below `price` for each of its GPUs: by the forecast, and without a plan by the time since so many last were as
+well. Its GPUs come free only when nothing of it stays there, so that start is one from nothing. It goes at once while
+an instance of another model finds no GPU. Where that one needs several GPUs, neighbours have to be free together: who
+drains is then not taken back while a prewarmed copy can be grown instead.
 
 While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
 Here the first instance starts for a request and the last one ends by its keep-alive.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, union_plan
 from glowplug.policies.scaling.baselines import why_now
-from glowplug.policies.scaling.port import ScalingView, settle
+from glowplug.policies.scaling.port import ScalingView, settle, worths
 from glowplug.policies.scaling.preserve import WINDOW_S
 from glowplug.policies.start_times import FROM_NOTHING
-from glowplug.policies.worth import FROM_ZERO, PRICE, Asking, asked, idle_worth, level
+from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, idle_worth, level
 
 EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
@@ -59,6 +59,11 @@ class UnionState:
     needed_at: tuple[float, ...] = ()  # when as many as one, two, ... instances were last wanted
     start_s: float = UNSEEN_S  # what the last start from nothing took
 
+    def learned(self) -> Self:
+        """What holds whatever the load was."""
+        plan = union_plan.PlanState(m=self.plan.m, raised_at=self.plan.raised_at)
+        return replace(self, plan=plan, arrivals=None, short_at=-math.inf, needed_at=())
+
 
 def scale(
     view: ScalingView, state: UnionState | None = None, params: UnionParams = UnionParams()
@@ -66,6 +71,7 @@ def scale(
     """The number of instances `model` should have now, and how many of them one start may bring."""
     state = state or UnionState()
     plan, scaler = union_plan.plan_for(view, state.plan, params.plan)
+    is_planned = not plan.is_cold and plan.num_wanted > 0  # 0: no tokens are expected at all
     if params.last_by_keep_alive and not (plan.is_cold or view.demand) and plan.num_wanted == 1:
         plan = replace(plan, num_wanted=0)
     arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)
@@ -81,7 +87,9 @@ def scale(
     kept = wanted
     if not view.gpus_wanted_elsewhere:
         most = view.num_running - _num_idle(view, arrivals.idle_since, params)
-        kept = max(wanted, min(most, _worth_keeping(view, wanted, needed_at, start_s, params)))
+        # A plan says how many later windows take: beside it the time since as many were wanted says nothing more.
+        idle_s = [NEVER_S if is_planned else view.now_s - at for at in needed_at]
+        kept = max(wanted, min(most, _worth_keeping(view, wanted, idle_s, start_s, params)))
     if kept > wanted:
         wanted, reason = kept, f"{counted(kept, 'instance')} may be needed again before one could start"
     growing = is_growing(view, params)
@@ -116,9 +124,10 @@ def _window_s(view: ScalingView) -> float:
 
 
 def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionParams) -> int:
-    """Instances that have run nothing for the model's keep-alive."""
+    """Instances that have run nothing for the model's keep-alive; a pipeline is as many as it can become."""
     alive_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
-    return sum(view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s for i in view.ready)
+    idle = [i.instance_id for i in view.ready if view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s]
+    return sum(map(worths(view.running).__getitem__, idle)) if idle else 0
 
 
 def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, ...]:
@@ -127,13 +136,12 @@ def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, .
     return tuple(view.now_s if at < wanted else before[at] if at < len(before) else view.now_s for at in range(num))
 
 
-def _worth_keeping(
-    view: ScalingView, wanted: int, needed_at: tuple[float, ...], start_s: float, params: UnionParams
-) -> int:
-    """How many of those that run are worth their GPUs, at least `wanted`; a last one alone goes by its keep-alive."""
+def _worth_keeping(view: ScalingView, wanted: int, idle_s: Sequence[float], start_s: float, params: UnionParams) -> int:
+    """How many of those that run are worth their GPUs, at least `wanted`; a last one alone goes by its keep-alive.
+    `idle_s`: seconds since more than none, one, ... were wanted."""
     number = max(1, wanted)
     while number < view.num_running:
-        asking = level(view.forecast, number, view.per_instance, view.now_s - needed_at[number])
+        asking = level(view.forecast, number, view.per_instance, idle_s[number])
         if idle_worth(asking, start_s) < params.price * view.model.num_gpus:
             break
         number += 1

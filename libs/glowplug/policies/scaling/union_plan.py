@@ -29,6 +29,8 @@ follows how much of their objective the windows take (`Forecast.objective_ratio`
 Latency hardly grows with the load until it grows at once, so `aim` lies where it begins to, and one step up is as large
 as many down.
 
+No answer of a plan stands until a known moment: what has come, and when the last start's N ends, change with each call.
+
 Section 4.3.2 brings one more for each instance that will fill its cache too far; requests go where there is free cache,
 so here all caches count together. With cold data (no forecast, no tokens or no mu) PreServe's own plan stands as it is.
 """
@@ -44,6 +46,7 @@ from glowplug.policies.scaling import preserve
 from glowplug.policies.scaling.port import ScalingView
 from glowplug.policies.scaling.preserve import ScalerState, Target
 from glowplug.policies.throughput import Capacity
+from glowplug.policies.worth import FROM_ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +54,17 @@ class PlanParams:
     """`up` and `down` are of m, a logarithm."""
 
     cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # and of section 4.3.2
-    z: float = 0.7  # spreads of the forecast's error
-    widest: float = 0.3  # a spread counts as so much at most: a backlog widens the band, and plans for nothing
-    slack: float = 0.2  # of an instance
+    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads of the forecast's error
+    widest: float = field(default=0.3, metadata=FROM_ZERO)  # a spread counts as so much at most: a backlog widens it
+    slack: float = field(default=0.2, metadata=FROM_ZERO)  # of an instance
     aim: float = 0.8  # of the objective
     most: float = 2.0  # a window counts as so much of its objective at most
-    up: float = 0.2
-    down: float = 0.02
+    up: float = field(default=0.2, metadata=FROM_ZERO)
+    down: float = field(default=0.02, metadata=FROM_ZERO)
     least_share: float = 0.7  # exp(m): of the instances that mu asks for, between these two
     most_share: float = 1.6
     full_ratio: float = 0.9  # of the KV caches together
-    patience_s: float = 1.0  # of prompts, which an instance may have before it
+    patience_s: float = field(default=1.0, metadata=FROM_ZERO)  # of prompts, which an instance may have before it
     start_s: float = 30.0  # where no start has been seen
 
     def __post_init__(self) -> None:

@@ -20,7 +20,9 @@ from glowplug.events.facts import (
     ModelUndeployed,
 )
 from glowplug.policies.registry import choose
+from glowplug.policies.scaling import union
 from glowplug.policies.scaling.baselines import reactive as scale
+from glowplug.policies.scaling.union_plan import PlanState
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 from tests.unit.controllers.autoscaler.rig import autoscaler, holds, published, waiting
 
@@ -250,6 +252,23 @@ def test_the_load_of_the_last_seconds_brings_nothing_back_that_was_unloaded(poli
     effects = controller.handle(an_event(InstanceStopped(instance=stopped)), 6.2)
     effects += [e for n in range(20) for e in controller.handle(Tick(), 6.5 + n / 2)]
     assert published(effects, PlaceInstance) == []
+
+
+def test_what_the_unions_plan_has_learned_of_a_model_outlives_an_unload():
+    seen = []
+
+    def learns(view, state=None):
+        seen.append(state)
+        decision, after = union.scale(view, state)
+        return decision, replace(after, plan=replace(after.plan, m=0.3, made_at=1.0, num_held=4))
+
+    controller = autoscaler(a_model(), scale=learns, policy="union")
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
+    controller.handle(Tick(), 1.5)
+    controller.handle(operator.Unload("m"), 2.0)
+    seen.clear()
+    controller.handle(waiting(), 2.5)
+    assert seen[0] == union.UnionState(plan=PlanState(m=0.3), start_s=seen[0].start_s), "and no demand"
 
 
 def test_a_drained_model_starts_nothing_until_loaded():

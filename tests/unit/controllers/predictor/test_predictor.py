@@ -7,8 +7,9 @@ import pytest
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.predictor.forecasts import served
+from glowplug.controllers.predictor.forecasts import ModelForecasts, served
 from glowplug.controllers.predictor.params import PredictorParams
+from glowplug.controllers.predictor.series import Window
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ModelLoad
@@ -337,6 +338,15 @@ def test_a_window_is_held_against_the_best_ones_where_those_take_more_than_half_
         controller.handle(finished(e2e_s=e2e_s), 60.0 * number + 1)
         found.append(made(controller.handle(Tick(), 60.0 * number + 60))[0].forecasts[0].objective_ratio)
     assert found == [pytest.approx(ratio, rel=0.03) for ratio in (0.5, 0.5, 2.0, 0.5)]
+
+
+def test_after_a_window_that_missed_nothing_a_model_that_has_become_slow_is_known_again():
+    """From 0.01 on by 1 % a window: 0.5, from which windows are held against it, after 394 of them."""
+    forecasts = ModelForecasts(forecaster=LastWindow(60.0), next_number=0, num_kept=1)
+    clean, slow = (Window(started_at=0.0, num_judged=100, objective_sum=100 * ratio) for ratio in (0.0, 3.0))
+    assert forecasts._held_against_the_least(clean) == 0.0
+    found = [forecasts._held_against_the_least(slow) for _ in range(800)]
+    assert found[0] == found[380] == 3.0 and found[420] < 3.0 and found[-1] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("fields", [{"instance_id": ""}, {"num_continued": 1}, {"response_tokens": 0}])

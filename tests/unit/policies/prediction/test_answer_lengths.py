@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.policies.prediction.answer_lengths import AnswerLengths
+from glowplug.policies.prediction.answer_lengths import _BOUND, AnswerLengths
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 
 SHARES = [(2 * at + 1) / 400 for at in range(200)]
@@ -76,6 +76,25 @@ def test_a_draw_is_longer_than_what_has_come_and_grows_with_its_share(pairs, exp
     answers = learned(pairs)
     low, high = answers.draw(expected, share / 2, reached), answers.draw(expected, share, reached)
     assert reached < low <= high
+
+
+@pytest.mark.parametrize("expected", [1, 100, _BOUND, 2 * _BOUND])
+@pytest.mark.parametrize("reached", [0, _BOUND - 1, _BOUND, 4 * _BOUND])
+def test_beyond_the_bound_a_draw_is_still_longer_than_what_has_come(expected, reached):
+    """One that is not would be drawn for the same step without end. Answers that were expected to be long leave every
+    way out of the table open."""
+    for answers in (AnswerLengths(), learned([(2 * _BOUND, 10**8)] * 50)):
+        assert all(answers.draw(expected, share, reached) > reached for share in (0.0, 0.5, 0.999, 1.0))
+
+
+def test_a_look_ahead_passes_the_bound():
+    look = LookAhead(10**5, answers=AnswerLengths())
+    look.add(1, 10, 100)
+    look.begin(1)
+    look.advance(_BOUND - 2)
+    assert look.answers is not None and look.answers.draw(100, 0.5, _BOUND + 2) > _BOUND + 2, "else it would not end"
+    look.advance(_BOUND + 2)
+    assert look.tokens_left >= 1
 
 
 def test_a_look_ahead_expects_of_medians_what_the_answers_will_hold():

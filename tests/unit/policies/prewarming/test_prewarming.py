@@ -272,6 +272,14 @@ def test_the_union_gives_gpus_back_on_which_nothing_is_worth_its_price():
     assert union.plan(weighed(shared, models=[A, B], copies=both, worths=worths, forecasts={}), PRICED).unpaid == {}
 
 
+def test_the_union_counts_slots_as_engines_say_them():
+    """Of 8 declared slots memory allows 2: behind one instance a peak of six needs two more, or three."""
+    view = weighed(node(300, 300, 300, 300, cached=(HERE,)), forecasts={"a": forecast(4.0, 6.0)}, num_active={"a": 1})
+    assert [len(union.wishes(replace(view, slots=slots), FREE)) for slots in ({}, {"a": 2})] == [0, 3]
+    asks = union.UnionParams(price=0.001)
+    assert [len(union.plan(replace(view, slots=slots), asks).steps) for slots in ({}, {"a": 2})] == [0, 3]
+
+
 def test_the_union_makes_no_replica_that_would_not_pay_for_an_empty_gpu():
     """0.4 requests a window of 300 s, and 1 s saved: 1.3 ms a second."""
     rare = forecast(0.01, 0.4)

@@ -194,6 +194,26 @@ def test_the_union_keeps_spare_instances_that_the_forecast_may_need():
     assert asked(2002.0, spare, rows, forecast=long_after, params=cheap).num_wanted == 4
 
 
+def test_beside_a_plan_the_time_since_instances_were_wanted_keeps_none():
+    """The forecast says how many later windows take; 199 times of a start of 30 s would be 99 minutes more."""
+    asked, rows, plan = Asked(union.scale), started(4, 30.0), a_forecast(2500, 500, **MU)
+    spread = load(i1=1, i2=1, i3=1, i4=1, last_active_at=1e6)
+    assert held(asked, spread, rows, forecast=plan).num_wanted >= 3
+    less = a_forecast(400, 50, made_at=300.0, starts_at=300.0, **MU)
+    decision = asked(390.0, spread, rows, forecast=less, params=PRICED)
+    assert len(decision.drain) == 3 and decision.inputs["planned"] == 1
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_last_pipeline_that_has_run_nothing_for_the_keep_alive_goes_as_an_instance_does(num_stages):
+    """It counts for as many as it can become, running and idle alike."""
+    asked, rows = Asked(union.scale, keep_alive_s=30.0), ready(1, num_stages=num_stages)
+    asked(100.0, load(i1=1), rows)
+    over = load(last_active_at=100.0)
+    drained = [asked(100.0 + t, over, rows).drain for t in range(1, 40)]
+    assert drained[20] == () and drained[-1] == ("i-1",)
+
+
 def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be_started():
     """Neighbours must be free together for the group; one GPU is whoever's turn it is."""
     leaving = [*ready(1), an_instance("i-2", state=InstanceState.DRAINING, created_at=0.0, ready_at=0.0)]
