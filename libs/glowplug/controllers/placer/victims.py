@@ -1,9 +1,9 @@
 """Who could leave for an instance, and on which GPUs that costs least."""
 
+import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -104,7 +104,7 @@ class Victims:
 
     def _by_least_cost(
         self, wanted: Wanted, only: Collection[str]
-    ) -> Generator[tuple[Cost | tuple[bool], str], None, None]:
+    ) -> Generator[tuple[Cost | tuple[bool] | tuple[bool, float], str], None, None]:
         """Nodes, each with a cost that it is not below: first those where nobody may have to be asked, then those that
         were not used for longest. Every node is as good as another where shares count."""
         anything = (False,)
@@ -115,7 +115,8 @@ class Victims:
         elif self.rule == "least_worth":
             yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
             with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
-                yield from ((anything, prefix[:-1]) for _, prefix in islice(unused, MOST_NODES))
+                for number, (_, prefix) in enumerate(unused):
+                    yield anything if number < MOST_NODES else (True, math.inf), prefix[:-1]
         else:
             yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
             with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
@@ -458,5 +459,7 @@ def _sketched(evict: Evict) -> Evict:
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
 _HAS_BYTES = "it has the free memory"
-MOST_NODES = 64  # that are looked at where the least worth leaves: those that were not used for longest
+MOST_NODES = (
+    64  # not used for longest, that are looked at where the least worth leaves; others if nobody may leave there
+)
 _LATELY_S = 2.0  # four reports of a router

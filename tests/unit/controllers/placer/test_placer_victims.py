@@ -219,6 +219,20 @@ def test_where_the_least_worth_leaves_an_engine_that_takes_long_to_come_back_sta
         assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [gone], victims
 
 
+def test_where_nobody_may_leave_the_nodes_unused_for_longest_the_others_are_looked_at():
+    """65 nodes: a pinned instance on each, but for the one that came last."""
+    nodes = [a_node(f"n-{at:02}", gpus_mib=(200,), grants={0: [(f"i-{at}", 150)]}, revision=5) for at in range(65)]
+    models = [a_model("pinned", mib=150, pinned=True, max_instances=99), a_model("a", mib=150), a_model("b", mib=150)]
+    controller = a_placer(*nodes, models=models, evict="union", victims="least_worth")
+    for at, node in enumerate(nodes):
+        key, ready_at = ("a", 3.0) if at == 64 else ("pinned", 2.0)
+        row = an_instance(f"i-{at}", key, gpu_id=f"{node.node_id}/0", mib=150, created_at=1.0, ready_at=ready_at)
+        controller.handle(an_event(InstanceReady(instance=row)), 3.0)
+    beat(controller, 10.0, *[replace(node, revision=6) for node in nodes])
+    controller.handle(load_report(), 10.0)
+    assert sent(controller.handle(asked(models[2]), 10.0), StopInstance) == ["i-64"]
+
+
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
     """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})
