@@ -459,7 +459,5 @@ def _sketched(evict: Evict) -> Evict:
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
 _HAS_BYTES = "it has the free memory"
-MOST_NODES = (
-    64  # not used for longest, that are looked at where the least worth leaves; others if nobody may leave there
-)
+MOST_NODES = 64  # unused for longest, where the least worth leaves; others are looked at if nobody may leave these
 _LATELY_S = 2.0  # four reports of a router
