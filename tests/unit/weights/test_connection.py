@@ -294,6 +294,19 @@ async def test_a_reader_between_two_chunks_ends_when_all_are_closed() -> None:
                 await asyncio.wait_for(answer.fill(), 2.0)
 
 
+async def test_a_body_without_a_length_that_is_closed_while_it_comes_has_no_end() -> None:
+    with Body(head("Connection: close") + SMALL[:10], b"") as server:
+        server.pause_s = 0.3
+        made = Connections(LIMITS)
+        async with made.ask("GET", httpx.URL(server.url), {}) as answer:
+            assert await answer.fill() == SMALL[:10]
+            rest = asyncio.ensure_future(answer.fill())
+            await asyncio.sleep(TICK_S / 2)
+            await made.close()
+            with pytest.raises(ConnectionAbortedError, match="closed before the end"):
+                await asyncio.wait_for(rest, 2.0)
+
+
 @pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret\u20ac"], ids=["a line's end", "no latin letter"])
 async def test_a_token_that_no_header_may_hold_is_refused_and_not_shown(token: str) -> None:
     with Body(head("Content-Length: 3") + b"abc") as server:
