@@ -2,7 +2,7 @@
 
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import ForecastMade
-from glowplug.policies.prediction.port import until
+from glowplug.policies.prediction.port import until, windows_from
 
 
 class Forecasts:
@@ -38,9 +38,8 @@ class Forecasts:
 
 def now_open(ahead: tuple[Forecast, ...], now_s: float) -> Forecast | None:
     """The forecast of the window now open: the one it lies in, else the first; None when all are over for a window."""
-    for forecast in ahead:
-        if forecast.starts_at <= now_s < forecast.starts_at + forecast.window_s:
-            return forecast
+    if here := windows_from(ahead, now_s):
+        return here[0]
     last = ahead[-1]
     is_over = last.starts_at > 0 and now_s > last.starts_at + 2 * last.window_s
     return None if is_over else (ahead[0] if now_s < ahead[0].starts_at or not ahead[0].starts_at else last)
