@@ -151,6 +151,28 @@ async def test_what_is_compressed_though_nobody_asked_for_it_is_inflated() -> No
         assert server.heads[0]["accept-encoding"] == "identity"
 
 
+CUT_OFF = {"within its bytes": gzip.compress(DATA)[:-100], "within its checksum": gzip.compress(DATA[:9])[:-1]}
+
+
+@pytest.mark.parametrize("packed", CUT_OFF.values(), ids=CUT_OFF)
+async def test_what_is_compressed_and_cut_is_no_whole_file(packed: bytes) -> None:
+    with Body(head("Connection: close", "Content-Encoding: gzip") + packed[:1], packed[1:]) as server:
+        source = HttpSource(f"{server.url}/w", SourceOptions())
+        with pytest.raises(SourceInterrupted, match="ends early"):
+            async for _ in source.read(SourceFile(path="", num_bytes=0), 0, 0):
+                pass
+        await source.close()
+
+
+async def test_a_file_may_be_compressed_in_several_members() -> None:
+    packed = gzip.compress(DATA[:300_000]) + gzip.compress(DATA[300_000:])
+    with Body(head(f"Content-Length: {len(packed)}", "Content-Encoding: gzip"), packed) as server:
+        source = HttpSource(f"{server.url}/w", SourceOptions())
+        chunks = source.read(SourceFile(path="", num_bytes=0), 0, 0)
+        assert b"".join([bytes(chunk) async for chunk in chunks]) == DATA
+        await source.close()
+
+
 async def test_a_slow_body_is_given_as_it_comes_and_a_fast_one_in_whole_buffers() -> None:
     steps = [SMALL[at : at + 5_000] for at in range(0, len(SMALL), 5_000)]
     with Body(head("Content-Length: 100000"), *steps) as server:

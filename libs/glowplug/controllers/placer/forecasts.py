@@ -16,8 +16,9 @@ class Forecasts:
         return bool(self._ahead)
 
     def take(self, fact: ForecastMade) -> None:
-        """A window has closed."""
-        if fact.forecasts:
+        """A window has closed. One that comes late does not replace a newer one."""
+        known = self._ahead.get(fact.model_key)
+        if fact.forecasts and not (known and known[0].made_at > fact.forecasts[0].made_at):
             self._ahead[fact.model_key] = fact.forecasts
             self._horizons_s[fact.model_key] = fact.horizon_s
 
