@@ -130,11 +130,10 @@ class ModelRecord:
         """Of the window that holds `at_s`, with the most that is expected until a start begun then serves, and of the
         one after it; None where there is none. A forecast counts while its window lasts: a predictor that falls silent
         is none at all once its last window is over."""
-        for number, forecast in enumerate(self.forecasts):
-            if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
-                expected = until(forecast, self.forecasts, at_s + self.horizon_s)
-                return expected, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
-        return None, None
+        windows = self.windows_from(at_s)
+        if not windows:
+            return None, None
+        return until(windows[0], self.forecasts, at_s + self.horizon_s), windows[1] if len(windows) > 1 else None
 
     def windows_from(self, at_s: float) -> tuple[Forecast, ...]:
         """Of the window that holds `at_s` and of all after it, each as it was forecast."""
