@@ -1,4 +1,4 @@
-"""What the union's plan has learned of a model: it is in the store, and the autoscaler that leads next goes on from it."""
+"""What the union's plan has learned of a model: it is in the store, from which the next autoscaler that leads goes on."""
 
 import math
 from dataclasses import replace
