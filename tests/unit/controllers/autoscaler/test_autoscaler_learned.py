@@ -1,4 +1,4 @@
-"""What the union's plan has learned of a model: it is in the store, from which the next autoscaler that leads goes on."""
+"""What the union's plan has learned of a model stays in the store: the next autoscaler that leads goes on from it."""
 
 import math
 from dataclasses import replace
