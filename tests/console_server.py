@@ -164,6 +164,7 @@ class FakeOwner:
     script: list[bytes | asyncio.Event] = field(default_factory=lambda: [piece("Hello"), piece(", there"), DONE])
     refuses: dict[str, Any] | None = None  # a whole error answer for chats, with its "status"
     api_key: str = ""
+    prices: dict[str, Any] = field(default_factory=dict)  # by GPU
     hold: asyncio.Event | None = None  # actions are answered only then
     head_at_once: bool = True
     emulated: bool = True
@@ -174,6 +175,7 @@ class FakeOwner:
         app = FastAPI()
         app.post("/v1/chat/completions")(self.chat)
         app.get("/v1/models")(self.models)
+        app.get("/v1/gpus/{gpu_id:path}/worth")(self.worth)
         app.post("/{path:path}")(self.act)
         return app
 
@@ -208,6 +210,13 @@ class FakeOwner:
     async def models(self, request: Request) -> Response:
         await self._note(request)
         return self._unauthorized(request, self.api_key) or JSONResponse({"object": "list", "data": []})
+
+    async def worth(self, request: Request, gpu_id: str) -> Response:
+        await self._note(request)
+        prices = self.prices.get(gpu_id)
+        if prices is None:
+            return JSONResponse(error_body("no such GPU", "not_found_error", "not_found"), status_code=404)
+        return JSONResponse(prices)
 
     async def act(self, request: Request, path: str) -> Response:
         await self._note(request)

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from glowplug.controllers.placer.reads import READS
+from glowplug.controllers.autoscaler.reads import READS as AUTOSCALER
+from glowplug.controllers.placer.reads import READS as PLACER
 from glowplug.domain.instance import InstanceState, Worker
 from glowplug.domain.model import MAX_BYTES, WeightsRef
 from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
@@ -32,7 +33,7 @@ from glowplug.state.rows import KEYS
 from tests.fleet_builder import a_model, a_node, an_instance
 
 NOW = 1_700_000_000.0
-TABLES = READS.tables  # the placer reads every table
+TABLES = {**PLACER.tables, **AUTOSCALER.tables}  # between them they read every table
 LARGE = 2**53  # decodes, and leaves room to count and to multiply
 INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, LARGE, -LARGE)
 FLOATS = (0.0, 0.5, -1.0, NOW, NOW - 60, NOW + 60, 1e-300, float(LARGE), -float(LARGE))

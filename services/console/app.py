@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.middleware import Middleware
 
 from glowplug.runtime.rest import make_app
-from services.console import decisions, events, fleet_api, forecasts, jaeger, login, otlp, passing, trace_api
+from services.console import decisions, events, fleet_api, forecasts, jaeger, login, otlp, passing, prices, trace_api
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
@@ -21,6 +21,7 @@ from services.console.login import Access
 from services.console.metrics import ConsoleMetrics
 from services.console.model_detail import StartHistory
 from services.console.otlp import Receiver
+from services.console.prices import Prices
 from services.console.request_log import RequestLog
 from services.console.settings import ConsoleSettings
 from services.console.stream import Hub
@@ -102,6 +103,7 @@ def build_app(console: Console) -> FastAPI:
         events.routes(console.events, max_watchers=settings.events_max_watchers, beat_s=settings.events_beat_s)
     )
     app.include_router(forecasts.routes(Forecasts(console.upstream, console.clock)))
+    app.include_router(prices.routes(Prices(console.upstream, console.clock)))
     app.include_router(passing.action_routes(console.upstream, settings.action_timeout_s))
     app.include_router(
         passing.chat_routes(

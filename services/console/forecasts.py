@@ -14,10 +14,8 @@ from fastapi.responses import Response
 
 from glowplug.domain.errors import GlowplugError
 from services.console.records import Newest, json_response
-from services.console.upstream import Upstream, read_answer
+from services.console.upstream import Upstream, read_once
 
-TIMEOUT_S: Final = 5.0
-MAX_ANSWER_BYTES: Final = 8 << 20
 FRESH_S: Final = 1.0  # an answer is given again for this long, to all pages that ask
 KEPT: Final = 64
 METRICS: Final = ("concurrency", "requests", "prompt_tokens", "response_tokens")
@@ -94,10 +92,9 @@ class Forecasts:
         return page
 
     async def _ask(self, path: str) -> Any:
-        answer = await self._upstream.open("predictor", "GET", path, headers={}, silence_s=TIMEOUT_S)
-        body = await read_answer(answer, MAX_ANSWER_BYTES)
-        if answer.status_code != 200:
-            raise ValueError(f"status {answer.status_code}")
+        status, body = await read_once(self._upstream, "predictor", path)
+        if status != 200:
+            raise ValueError(f"status {status}")
         return msgspec.json.decode(body)
 
 

@@ -1,4 +1,4 @@
-"""Where the console passes things on to: the router's chat, the autoscaler's and the placer's operator actions.
+"""Where the console passes things on to, the router's chat and operator actions, and where it asks: forecasts, prices.
 
 It holds no token and decides nothing: addresses come from the settings, or else from what services say when they start.
 """
@@ -14,6 +14,8 @@ from fastapi import Request
 from glowplug.domain.errors import GlowplugError, NoCapacity, TooLarge
 
 CONNECT_S: Final = 5.0
+ANSWER_S: Final = 5.0  # of silence, to a question of the console's own
+MAX_ANSWER_BYTES: Final = 8 << 20  # likewise
 KEEP_IDLE_S: Final = 4.0  # below the 5 s at which servers close idle connections
 T = TypeVar("T")
 
@@ -138,6 +140,12 @@ async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:
     finally:
         await response.aclose()
     return bytes(body[:max_bytes])
+
+
+async def read_once(upstream: Upstream, service: str, path: str) -> tuple[int, bytes]:
+    """Status and body of what a service answers to a question of the console's own. Raises as `Upstream.open` does."""
+    answer = await upstream.open(service, "GET", path, headers={}, silence_s=ANSWER_S)
+    return answer.status_code, await read_answer(answer, MAX_ANSWER_BYTES)
 
 
 async def unless_gone(request: Request, asked: Awaitable[T]) -> T:

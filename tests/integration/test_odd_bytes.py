@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 SERVICES = ("autoscaler", "placer", "predictor", "agent", "prefetcher", "router", "console")
-TABLES = ("models", "nodes", "instances", "cordons", "leaders", "processes", "start_times")
+TABLES = ("models", "nodes", "instances", "cordons", "leaders", "processes", "start_times", "scaling_learned")
 ODD_ROWS = {
     b"\xff\xfe": b"{}",
     b"bytes": b"\xff\xfe",

@@ -18,6 +18,7 @@ from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import AgentMemory, EngineKind, Recalled
 from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.autoscaler.learned import SCALING_LEARNED
 from glowplug.controllers.effects import Publish, Record, Save, Tick
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import CORDONS, PlacerController
@@ -95,7 +96,7 @@ CONTROLLERS: dict[str, Callable[[str], Any]] = {
 READ = {
     "agent": ("instances", "nodes", LEADERS),
     "placer": ("models", "nodes", "instances", CORDONS, LEADERS, START_TIMES),
-    "autoscaler": ("models", "instances"),
+    "autoscaler": ("models", "instances", SCALING_LEARNED),
     "prefetcher": ("models", "instances", LEADERS),
     "predictor": ("models",),
     "router": ("models", "instances", START_TIMES),

@@ -14,6 +14,7 @@ KEYS: Mapping[str, str] = {
     "cordons": "node_id",
     "leaders": "service",
     "start_times": "key",
+    "scaling_learned": "key",
 }
 SHOWN = 80  # characters of a key in a log line: a key may be anything
 

@@ -23,3 +23,7 @@ export function eventAddress(id) {
 export function modelAddress(key) {
   return `#/model/${encodeURIComponent(key)}`;
 }
+
+export function gpuAddress(id) {
+  return `#/gpu/${encodeURIComponent(id)}`;
+}

@@ -1,13 +1,14 @@
 // Cards of nodes: whose bytes lie on each GPU, what runs there, and what arrives. A card off the screen is a head only.
 
 import { nodeActions } from "/page/actions.js";
+import { gpuAddress, modelAddress } from "/page/address.js";
 import { hues } from "/page/colours.js";
 import { h, keyed, kept, emulated } from "/page/dom.js";
 import { bytes, clock, rate } from "/page/format.js";
 import { live } from "/page/live.js";
 
 const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers", shared: "weights that all of these read" };
-const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
+export const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
 const HOLDERS_SHOWN = 8;
 const AHEAD = "400px"; // how far outside the window a card is drawn
 
@@ -18,10 +19,6 @@ export function stateOf(node) {
 
 export function nameOf(key) {
   return live.model(key)?.name ?? key;
-}
-
-export function modelAddress(key) {
-  return `#/model/${encodeURIComponent(key)}`;
 }
 
 export class NodeGrid {
@@ -183,8 +180,8 @@ function gpuBar(gpu, colour) {
   const words = gpu.grants.map((grant) => `${nameOf(grant.model_key) || grant.holder}: ${OWNER_WORDS[grant.owner] ?? grant.owner} ${bytes(grant.num_bytes)}`);
   const label = `GPU ${name}, ${KIND_WORDS[gpu.kind] ?? gpu.kind}, ${bytes(used)} of ${bytes(gpu.total_bytes)} used. ${words.join("; ")}`;
   return h(
-    "div",
-    { class: "gpu" },
+    "a",
+    { class: "gpu", href: gpuAddress(gpu.gpu_id), "data-focus": gpu.gpu_id },
     h("span", { class: "gpu-name", "aria-hidden": "true" }, name),
     h("div", { class: "bar", role: "img", "aria-label": label }, gpu.grants.map((grant) => grantSlice(grant, gpu.total_bytes, colour))),
     h("span", { class: used ? "num" : "num zero", "aria-hidden": "true" }, bytes(used), h("small", null, ` / ${bytes(gpu.total_bytes)}`)),

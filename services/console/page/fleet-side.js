@@ -3,7 +3,8 @@
 import { h, badge, emulated, empty } from "/page/dom.js";
 import { bytes, clock, rate } from "/page/format.js";
 import { live } from "/page/live.js";
-import { modelAddress, nameOf } from "/page/fleet-nodes.js";
+import { modelAddress } from "/page/address.js";
+import { nameOf } from "/page/fleet-nodes.js";
 
 const ORDER = ["waiting", "loading", "starting", "draining", "failed", "ready", "asleep", "cold"];
 const STATE_WORDS = { waiting: "waiting for room" };

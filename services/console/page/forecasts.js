@@ -23,7 +23,7 @@ const VIEWS = {
 
 export function forecastsView() {
   const given = asked("forecasts");
-  const wanted = { model: given.get("model") ?? "", show: given.get("show") in VIEWS ? given.get("show") : "requests", span: given.get("span") in SPANS ? given.get("span") : "30m", ahead: Number(given.get("ahead")) || 1 };
+  const wanted = { model: given.get("model") ?? "", show: given.get("show") in VIEWS ? given.get("show") : "requests", span: given.get("span") in SPANS ? given.get("span") : "30m", ahead: Math.max(1, Math.trunc(Number(given.get("ahead")) || 1)) };
   const models = h("select", { id: "forecast-model" });
   const shows = h("span", { class: "segments", role: "group", "aria-label": "What" });
   const spans = h("span", { class: "segments", role: "group", "aria-label": "How far back" });

@@ -10,6 +10,7 @@ import { eventView } from "/page/event.js";
 import { eventsView } from "/page/events.js";
 import { fleetView } from "/page/fleet.js";
 import { forecastsView } from "/page/forecasts.js";
+import { gpuView } from "/page/gpu.js";
 import { modelView } from "/page/model.js";
 import { modelsView } from "/page/models.js";
 import { playgroundView } from "/page/playground.js";
@@ -21,6 +22,7 @@ import { traceView } from "/page/trace.js";
 // `keys` are [key, what it does] lines for the help. New views go in this table, their tab in index.html.
 const VIEWS = {
   fleet: { open: fleetView, tab: "fleet" },
+  gpu: { open: gpuView, tab: "fleet" },
   models: { open: modelsView, tab: "models" },
   model: { open: modelView, tab: "models" },
   requests: { open: requestsView, tab: "requests" },
@@ -61,11 +63,20 @@ function route(event) {
     if (link.dataset.view === view.tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.querySelector("nav a[aria-current]")?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  reveal(document.querySelector("nav a[aria-current]"));
   if (!event) return; // the first view: the reader starts at the top of the page
   window.scrollTo(0, 0);
   main.focus({ preventScroll: true });
   announcer.textContent = current.title;
+}
+
+/** Scroll a tab into a bar that is too narrow for all. Not by scrollIntoView: Tab would go on from there, past the skip link. */
+function reveal(tab) {
+  if (!tab) return;
+  const bar = tab.parentElement.getBoundingClientRect();
+  const at = tab.getBoundingClientRect();
+  if (at.left < bar.left) tab.parentElement.scrollLeft -= bar.left - at.left;
+  else if (at.right > bar.right) tab.parentElement.scrollLeft += at.right - bar.right;
 }
 
 function showStatus() {

@@ -86,3 +86,23 @@ async def forecast(page: Page) -> None:
     known = ForecastPage(now=now, model_key="smol-chat", policy="test", windows=windows, forecasts=points)
     answer = msgspec.to_builtins(known)
     await page.route("**/api/v1/forecasts?model=smol-chat", lambda route: route.fulfill(json=answer))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def prices(page: Page) -> None:
+    """The placer's word on node-2/0: who goes next, and who stays."""
+    holder = {"model": "smol-poet", "asked": 0.12, "climb_s": 0.28, "saves_s": 0.034, "worth": 2.3e-10, "rung": "ready"}
+    holders = [
+        {**holder, "instance_id": "i-0a9e", "num_bytes": 203 << 20, "state": "ready", "order": 1, "why": ""},
+        {
+            **holder,
+            "instance_id": "i-33f0",
+            "num_bytes": 416 << 20,
+            "state": "draining",
+            "order": 0,
+            "why": "it drains",
+        },
+    ]
+    whole = {"gpu_id": "node-2/0", "total_bytes": 640 << 20, "free_bytes": 21 << 20, "holders": holders}
+    answer = {"now": time.time(), "gpu_id": "node-2/0", "prices": whole, "problem": ""}
+    await page.route("**/api/v1/gpus/node-2/0/worth", lambda route: route.fulfill(json=answer))

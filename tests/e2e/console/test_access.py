@@ -25,6 +25,7 @@ INSIDE = {  # a view of one thing -> what shows that it has been read
     f"trace/{story.trace_id(0)}": "[role=treegrid] [role=row]",
     f"trace/{story.trace_id(8)}": ".phase-line",
     "model/smol-chat": ".starts-panel",
+    "gpu/node-2%2F0": "tr.next",
     "decision/d-3": ".because",
     "decision/d-9": ".decision-outcome .gaps",
     "event/e-decision": ".payload",
@@ -56,8 +57,8 @@ TABBABLE = """[...document.querySelectorAll("a[href], button, input, select, tex
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shown(at: ConsoleUnderTest, page: Page, forecast: None) -> ConsoleUnderTest:
-    """A console that also has traces, a decision whole and forecasts, open in the page. It knows no router: the
+async def shown(at: ConsoleUnderTest, page: Page, forecast: None, prices: None) -> ConsoleUnderTest:
+    """A console that also has traces, a decision whole, forecasts and prices, open in the page. It knows no router: the
     playground's question gets a 503."""
     *steps, ready = story.placement(time.time())
     over = dataclasses.replace(ready.data.instance, state=InstanceState.STOPPED, revision=9)

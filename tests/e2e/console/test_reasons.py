@@ -170,6 +170,15 @@ async def test_forecasts_are_drawn_against_what_came_and_read_by_keys(at: Consol
     await expect(page.locator(".chart-line")).to_have_count(4)
 
 
+async def test_without_a_placer_the_prices_of_a_gpu_say_so(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(f"{at.url}/#/gpu/node-2%2F0")
+    await expect(page.locator("h1")).to_have_text("GPU node-2/0")
+    await expect(page.locator(".gpu-view [role=status]")).to_contain_text(
+        "The placer cannot be read: no placer address"
+    )
+    await expect(page.locator(".prices-panel .empty")).to_have_text("No prices while the placer does not answer.")
+
+
 async def test_without_a_predictor_the_forecasts_say_so(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{at.url}/#/forecasts/model=smol-chat")
     await expect(page.locator(".forecasts-view .note")).to_contain_text("the predictor cannot be read")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from glowplug.controllers.autoscaler.learned import SCALING_LEARNED
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import CORDONS
 from glowplug.events.commands import __name__ as commands_module
@@ -160,7 +161,7 @@ def _text(module: str, node: ast.expr) -> str:
 def test_every_service_has_rights_and_only_readers_are_beside_them() -> None:
     assert set(RIGHTS) == {*SERVICES, privileges.READER}
     assert privileges.LOGS == (DECISIONS_LOG,)
-    known = {CORDONS, DECISIONS_LOG, LEADERS, PROCESSES, START_TIMES, "models", "instances", "nodes"}
+    known = {CORDONS, DECISIONS_LOG, LEADERS, PROCESSES, SCALING_LEARNED, START_TIMES, "models", "instances", "nodes"}
     assert {table for rights in RIGHTS.values() for table in (*rights.reads, *rights.writes)} == known
 
 

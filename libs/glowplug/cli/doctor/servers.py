@@ -20,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from glowplug.bus.streams import stream_configs
 from glowplug.cli.doctor.findings import Finding, Findings
+from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, LearnedRow
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.decision import DecisionRecord
@@ -202,7 +203,9 @@ async def ask_store(url: str, state_dir: str) -> StoreFacts:
 
 async def _store(client: Redis) -> StoreFacts:
     unreadable: list[str] = []
-    others: dict[str, type[Any]] = {LEADERS: Leader, CORDONS: Cordon, PROCESSES: Holder, START_TIMES: StartRow}
+    others: dict[str, type[Any]] = {
+        LEADERS: Leader, CORDONS: Cordon, PROCESSES: Holder, START_TIMES: StartRow, SCALING_LEARNED: LearnedRow,
+    }  # fmt: skip
     for table, cls in others.items():
         await _table(client, table, cls, unreadable)
     await _log(client, unreadable)

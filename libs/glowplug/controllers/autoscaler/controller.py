@@ -15,7 +15,7 @@ What it is notified of
 What it asks
   - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
     the agent of an instance. A command that no fact has answered is sent again after `repeat_s`.
-  - `Save` and `Remove` of rows of `models`, with `model.deployed` and `model.undeployed`.
+  - `Save` and `Remove` of rows of `models`, with `model.deployed` and `model.undeployed`, and of `scaling_learned`.
   - `Record` of each decision, once, with the figures behind it.
 
 What it promises
@@ -43,6 +43,7 @@ from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.consolidation import Consolidations
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
 from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_unable
+from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, Learned
 from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start, place
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
@@ -85,7 +86,7 @@ class AutoscalerController:
         params: AutoscalerParams = AutoscalerParams(),
     ) -> None:
         self._scale, self._policy, self._params = scale, policy, params
-        self._ids = Ids(epoch)
+        self._ids, self._learned = Ids(epoch), Learned(scale)
         self._decisions = Decisions(self._ids, policy)
         self._consolidations = Consolidations(self._decisions, params.repeat_s)
         self._ticked_at = 0.0  # the last tick
@@ -118,11 +119,13 @@ class AutoscalerController:
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed), `nodes`, and
-        `instances`, where a failure may show before its fact comes."""
+        """Tables `models`, `scaling_learned` (ours: a lost row is written again, one of an undeployed model removed),
+        `nodes`, and `instances`, where a failure may show before its fact comes."""
         self._wake_all(now_s)
         if table == "models":
             return self._models.restore(rows, now_s)
+        if table == SCALING_LEARNED:
+            return self._learned.restore(rows, self._models, now_s)
         if table == "nodes":
             self.nodes = rows
             return []
@@ -134,9 +137,10 @@ class AutoscalerController:
         return []
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
-        """Demand, instances, models and forecasts."""
+        """Demand, instances, models, forecasts and what is learned."""
         self.instances, self.loads = earlier.instances, earlier.loads
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
+        self._learned.inherit(earlier._learned, self._models, now_s)
 
     def is_put_away(self, model_key: str) -> bool:
         """Whether an instance of it starts or drains only to stand below READY."""
@@ -413,7 +417,7 @@ class AutoscalerController:
         if is_tick and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
             lead_s = self._params.lead_s
             record.stands_until = min(decision.stands_until, record.forecast_changes_at(now_s + lead_s) - lead_s)
-        return effects
+        return [*effects, *self._learned.noted(record)]
 
     def _view(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float

@@ -2,6 +2,7 @@
 
 from typing import Final, get_args
 
+from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, LearnedRow
 from glowplug.controllers.reads import Reads
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
@@ -10,7 +11,7 @@ from glowplug.events import facts
 
 READS: Final = Reads(
     service="autoscaler",
-    tables={"models": Model, "instances": Instance, "nodes": Node},
+    tables={"models": Model, "instances": Instance, "nodes": Node, SCALING_LEARNED: LearnedRow},
     facts=(
         *get_args(facts.InstanceChange),
         facts.RequestWaiting,

@@ -47,10 +47,9 @@ class Failures:
         is refused over a start that may be tried on other nodes."""
         model_key, tries_left = instance.model_key, instance.tries_left
         known = self._by_model.get(model_key)
-        is_next_try = known is not None and known.tries_left > 0 and now_s - known.failed_at < NEXT_TRY_S
-        tried_on = frozenset({instance.node_id}) | (
-            known.tried_on if known is not None and is_next_try else frozenset()
-        )
+        tried_on = frozenset({instance.node_id})
+        if known is not None and known.tries_left and now_s - known.failed_at < NEXT_TRY_S:
+            tried_on |= known.tried_on
         if len(tried_on) > 1:
             message = f"{message} (it was tried on {len(tried_on)} nodes)"
         failure = Failure(code or code_in(message), message, now_s, tries_left, tried_on)

@@ -242,9 +242,10 @@ class Mixture:
         day = alone[..., DAYS_ALIKE]
         trust = np.where(there[..., DAYS_ALIKE], self._changes.trust(self._experts.distances), 0.0)
         said[..., NUM_MIXED] = mixed
-        said[..., NUM_MIXED + 1] = mixed + trust * (np.where(trust > 0.0, day, mixed) - mixed)
+        lean = np.where(trust > 0.0, day, mixed) - mixed
+        said[..., NUM_MIXED + 1] = mixed + trust * lean
         self._leans = trust * self._likened.of(np.isfinite(said[..., NUM_MIXED:]))[0, ..., 1]
-        self._middle = mixed + self._leans * (np.where(trust > 0.0, day, mixed) - mixed)
+        self._middle = mixed + self._leans * lean
         self._together[at] = self._middle
         self._lows, self._highs = self._bands.around(self._middle)
 

@@ -242,9 +242,8 @@ class Season:
         self.known, self.before = 0, np.empty(0)  # seasons back; (k, K, H): S_k
         num_days = len(offsets)
         self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
-        self.distances = np.zeros(
-            num_kinds
-        )  # mean square of z - S_k, over the days as `level` weighs them by the shortest memory
+        # The mean square of z - S_k, over the days as `level` weighs them by the shortest memory.
+        self.distances = np.zeros(num_kinds)
         self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
         self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
         self._moments = np.zeros((len(MEMORIES), 3, num_days, num_kinds))  # weight, sum, sum of squares

@@ -19,7 +19,7 @@ sum of all is what is to be expected, at the price of one ramp each.
 
 import heapq
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,8 +55,9 @@ class LookAhead:
     _end_sum: int = 0  # of the ramps' ends
     _constant: int = 0  # sum of prompt - start of the ramps at now_step; their sum there is this + count x step
     _count: int = 0
-    _turns: dict[int, list[int]] = field(default_factory=dict)  # step -> [change of constant, change of count]
-    _steps: list[int] = field(default_factory=list)  # the keys of _turns, sorted
+    _steps: list[int] = field(default_factory=list)  # at which ramps begin or end: the turns, sorted
+    _constants: list[int] = field(default_factory=list)  # by turn: the change of the constant ...
+    _counts: list[int] = field(default_factory=list)  # ... and that of the count
     _ends: list[tuple[int, Key]] = field(default_factory=list)
     _num_drawn: int = 0
 
@@ -81,10 +82,10 @@ class LookAhead:
         """Response tokens expected in the next `num_steps` steps."""
         end = self.now_step + num_steps
         tokens = len(self._ramps) * num_steps
-        for turn in self._steps:
+        for turn, count in zip(self._steps, self._counts, strict=True):
             if turn >= end:
                 break
-            tokens += self._turns[turn][1] * (end - turn)  # so many fewer go on from there
+            tokens += count * (end - turn)  # so many fewer go on from there
         return tokens
 
     def at_most(self, num_steps: int) -> int:
@@ -133,35 +134,37 @@ class LookAhead:
 
     def advance(self, step: int) -> None:
         """The engine has done its steps up to `step`. Who should have ended by then is expected for another while."""
-        step = max(step, self.now_step)
-        ends = self._ends
+        if step < self.now_step:
+            return
+        self.now_step = step
+        if num_over := bisect_right(self._steps, step):
+            self._constant += sum(self._constants[:num_over])
+            self._count += sum(self._counts[:num_over])
+            del self._steps[:num_over], self._constants[:num_over], self._counts[:num_over]
+        ends, ramps = self._ends, self._ramps
         while ends and ends[0][0] <= step:
-            end, request_id = heapq.heappop(ends)
-            ramp = self._ramps.get(request_id)
+            end, request_id = ends[0]
+            ramp = ramps.get(request_id)
             if ramp is None or ramp.end != end:
+                heapq.heappop(ends)
                 continue
             if self.answers is None:
                 more = max(1, math.ceil(self.extend_ratio * ramp.expected))
                 later = end + more * (1 + (step - end) // more)
             else:
                 later = ramp.start + self.answers.draw(ramp.expected, self._share(), step - ramp.start)
-            self._turn(ramp.end, ramp.prompt - ramp.start, 1)
+            self._constant += ramp.prompt - ramp.start  # its end has been counted, and is put right
+            self._count += 1
             self._turn(later, ramp.start - ramp.prompt, -1)
-            self._end_sum += later - ramp.end
+            self._end_sum += later - end
             ramp.end = later
-            heapq.heappush(ends, (later, request_id))
-        self.now_step = step
-        while self._steps and self._steps[0] <= step:
-            constant, count = self._turns.pop(self._steps.pop(0))
-            self._constant += constant
-            self._count += count
+            heapq.heapreplace(ends, (later, request_id))
 
     def tokens(self, step: int) -> int:
         """Tokens expected in the cache at `step`, from now on."""
-        constant, count = self._constant, self._count
-        for at in self._steps[: bisect_left(self._steps, step + 1)]:
-            constant += self._turns[at][0]
-            count += self._turns[at][1]
+        num_turns = bisect_right(self._steps, step)
+        constant = self._constant + sum(self._constants[:num_turns])
+        count = self._count + sum(self._counts[:num_turns])
         return constant + count * max(step, self.now_step)
 
     def peak_ratio(self, num_steps: int, prompt_tokens: int = 0, expected_tokens: int = 0) -> float:
@@ -171,7 +174,7 @@ class LookAhead:
         end_of_it = min(ends - 1, last)
         newcomer = prompt_tokens - first  # it adds this and the step
         peak, constant, count, at = 0, self._constant, self._count, first
-        for turn in self._steps:
+        for turn, constant_more, count_more in zip(self._steps, self._constants, self._counts, strict=True):
             if turn > last:
                 break
             # Between two turns the sum only grows, so its highest is the last step before one.
@@ -182,9 +185,8 @@ class LookAhead:
                 here = max(here, constant + count * end_of_it + newcomer + end_of_it)
             if here > peak:
                 peak = here
-            change = self._turns[turn]
-            constant += change[0]
-            count += change[1]
+            constant += constant_more
+            count += count_more
             at = turn
             most = constant + count * last  # turns only take away, so this is the most that can still come
             if at < ends:
@@ -202,15 +204,15 @@ class LookAhead:
         if self._constant + self._count * last <= limit:  # nobody ends, and still it is not
             return 0
         constant, count, at, above = self._constant, self._count, self.now_step, 0
-        for turn in (*self._steps[: bisect_left(self._steps, last + 1)], last + 1):
+        for number, turn in enumerate((*self._steps[: bisect_right(self._steps, last)], last + 1)):
             if turn > at:
                 if count > 0:
                     begins = max(at, math.floor((limit - constant) / count) + 1)
                     above += max(0, turn - begins)
                 at = turn
             if turn <= last:
-                constant += self._turns[turn][0]
-                count += self._turns[turn][1]
+                constant += self._constants[number]
+                count += self._counts[number]
                 if constant + count * last <= limit:
                     break
         return above
@@ -226,13 +228,13 @@ class LookAhead:
             self._constant += constant
             self._count += count
             return
-        here = self._turns.get(step)
-        if here is None:
-            self._turns[step] = [constant, count]
-            insort(self._steps, step)
+        at = bisect_left(self._steps, step)
+        if at == len(self._steps) or self._steps[at] != step:
+            self._steps.insert(at, step)
+            self._constants.insert(at, constant)
+            self._counts.insert(at, count)
             return
-        here[0] += constant
-        here[1] += count
-        if here == [0, 0]:
-            del self._turns[step]
-            del self._steps[bisect_left(self._steps, step)]
+        self._constants[at] += constant
+        self._counts[at] += count
+        if self._constants[at] == self._counts[at] == 0:
+            del self._steps[at], self._constants[at], self._counts[at]

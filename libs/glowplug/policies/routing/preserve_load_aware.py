@@ -163,10 +163,9 @@ class LoadAware(Tracker):
         load = self._order.of(instance_id)
         if load is None or load.look_ahead is not look:
             load = InstanceLoad(instance_id, look)
-        load.queued_tokens, load.current_tokens = here.queued_tokens, look.tokens_left
         horizon, others = self.params.decode_horizon, here.others
-        if horizon:
-            load.current_tokens = look.tokens_left_within(horizon)
+        load.queued_tokens = here.queued_tokens
+        load.current_tokens = look.tokens_left_within(horizon) if horizon else look.tokens_left
         load.other_kv_tokens = 0
         if others is not NOTHING:
             num_others = max(0, here.num_in_flight - len(look))

@@ -9,7 +9,7 @@ the newest among equals) and the keep-alive of the last one (HydraServe section 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
@@ -17,6 +17,8 @@ from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.policies.decisions import ScaleDecision
 
 Figures = Mapping[str, float | int | str]
+_Scale = TypeVar("_Scale", bound=Callable[..., Any])
+_LEARNING = "learning"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,8 +95,35 @@ class ScalingView:
 class Learns(Protocol):
     """What a policy remembers of a model, some of which holds whatever its load was."""
 
+    FORMAT: ClassVar[str]
+    """Whose figures these are and in which version, as "union/1": another meaning or unit is another version."""
+
     def learned(self) -> Self:
         """That alone."""
+
+    def figures(self) -> dict[str, float]:
+        """That as finite numbers by name, but for those that nothing has moved yet."""
+
+    @classmethod
+    def with_figures(cls, figures: Mapping[str, float], now_s: float) -> Self:
+        """A state that has learned so much. Raises ValueError for a name that is none of its, or a number that it
+        cannot have come to."""
+
+
+def learning(state: type[Learns]) -> Callable[[_Scale], _Scale]:
+    """Marks a policy whose states are such: what they learn is kept for the autoscaler that leads next."""
+
+    def mark(scale: _Scale) -> _Scale:
+        setattr(scale, _LEARNING, state)
+        return scale
+
+    return mark
+
+
+def learner(scale: Callable[..., Any]) -> type[Learns] | None:
+    """The class of the states of a policy that is so marked."""
+    found: type[Learns] | None = getattr(scale, _LEARNING, None)
+    return found
 
 
 def without_load(state: Any) -> Any:

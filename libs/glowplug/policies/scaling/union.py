@@ -21,21 +21,23 @@ Here the first instance starts for a request and the last one ends by its keep-a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, union_plan
 from glowplug.policies.scaling.baselines import why_now
-from glowplug.policies.scaling.port import ScalingView, settle, worths
+from glowplug.policies.scaling.port import ScalingView, learning, settle, worths
 from glowplug.policies.scaling.preserve import WINDOW_S
-from glowplug.policies.start_times import FROM_NOTHING
+from glowplug.policies.start_times import FROM_NOTHING, MAX_START_S
 from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, idle_worth, level
 
 EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
 UNSEEN_S: Final = 1.0  # a start, while none has been seen
+MOST_M: Final = math.log(100.0)  # no plan is off by more
+NEW: Final = {"m": 0.0, "raised_at": -math.inf, "start_s": UNSEEN_S}  # what is learned, before anything is
 ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
 
@@ -53,6 +55,8 @@ class UnionParams:
 class UnionState:
     """What PreServe and HydraServe remember, and since when something was so."""
 
+    FORMAT: ClassVar[str] = "union/1"
+
     plan: union_plan.PlanState = field(default_factory=union_plan.PlanState)
     arrivals: hydraserve.HydraserveState | None = None
     short_at: float = float("-inf")  # another model lacked GPUs
@@ -64,7 +68,26 @@ class UnionState:
         plan = union_plan.PlanState(m=self.plan.m, raised_at=self.plan.raised_at)
         return replace(self, plan=plan, arrivals=None, short_at=-math.inf, needed_at=())
 
+    def figures(self) -> dict[str, float]:
+        """How far plans are off (a logarithm), when that last grew (epoch seconds), and a start's seconds."""
+        found = {"m": self.plan.m, "raised_at": self.plan.raised_at, "start_s": self.start_s}
+        return {name: value for name, value in found.items() if value != NEW[name]}
 
+    @classmethod
+    def with_figures(cls, figures: Mapping[str, float], now_s: float) -> Self:
+        """A time to come counts as now: a clock was set. Raises ValueError as `Learns` says."""
+        if unknown := figures.keys() - NEW.keys():
+            raise ValueError(f"there is no figure {min(unknown)!r}")
+        if not all(map(math.isfinite, figures.values())):
+            raise ValueError("a figure is not finite")
+        known = {**NEW, **figures}
+        if abs(known["m"]) > MOST_M or not 0 <= known["start_s"] <= MAX_START_S:
+            raise ValueError("a figure is out of bounds")
+        plan = union_plan.PlanState(m=known["m"], raised_at=min(known["raised_at"], now_s))
+        return cls(plan=plan, start_s=known["start_s"])
+
+
+@learning(UnionState)
 def scale(
     view: ScalingView, state: UnionState | None = None, params: UnionParams = UnionParams()
 ) -> tuple[ScaleDecision, UnionState]:

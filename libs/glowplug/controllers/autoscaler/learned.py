@@ -1,0 +1,76 @@
+"""What the scaling policy has learned of each model, kept in the store for the autoscaler that leads next.
+
+One row a model, written when a figure changes. A successor takes rows of its own policy and version that are sound;
+others it leaves alone until it has learned something itself. An emptied store gets the rows again, and rows of models
+that are no more are removed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords
+from glowplug.controllers.effects import Effect, Remove, Save
+from glowplug.policies.scaling.port import learner
+
+SCALING_LEARNED: Final = "scaling_learned"  # the table of the store; the autoscaler writes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedRow:
+    """What has been learned of one model. A row of the store. `format` says whose figures they are, and in which
+    version; `revision` grows with each change."""
+
+    key: str  # of the model
+    format: str
+    revision: int
+    figures: Mapping[str, float]
+
+
+class Learned:
+    """The rows of one autoscaler: those it wrote last, or took."""
+
+    def __init__(self, scale: Callable[..., Any]) -> None:
+        self._state = learner(scale)
+        self._rows: dict[str, LearnedRow] = {}
+
+    def noted(self, record: ModelRecord) -> list[Effect]:
+        """Saves what the policy has learned by its last answer, where that differs from what was saved."""
+        if self._state is None or not isinstance(record.policy_state, self._state):
+            return []
+        figures, known = record.policy_state.figures(), self._rows.get(record.key)
+        if figures == (known.figures if known else {}):
+            return []
+        revision = known.revision + 1 if known else 1
+        row = LearnedRow(key=record.key, format=self._state.FORMAT, revision=revision, figures=figures)
+        self._rows[record.key] = row
+        return [Save(SCALING_LEARNED, row.key, row)]
+
+    def inherit(self, earlier: "Learned", models: ModelRecords, now_s: float) -> None:
+        """Go on from the rows of another autoscaler of the same policy."""
+        for row in earlier._rows.values():
+            self._take(row, models, now_s)
+
+    def restore(self, rows: Mapping[str, LearnedRow], models: ModelRecords, now_s: float) -> list[Effect]:
+        """Take the table, whose rows may have been read before the latest was written."""
+        if self._state is None:
+            return []
+        for row in rows.values():
+            known = self._rows.get(row.key)
+            if known is None or (row.revision >= known.revision and row != known):
+                self._take(row, models, now_s)
+        self._rows = {key: row for key, row in self._rows.items() if models.find(key)}
+        lost = [Save(SCALING_LEARNED, key, row) for key, row in self._rows.items() if rows.get(key) != row]
+        is_emptied = next(models.deployed(), None) is None  # a store that has lost its models undeploys nobody
+        return [*lost, *(Remove(SCALING_LEARNED, key) for key in rows if not (is_emptied or models.find(key)))]
+
+    def _take(self, row: LearnedRow, models: ModelRecords, now_s: float) -> None:
+        """The policy goes on from that row, if it is one of its own and sound."""
+        if self._state is None or row.format != self._state.FORMAT or models.find(row.key) is None:
+            return
+        try:
+            state = self._state.with_figures(row.figures, now_s)
+        except ValueError:
+            return  # what no policy has come to teaches nothing: the next row that is learned stands in its place
+        models.of(row.key).policy_state = state
+        self._rows[row.key] = row
