@@ -67,13 +67,6 @@ class Scanning(NodeIndex):
     def copies(self, model):
         return tuple(row for rows in self.dormant.values() for row in rows if row.model_key == model.key)
 
-    def largest_group(self) -> int:
-        widths = [len(row.workers) for rows in self.dormant.values() for row in rows]
-        for node in self:
-            holders = [holder for gpu in node.gpus for holder in {grant.holder for grant in gpu.grants}]
-            widths += [holders.count(holder) for holder in holders]
-        return max(widths, default=1)
-
     def num_able(self, engine: str, ability: str) -> int:
         return sum(node.can(engine, ability) for node in self._able(engine))
 
@@ -247,7 +240,6 @@ def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
             if len(kept.stages) == model.num_gpus == 1 and name != "warmserve":  # which gives a start whole GPUs
                 assert_fits(capacity, alive[kept.node_id], kept, key)
         assert list(capacity.nodes) == sorted(marked, key=lambda n: n.node_id)
-        assert capacity.nodes.largest_group() == anew.largest_group()
         assert {m.key for m in MODELS if anew.copies(m)} == set(capacity.nodes.models_with_copies())
 
 

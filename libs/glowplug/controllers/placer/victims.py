@@ -16,7 +16,7 @@ from glowplug.fleet.demand import Demand
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.eviction.shares import ModelDemand, Shares
-from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on, is_too_new
+from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on
 from glowplug.policies.eviction.turns import Victims as VictimsRule
 from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.shape import bytes_per_gpu
@@ -36,7 +36,6 @@ class Wanted:
     bytes_per_gpu: int
     priority: int
     wanting: int  # requests that wait and may have busy instances drained; 0: those must stay
-    is_ahead: bool  # nobody waits for it yet
     given: int | None  # requests its model has been given while memory is short; None: it is not counted
     runs_as: str  # its model where instances of it live, which do not leave for it; "" where none do
     whole: bool  # everybody leaves who serves on those GPUs
@@ -58,7 +57,7 @@ class Victims:
     shares: Shares
     saves_s: Callable[[Instance], float]  # seconds of waiting that its going is expected to cost
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int, bool, int | None], tuple[list[Resident], int]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int, int | None], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def wanted(self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True) -> Wanted:
@@ -69,7 +68,6 @@ class Victims:
             bytes_per_gpu=bytes_per_gpu(model),
             priority=model.priority,
             wanting=wanting,
-            is_ahead=not self.waiting_for(model),
             given=self.shares.given.get(model.key) if wanting else None,
             runs_as=model.key if is_there else "",
             whole=whole,
@@ -271,9 +269,8 @@ class Victims:
         """Who serves on a GPU, and why each may not leave it for a start that nobody waits for, of any priority."""
         most = max((model.priority for model in self.models.values()), default=0)
         wanted = Wanted(
-            engine="", num_gpus=1, bytes_per_gpu=0, priority=most, wanting=0, is_ahead=True, given=None, runs_as="",
-            whole=False,
-        )  # fmt: skip
+            engine="", num_gpus=1, bytes_per_gpu=0, priority=most, wanting=0, given=None, runs_as="", whole=False
+        )
         return self._residents_on(gpu_id, wanted)[0]
 
     def _tally(self, gpu: Gpu) -> tuple[int, int, int]:
@@ -312,7 +309,7 @@ class Victims:
 
     def _residents_on(self, gpu_id: str, wanted: Wanted) -> tuple[list[Resident], int]:
         """Who serves there, and the bytes of those who may go."""
-        key = (gpu_id, wanted.priority, wanted.wanting, wanted.is_ahead, wanted.given)
+        key = (gpu_id, wanted.priority, wanted.wanting, wanted.given)
         known = self._residents.get(key)
         if known is None:
             here = self.capacity.on_gpu.get(gpu_id, {}).values()
@@ -349,8 +346,6 @@ class Victims:
             return f"it is {instance.state.value}"
         if self.now_s - instance.ready_at < self.min_residency_s:
             return f"it has been ready for less than {self.min_residency_s:g} s"
-        if wanted.is_ahead and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
-            return why
         if self._priority(instance) > wanted.priority:
             return f"its priority is {self._priority(instance)}, and that of who wants the memory {wanted.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)

@@ -42,12 +42,6 @@ class TurnParams:
     fair_requests: int = 6  # balanced: with a queue of its own it stays until so far ahead; 0: no counting
 
 
-def is_too_new(served_s: float, params: TurnParams = TurnParams()) -> str:
-    """Why an engine, idle or not, stays that is wanted out for what may come, while nobody waits. `fair` knows no such
-    reason."""
-    return "its turn has just begun" if params.rule == "balanced" and served_s < params.turn_s else ""
-
-
 def goes_on(turn: Turn, params: TurnParams = TurnParams()) -> str:
     """Why the engine keeps its GPUs for now; "" when it may be drained."""
     is_new = turn.served_s < params.turn_s

@@ -5,7 +5,7 @@ bytes freed this way; evicting a running engine costs a drain. Which replicas go
 least (WarmServe section 5.2, last paragraph).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from glowplug.domain.decision import Rival
@@ -52,18 +52,13 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
     )
 
 
-def grow(
-    request: PlaceRequest, view: PlacementView, breaks: Callable[[Node, Sequence[str]], int] | None = None
-) -> PlaceDecision | None:
+def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
     """The dormant copy an instance grows from where its GPUs have the bytes, or have them when others are dropped:
-    one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without.
-
-    `breaks`: what taking those GPUs of a node breaks; of copies on one rung the one that breaks least is taken first.
-    """
+    one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without."""
     copies = copies_of(request, view)
     if not copies:
         return None
-    found: list[tuple[tuple[int, int, float, int, str], Instance, list[Clearing]]] = []
+    found: list[tuple[tuple[int, float, int, str], Instance, list[Clearing]]] = []
     rivals: list[Rival] = []
     for row in copies:
         node = view.fleet.node(row.node_id)
@@ -74,11 +69,9 @@ def grow(
             )
             continue
         drops = dropped(cleared)
-        lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
-        if breaks is not None and node is not None:
-            broken = breaks(node, [worker.gpu_id for worker in row.workers])
+        lost = sum(view.fleet.scores.get(d, 0.0) for d in drops)
         rung, is_there, _ = _RUNGS.get(row.state, _COMING)
-        order = (rung, broken, lost, len(drops), row.instance_id)
+        order = (rung, lost, len(drops), row.instance_id)
         why = f"it is {is_there}{giving_way(len(drops))}"
         rivals.append(Rival(name=row.instance_id, score=lost, why=why, unit=LOST_UNIT))
         found.append((order, row, cleared))

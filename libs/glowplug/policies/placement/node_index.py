@@ -12,7 +12,7 @@ Policies only ask (`IndexedNodes`). An answer holds until the next change.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 from glowplug.domain.hardware import CachedWeights, Node
@@ -58,7 +58,6 @@ class NodeMemory:
     free: tuple[int, ...] = ()  # of each GPU, neither granted nor promised
     bare: tuple[int, ...] = ()  # ... of the GPUs that hold no copy which may be dropped
     cleared: tuple[int, ...] = ()  # ... of each GPU once every copy there is dropped
-    widest: int = 1  # GPUs of its largest holder
     answers: dict[Any, Any] = field(default_factory=dict)  # to questions about this node alone
 
 
@@ -78,7 +77,6 @@ class IndexedNodes:
         self._trees: dict[NodeKind, dict[tuple[int, str], _Maxima]] = {}  # by number of GPUs, and which of their bytes
         self._with_rows: dict[str, tuple[Instance, ...]] = {}  # node_id -> its dormant rows, as last worked out
         self._copies: dict[str, dict[str, Instance]] = {}  # model_key -> dormant rows by id
-        self._widths: Counter[int] = Counter()  # GPUs of the largest holder of each node, and of each dormant row
         self._worthless: set[str] = set()  # nodes with a copy that scores nothing
         self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes that have those weights in memory
         self._on_disk: dict[str, set[str]] = {}  # ... and on disk
@@ -108,11 +106,6 @@ class IndexedNodes:
         """Whether the GPUs of some node are large enough, were they empty."""
         kinds = (kind for kind in self._kinds if even_draining or not kind.draining)
         return any(kind.could_hold(num_bytes, num_gpus, engine) for kind in kinds)
-
-    def largest_group(self) -> int:
-        """GPUs of the largest instance or replica in sight."""
-        self._work_out()
-        return max(self._widths, default=1)
 
     def models_with_copies(self) -> Collection[str]:
         """Keys of the models that lie dormant somewhere."""
@@ -283,12 +276,10 @@ class IndexedNodes:
         if rows:
             self._with_rows[node_id] = rows
         for row in before:
-            self._count(self._widths, len(row.workers), -1)
             mine = self._copies.get(row.model_key)
             if mine is not None and mine.pop(row.instance_id, None) is not None and not mine:
                 del self._copies[row.model_key]
         for row in rows:
-            self._widths[len(row.workers)] += 1
             self._copies.setdefault(row.model_key, {})[row.instance_id] = row
 
     def _weigh(self, known: NodeMemory) -> None:
@@ -304,10 +295,6 @@ class IndexedNodes:
             if not copies:
                 bare.append(here)
         known.free, known.bare, known.cleared = (tuple(sorted(has, reverse=True)) for has in (free, bare, cleared))
-        held = Counter(chain.from_iterable({grant.holder for grant in gpu.grants} for gpu in known.node.gpus))
-        self._count(self._widths, known.widest, -1)
-        known.widest = max(held.values(), default=1)
-        self._widths[known.widest] += 1
         if self._order is not None:
             for (num_gpus, which), tree in self._trees.get(known.kind, {}).items():
                 tree.put(known.at, _nth(getattr(known, which), num_gpus))
@@ -367,7 +354,6 @@ class NodeIndex(IndexedNodes):
         if known is None:
             self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
             self._kinds[known.kind] += 1
-            self._widths[known.widest] += 1
             self._order = None
             self._cache(self._caching, node_id, (), node.cached)
             self._cache(self._on_disk, node_id, (), node.on_disk)
@@ -398,7 +384,6 @@ class NodeIndex(IndexedNodes):
         if gone is not None:
             self._leave_trees(gone)
             self._count(self._kinds, gone.kind, -1)
-            self._count(self._widths, gone.widest, -1)
             self._cache(self._caching, node_id, gone.node.cached, ())
             self._cache(self._on_disk, node_id, gone.node.on_disk, ())
             self._worthless.discard(node_id)

@@ -11,8 +11,7 @@ A spare instance goes once it has run nothing for the model's keep-alive (HydraS
 it is not worth its GPUs (`policies/worth.py`): once the probability that so many are needed before one could start
 again is below `price` for each of its GPUs: by the forecast, and without a plan by the time since so many last were as
 well. Its GPUs come free only when nothing of it stays there, so that start is one from nothing. It goes at once while
-an instance of another model finds no GPU. Where that one needs several GPUs, neighbours have to be free together: who
-drains is then not taken back while a prewarmed copy can be grown instead.
+an instance of another model finds no GPU.
 
 While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
 Here the first instance starts for a request and the last one ends by its keep-alive.
@@ -127,7 +126,6 @@ def scale(
         may_go=may_go,
         group_size=params.arrivals.group_size,
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
-        take_back=not (view.gpus_wanted_elsewhere > 1 and view.is_prewarmed),
     )
     after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, needed_at=needed_at, start_s=start_s)
     if hydraserve.is_quiet(view, arrivals) and scaler == state.plan and not scaler.answered and not decision.drain:
@@ -194,15 +192,4 @@ def is_short(view: ScalingView) -> bool:
     union's routing holds some for the sake of what runs there: they have a slot."""
     if not view.model.slo.tpot_s:
         return view.load.num_waiting > 0
-    slots = sum(i.max_concurrency for i in view.ready)
-    return view.load.num_waiting > 0 and slots_used(view) > slots
-
-
-def slots_used(view: ScalingView) -> float:
-    """The load in requests, where one that needs much of a KV cache counts for as many as that would hold."""
-    used = float(view.load.num_waiting)
-    for instance in view.running:
-        outlook = view.load.outlook_by_instance.get(instance.instance_id)
-        full = outlook.peak_ratio * instance.max_concurrency if outlook else 0.0
-        used += max(view.in_flight(instance), full)
-    return max(used, float(view.demand))
+    return view.load.num_waiting > 0 and view.demand > sum(i.max_concurrency for i in view.ready)

@@ -54,23 +54,6 @@ def test_of_equal_priority_the_queue_that_has_waited_most_in_all_comes_first_whe
         assert [start.instance_id for start in payloads(started, StartInstance)] == [first]
 
 
-def test_an_idle_engine_that_has_just_come_makes_room_for_who_waits_but_not_for_what_may_come():
-    stopped = {}
-    for turns, num_waiting in (("fair", 0), ("balanced", 0), ("balanced", 1)):
-        controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), turns)
-        row = an_instance("i-1", "a", mib=150, created_at=7.0, ready_at=8.0)
-        controller.handle(an_event(InstanceReady(instance=row)), 8.0)
-        heard, now_s = [], 9.0
-        while not heard and now_s < 20.0:
-            now_s += 0.5
-            beat(controller, now_s, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=int(now_s * 2)))
-            controller.handle(load_report(b=ModelLoad(num_waiting=num_waiting)), now_s)
-            heard = controller.handle(asked(a_model("b", mib=150)), now_s) + controller.handle(Tick(), now_s)
-            heard = payloads(heard, StopInstance)
-        stopped[turns, num_waiting] = now_s
-    assert stopped == {("fair", 0): 9.5, ("balanced", 1): 9.5, ("balanced", 0): 13.0}, "five seconds after it was ready"
-
-
 def waits(num_dispatched=0, num_waiting=5):
     return ModelLoad(num_waiting=num_waiting, num_dispatched=num_dispatched)
 

@@ -1,15 +1,11 @@
 """Which GPUs a start takes, policy by policy, and which dormant copies it grows from or has dropped."""
 
-from dataclasses import replace
-
 import pytest
 
-from glowplug.domain.hardware import CachedWeights, GrantOwner
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.placement import first_fit, muxserve_like, union, warmserve_placement
+from glowplug.policies.placement import first_fit, muxserve_like, warmserve_placement
 from glowplug.policies.placement.dormant import grow, with_drops
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.placement.union import broken, fresh
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 
@@ -196,59 +192,3 @@ def test_a_tensor_group_takes_gpus_of_one_node_that_are_all_free():
     view = seen(a_node(gpus_mib=(300, 300, 300), grants={1: [("i-9", 300)]}))
     decision = placed(warmserve_placement.place, a_model("m", mib=500, num_gpus=2), view)
     assert gpus(decision) == ["node-1/0", "node-1/2"]
-
-
-# the union keeps large groups of GPUs whole, where models of several GPUs live beside small ones
-
-
-def four_gpus(*, busy=(), has_replica=False, has_weights=True):
-    """Of 100 MiB each; `busy` serve, and a replica of "small" may lie on the first."""
-    grants = {n: [(f"i-{n}", 100)] for n in busy}
-    if has_replica:
-        grants[0] = [("r-small", 40)]
-    cached = (CachedWeights(digest="d", num_bytes=MIB, model_keys=("small",)),) if has_weights else ()
-    node = a_node(gpus_mib=(100,) * 4, grants=grants, cached=cached)
-    first, *others = node.gpus
-    prewarmed = tuple(replace(grant, owner=GrantOwner.PREWARM) for grant in first.grants)
-    return replace(node, gpus=(replace(first, grants=prewarmed), *others)) if has_replica else node
-
-
-def large_replica():
-    row = replica("r-large", "large", 40)
-    worker = row.workers[0]
-    return replace(row, workers=(worker, replace(worker, worker_id="r-large-1", gpu_id="node-1/1")))
-
-
-def test_groups_are_counted_in_gpus():
-    """Weights and KV cache of one instance on one GPU are two grants and one GPU."""
-    node = a_node(gpus_mib=(300,), grants={0: [("i-1", 50), ("i-1", 50)]})
-    assert seen(node).fleet.largest_group() == 1
-    assert seen(node, copies=[large_replica()]).fleet.largest_group() == 2
-
-
-@pytest.mark.parametrize(
-    ("taken", "loss"), [((0,), 2), ((2,), 0), ((0, 1), 0)],
-    ids=["a free pair", "its group is broken already", "a whole group is no broken one"],
-)  # fmt: skip
-def test_what_taking_gpus_breaks(taken, loss):
-    node = four_gpus(busy=(3,))
-    assert broken(node, [f"node-1/{n}" for n in taken], seen(node, copies=[large_replica()]), 2) == loss
-
-
-@pytest.mark.parametrize(
-    ("busy", "has_weights", "source"),
-    [((3,), True, ""), ((2, 3), True, "r-small"), ((3,), False, "r-small")],
-    ids=["another GPU will do", "nothing else is free", "its weights are not near"],
-)
-def test_a_copy_in_the_last_free_group_is_left_alone_while(busy, has_weights, source):
-    node = four_gpus(busy=busy, has_replica=True, has_weights=has_weights)
-    decision = placed(
-        union.place, a_model("small"), seen(node, copies=[replica("r-small", "small", 40), large_replica()])
-    )
-    assert (decision.source, decision.gpu_id) == (source, "node-1/0" if source else "node-1/2")
-
-
-def test_a_large_model_takes_an_aligned_group():
-    request = PlaceRequest(instance_id="i-new", model=a_model("small", mib=200, num_gpus=2))
-    found = fresh(request, seen(four_gpus(busy=(1,))), 2)
-    assert found is not None and gpus(found[1]) == ["node-1/2", "node-1/3"]

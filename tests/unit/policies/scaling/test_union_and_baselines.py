@@ -214,20 +214,6 @@ def test_a_last_pipeline_that_has_run_nothing_for_the_keep_alive_goes_as_an_inst
     assert drained[20] == () and drained[-1] == ("i-1",)
 
 
-def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be_started():
-    """Neighbours must be free together for the group; one GPU is whoever's turn it is."""
-    leaving = [*ready(1), an_instance("i-2", state=InstanceState.DRAINING, created_at=0.0, ready_at=0.0)]
-    short = load(waiting=4, i1=8)
-    assert Asked(union.scale)(100.0, short, leaving).resume == ("i-2",)
-    assert Asked(union.scale)(100.0, short, leaving, gpus_wanted_elsewhere=4).resume == ("i-2",), (
-        "no copy: a long start"
-    )
-    with_copy = [*leaving, COPY]
-    assert Asked(union.scale)(100.0, short, with_copy, gpus_wanted_elsewhere=1).resume == ("i-2",)
-    again = Asked(union.scale)(100.0, short, with_copy, gpus_wanted_elsewhere=4)
-    assert (again.resume, again.num_wanted) == ((), 2), "another instance is asked for, elsewhere"
-
-
 POLICIES = sorted(KINDS["scaling"].items())
 instances = st.lists(st.tuples(st.sampled_from(["ready", "starting", "draining"]), st.integers(0, 8)), max_size=5)
 
