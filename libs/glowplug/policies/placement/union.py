@@ -9,6 +9,9 @@ Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, 
 Ours (docs/adr/0015): where instances of several GPUs live, a start takes the GPUs whose group is broken already, and
 leaves a copy within the last free group of a larger model alone. Groups are aligned blocks of 2, 4, 8 GPUs of a node,
 as Algorithm 1 has them; the rule is best fit of a buddy allocator.
+
+HydraServe takes as few stages as meet the objectives. Without an objective for the first token any layout meets them,
+and one worker fetches over one link while the others are idle; the union then takes the layout with the soonest one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,11 +20,12 @@ from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement.dormant import Clearing, clear, grow, taking
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
+from glowplug.policies.placement.hydraserve_allocation import AllocationParams
 from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu
 
-PARAMS = HydraserveParams(clear=True)
+PARAMS = HydraserveParams(clear=True, allocation=AllocationParams(soonest=True))
 
 
 @reads_seconds
