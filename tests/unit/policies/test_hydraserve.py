@@ -1,5 +1,6 @@
 """HydraServe's published formulas, section by section, with numbers worked by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,25 @@ def test_how_a_start_is_laid_out(servers, asked, stages, full, ttft_s, tpot_s):
     assert [worker.is_full for worker in layout.workers] == [True] * full + [False] * (stages - full)
     assert {worker.num_bytes for worker in layout.workers if worker.is_full} <= {int(17.5 * GB)}
     assert {worker.num_bytes for worker in layout.workers if not worker.is_full} <= {int(17.5 * GB) // stages}
+
+
+SOONEST = replace(EVEN, soonest=True)
+
+
+def test_without_an_objective_the_smallest_of_the_soonest_layouts():
+    """Four full stages are there after 3.50 s, three after 3.59: a tenth more would be enough for the smaller one."""
+    alone = laid_out(slo_ttft_s=math.inf)
+    assert (alone.num_stages, alone.ttft_s) == (1, pytest.approx(7.75)), "the paper's: as few as meet the objectives"
+    found = laid_out(slo_ttft_s=math.inf, params=SOONEST)
+    assert (found.num_stages, found.num_full, found.ttft_s) == (3, 3, pytest.approx(12.5 / 3 / 2 + 1.502))
+    assert laid_out(params=SOONEST).num_stages == 2, "with one it says when a first token is soon enough"
+    kept = laid_out(slo_ttft_s=math.inf, slo_tpot_s=0.0445, params=SOONEST)
+    assert (kept.num_stages, kept.num_full) == (2, 2), "further tokens have an objective of their own"
+
+
+def test_without_an_objective_one_worker_where_stages_save_little():
+    near = [replace(server, link=LinkLedger(bytes_per_s=50e9)) for server in FOUR]
+    assert laid_out(near, slo_ttft_s=math.inf, params=SOONEST).num_stages == 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
 from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
-from glowplug.policies.placement.hydraserve_allocation import AllocationParams, ColdStart, Layout, ServerOffer, allocate
+from glowplug.policies.placement.hydraserve_allocation import (
+    AllocationParams,
+    ColdStart,
+    Layout,
+    ServerOffer,
+    allocate,
+    seeks_soonest,
+)
 from glowplug.policies.placement.links import gpu_kind_of, has_copy_on_disk
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
@@ -104,11 +111,14 @@ def _spread(
 ) -> Layout | None:
     """One worker anywhere where that meets the objectives (the smallest s); else stages, on the `staged` nodes."""
     single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
-    if single is not None and single.meets_slo and start.num_required <= 1:
+    by_time = seeks_soonest(start, params.allocation)
+    if single is not None and single.meets_slo and start.num_required <= 1 and not by_time:
         return single
     if view.fleet.num_able(request.model.engine, "stages") < 2 or params.allocation.max_stages < 2:
         return single
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
+    if by_time and single is not None and pipeline is not None and single.ttft_s <= pipeline.ttft_s:
+        return single  # on a node that serves no stages
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 

@@ -24,6 +24,8 @@ Departures:
   none holds it there is no layout and the request waits (E19).
 - Stages are never equal: where the sizes of the layers are known each is taken with its own bytes (`ColdStart.parts`),
   else the largest as 1/0.9 of the mean, as in the published code. A server is admitted for the largest.
+- Without an objective for the first token every scheme meets it, and the smallest is one worker. `soonest=True` (the
+  union) takes the smallest of those whose first token comes within a tenth of the soonest.
 - Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
   `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
   over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
@@ -34,9 +36,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from glowplug.domain.decision import Rival
 from glowplug.policies.placement.links import LinkLedger, admits, settle
+
+AS_SOON: Final = 1.1  # times the soonest first token: more stages have to save more than that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,7 @@ class AllocationParams:
     check_newcomer: bool = True  # False: Eq. 3 as printed, which asks only those that are there
     max_rivals: int = 8
     pipeline_over_tensor: bool = False  # stages of tensor groups too; else a model of several GPUs starts whole
+    soonest: bool = False  # without an objective for the first token: the layout that gives it soonest (the union)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +167,9 @@ def allocate(
                 order = (is_short, num_stages, num_full, shared)
                 fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
     if fitting:
+        if seeks_soonest(start, params):
+            soonest_s = min(found.ttft_s for _, found in fitting)
+            fitting = [(order, found) for order, found in fitting if found.ttft_s <= AS_SOON * soonest_s]
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
     # nothing meets the objectives: one worker where it makes nobody else late, else anywhere, and it says so
     for checks in (replace(params, check_newcomer=False), replace(params, check_contention=False)):
@@ -170,6 +179,11 @@ def allocate(
                 single = replace(single, reason=f"{single.reason}, and makes another start late on every link")
             return _with_rivals(single, [*rivals, *_alone(start, ordered, now_s, params)], params)
     return None
+
+
+def seeks_soonest(start: ColdStart, params: AllocationParams) -> bool:
+    """Whether the seconds to the first token choose among layouts: no objective says when they are few enough."""
+    return params.soonest and math.isinf(start.slo_ttft_s)
 
 
 def _alone(start: ColdStart, ordered: Sequence[ServerOffer], now_s: float, params: AllocationParams) -> Iterator[Rival]:

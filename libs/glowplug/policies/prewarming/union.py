@@ -17,9 +17,8 @@ together saves at least `price` seconds of waiting a second and GPU (`idle_worth
 GPUs are free. What that costs says docs/adr/0025.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 
 from glowplug.domain.hardware import Node
 from glowplug.policies.placement.dormant import gives_way
@@ -82,27 +81,24 @@ def _is_near(step: PrewarmStep, view: PrewarmView) -> bool:
 
 
 def _held_against_price(
-    steps: Iterable[PrewarmStep], view: PrewarmView, params: UnionParams
+    steps: Sequence[PrewarmStep], view: PrewarmView, params: UnionParams
 ) -> tuple[list[PrewarmStep], dict[str, str]]:
     """The steps that are worth their GPUs with what lies there, and the replicas that are not: id -> why."""
-    steps = list(steps)
     if params.price <= 0:
-        return steps, {}
+        return list(steps), {}
     taken = {dropped for step in steps for dropped in step.drop}
-    idle = {replica_id: holding.idle_worth for replica_id, holding in view.holdings.items()}
-    paid, unpaid = [], dict[str, str]()
+    saves = {replica_id: holding.idle_worth for replica_id, holding in view.holdings.items()}
+    named = {f"~{number}": step for number, step in enumerate(steps)}  # beside the ids of what lies there
+    saves |= {name: _idle_worth(step, view) for name, step in named.items()}
+    unpaid = dict[str, str]()
     places = {*view.fleet.dormant, *(step.node_id for step in steps)}
     for node in (known for node_id in sorted(places) if (known := view.fleet.node(node_id)) is not None):
-        mine = [step for step in steps if step.node_id == node.node_id]
         rows = [r for r in view.fleet.dormant.get(node.node_id, ()) if gives_way(r) and r.instance_id not in taken]
         held = {r.instance_id: {w.gpu_id for w in r.workers} for r in rows if r.instance_id in view.holdings}
-        held |= {f"~{number}": set(step.gpu_ids) for number, step in zip(count(), mine, strict=False)}
-        saves = idle | {f"~{number}": _idle_worth(step, view) for number, step in enumerate(mine)}
-        lost = _unpaid_on(node, held, saves, view, params)
-        paid += [step for number, step in enumerate(mine) if f"~{number}" not in lost]
-        unpaid |= {name: why for name, why in lost.items() if name in view.holdings}
-    order = {id(step): at for at, step in enumerate(steps)}
-    return sorted(paid, key=lambda step: order[id(step)]), unpaid
+        held |= {name: set(step.gpu_ids) for name, step in named.items() if step.node_id == node.node_id}
+        unpaid |= _unpaid_on(node, held, saves, view, params)
+    paid = [step for name, step in named.items() if name not in unpaid]
+    return paid, {name: why for name, why in unpaid.items() if name not in named}
 
 
 def _idle_worth(step: PrewarmStep, view: PrewarmView) -> float:

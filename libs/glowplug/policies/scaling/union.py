@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Self
 
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, union_plan
@@ -115,15 +115,11 @@ def scale(
     if kept > wanted:
         wanted, reason = kept, f"{counted(kept, 'instance')} may be needed again before one could start"
     growing = is_growing(view, params)
-
-    def may_go(instance: Instance) -> bool:
-        return not growing
-
     decision = settle(
         view,
         wanted,
         reason,
-        may_go=may_go,
+        may_go=lambda _: not growing,
         group_size=params.arrivals.group_size,
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
     )

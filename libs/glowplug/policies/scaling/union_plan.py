@@ -38,6 +38,7 @@ so here all caches count together. With cold data (no forecast, no tokens or no 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 from glowplug.domain.bounds import check_bounds
@@ -98,10 +99,15 @@ def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[T
         target, scaler = preserve.plan_for(view, state.scaler, params.cold)
         return target, replace(state, scaler=scaler)
     state = _judged(view, now, state, params)
-    there, seen = view.num_coming_or_there, seen_ratio(view, now, state, params)
+    shares = [expected_share(one) for one in windows]
+    spreads = [min(params.widest, spread(one, share)) for one, share in zip(windows, shares, strict=True)]
+    there, seen = view.num_coming_or_there, seen_ratio(view, now, spreads[0], state)
     start_s = view.start_s or params.start_s
     late = backlog(view, now, params) / start_s
-    needs = [(need(one, state.m, seen, params) + late, one) for one in windows]
+    needs = [
+        (need(share, wide, state.m, seen, params) + late, one)
+        for one, share, wide in zip(windows, shares, spreads, strict=True)
+    ]
     in_time = view.now_s + start_s
     most, why = max((pair for pair in needs if pair[1] is now or pair[1].starts_at < in_time), key=lambda pair: pair[0])
     up = math.ceil(most - params.slack)
@@ -118,26 +124,36 @@ def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[T
     return Target(num_wanted=wanted, reason=reason), state
 
 
-def need(one: Forecast, m: float, seen: float, params: PlanParams) -> float:
-    """Instances that a window takes, not rounded: by its band, or as what has come so far says."""
-    expected = preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, preserve.capacity_in(one))
-    return expected * math.exp(m) * max(math.exp(params.z * min(params.widest, spread(one))), seen)
+def need(share: float, wide: float, m: float, seen: float, params: PlanParams) -> float:
+    """Instances that a window takes, not rounded: by its band, or as what has come so far says. `share`: that are
+    expected to do; `wide`: s_w."""
+    return share * math.exp(m) * max(math.exp(params.z * wide), seen)
 
 
-def spread(one: Forecast) -> float:
-    """s_w: of the log of what comes over what is expected; 0 where the policy says no band."""
-    capacity = preserve.capacity_in(one)
-    expected = preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, capacity)
+def expected_share(one: Forecast) -> float:
+    """Instances that what is expected of a window takes by mu, not rounded."""
+    return preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, preserve.capacity_in(one))
+
+
+def spread(one: Forecast, share: float) -> float:
+    """s_w: of the log of what comes over what is expected (`share`); 0 where the policy says no band."""
     upper = one.quantiles[-1] if one.quantiles else None
-    if upper is None or not 0.5 < upper.share < 1 or expected <= 0:
+    if upper is None or not 0.5 < upper.share < 1 or share <= 0:
         return 0.0
-    high = preserve.share_of(upper.prompt_tokens, upper.response_tokens, one.window_s, capacity)
-    return max(0.0, math.log(high / expected)) / NormalDist().inv_cdf(upper.share) if high > 0 else 0.0
+    high = preserve.share_of(upper.prompt_tokens, upper.response_tokens, one.window_s, preserve.capacity_in(one))
+    return max(0.0, math.log(high / share)) / _deviations(upper.share) if high > 0 else 0.0
 
 
-def seen_ratio(view: ScalingView, now: Forecast, state: PlanState, params: PlanParams) -> float:
-    """What this window brings over what was expected of it, by the requests that have come so far; at least 1."""
-    elapsed_s, wide = view.now_s - state.seen_at, min(params.widest, spread(now))
+@lru_cache(maxsize=16)  # a forecast has two quantiles
+def _deviations(share: float) -> float:
+    """z_q: standard deviations of a normal one above its mean, below which that share lies."""
+    return NormalDist().inv_cdf(share)
+
+
+def seen_ratio(view: ScalingView, now: Forecast, wide: float, state: PlanState) -> float:
+    """What this window brings over what was expected of it, by the requests that have come so far; at least 1.
+    `wide`: its s_w."""
+    elapsed_s = view.now_s - state.seen_at
     if not (view.load.num_arrived and now.num_requests > 0 and elapsed_s > 0 and wide > 0):
         return 1.0
     expected = now.num_requests * min(1.0, elapsed_s / now.window_s)
