@@ -43,6 +43,7 @@ NUM_TOKENS, WAIT_S = 24, 240.0
 TIGHTER: Final = 0.97  # an objective after one that fewer stages would meet than are wanted
 LEAST_TTFT_S: Final = 0.1
 KNOWN_S: Final = 0.2  # until the placer has a model as it was deployed
+REST_S: Final = 3.0  # between starts: an engine that ends, and a tokenizer that is kept, take cores
 PARK_S: Final = 150.0  # every node parks vLLM at first, on the same cores
 MODEL: Final = {
     "engine": "vllm",
@@ -241,6 +242,7 @@ def main() -> None:
     with Machines(num_nodes, rate, repos, env, node_env, num_plain) as machines:
         until_parked(machines)
         for number, kind, name in names:
+            time.sleep(REST_S)
             one = start_once(machines, kind, name, args.tokens)
             seen[kind.name].append(one)
             print(f"round {number + 1}, {kind.name}, {one.num_stages} stages: {one.ttft_s:.2f} s", flush=True)

@@ -85,12 +85,10 @@ def in_order(
         yield name, region.tensor(name)
 
 
-def reading_order(name: str) -> tuple[int, int, str]:
-    """Sorts tensors as they are fetched, near enough: embeddings, the layers from the first on, and the rest."""
+def reading_order(name: str) -> tuple[int, str]:
+    """Sorts tensors as they are fetched, near enough: what belongs to no layer, and the layers from the first on."""
     found = _LAYER.search(name)
-    if found is not None:
-        return 1, int(found[1]), name
-    return (0 if "embed" in name or "wte" in name else 2), 0, name
+    return (int(found[1]) if found is not None else -1), name
 
 
 def _packing(tensors: Iterable[tuple[str, torch.Tensor]], model: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,9 +1,10 @@
 """In which order an engine reads weights, and which of them one stage of a pipeline reads. Pure.
 
 The order comes from the tensors' names in the headers of safetensors files, or the tensor infos of a GGUF: what is
-needed to build the model, then the embeddings, the layers from the first on, and last the norm and head. Weights
-without such a structure are read by offset. HydraServe section 5 fetches in this order, so that loading follows close
-behind. A pipeline is cut by bytes, not by layers: the slowest fetch decides when it serves. Engines read the cut beside
+needed to build the model, then the embeddings, norm and head, and the layers from the first on: what is left to load
+behind the last byte is one layer, and never a head of a gigabyte, which often lies first in its file and would keep all
+behind it from being hashed. Weights without such a structure are read by offset. HydraServe section 5 fetches layers
+in this order, so that loading follows close behind. A pipeline is cut by bytes, not by layers: the slowest fetch decides when it serves. Engines read the cut beside
 the order, so that each finds every tensor that it asks for.
 
 Offsets are bytes of the region (weights/pieces.py), ends exclusive.
@@ -42,8 +43,8 @@ class Kind(StrEnum):
     HEADER = "header"  # of a file of tensors
     OTHER = "other"  # tensors that belong to no layer and are neither of the two below
     EMBEDDING = "embedding"
-    LAYER = "layer"
     FINAL = "final"  # norm and head
+    LAYER = "layer"
     REST = "rest"  # bytes without a structure that is known
 
 

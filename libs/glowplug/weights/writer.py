@@ -1,11 +1,10 @@
-"""One region being written: files allocated ahead, parts that land in any order, the pieces and the watermark that
+"""One region being written: files of their full size, parts that land in any order, the pieces and the watermark that
 follow."""
 
 import asyncio
 import errno
 import hashlib
 import os
-import sys
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
@@ -105,10 +104,11 @@ class RegionWriter:
             position += file.num_bytes
 
     def open(self) -> int:
-        """Take up what an earlier try left, when it is of the same source, and allocate the rest.
+        """Take up what an earlier try left, when it is of the same source. Memory is taken as bytes land: to take all
+        of it ahead would keep the first byte waiting for a quarter of a second per gigabyte.
 
-        Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace, and
-        WeightsUnavailable for a file name that leaves the region.
+        Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace where less than the rest
+        is free, and WeightsUnavailable for a file name that leaves the region.
         """
         if self.num_bytes > self._max_bytes:
             raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
@@ -117,6 +117,7 @@ class RegionWriter:
             self.region.clear_bytes()
         try:
             self.region.begin()
+            self._check_room(self.num_bytes - landed.total)
             for file in self.info.files:
                 self._fds.append(self._open_file(file))
             self.save()
@@ -164,15 +165,18 @@ class RegionWriter:
         path = self._path(file)
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if file.num_bytes:
-            try:
-                os.ftruncate(fd, file.num_bytes)
-                if sys.platform == "linux":  # elsewhere a full memory is noticed when the bytes land
-                    os.posix_fallocate(fd, 0, file.num_bytes)
-            except OSError:
-                os.close(fd)
-                raise
+        try:
+            os.ftruncate(fd, file.num_bytes)
+        except OSError:
+            os.close(fd)
+            raise
         return fd
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Raises OSError. Another fetch may take the room meanwhile: `write` says so then."""
+        there = os.statvfs(self.region.directory)
+        if there.f_blocks and there.f_bavail * there.f_frsize < num_bytes:  # without blocks it has no limit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, offset: int, chunk: Chunk | bytearray) -> None:
         """Land bytes and move the watermark. Raises NoSpace."""

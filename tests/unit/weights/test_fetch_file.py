@@ -115,19 +115,33 @@ asyncio.run(make(WeightsRef(uri={str(tmp_path / "w")!r}), Path({str(tmp_path)!r}
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
-async def test_no_space_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])  # at once, and as bytes land
+async def test_no_space_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     (tmp_path / "w").write_bytes(DATA)
     fetch = make(WeightsRef(uri=str(tmp_path / "w")), tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, call, full)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with pytest.raises(NoSpace):
         await fetch.run()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert fetch.region.read_state().state is not RegionState.COMPLETE
+
+
+async def test_weights_larger_than_the_file_system_say_so_before_a_byte_lands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w").write_bytes(DATA)
+    fetch = make(WeightsRef(uri=str(tmp_path / "w")), tmp_path)
+    there = os.statvfs(tmp_path)
+    left = os.statvfs_result((there.f_frsize, there.f_frsize, there.f_blocks, 1, 1, *tuple(there)[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: left)
+    with pytest.raises(NoSpace, match="No space left"):
+        await fetch.run()
+    assert fetch.num_bytes_landed == 0
 
 
 async def test_weights_larger_than_the_room_are_not_begun(tmp_path: Path) -> None:

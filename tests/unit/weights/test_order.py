@@ -72,18 +72,18 @@ def order_of(names: list[str], config: dict[str, object] | None = None) -> tuple
     return reading_order(layout, {"model.safetensors": header}, settings), layout.num_bytes
 
 
-def test_files_then_embeddings_then_layers_then_the_head() -> None:
+def test_files_then_embeddings_then_the_head_then_layers() -> None:
     order, num_bytes = order_of(NAMES)
     assert kinds(order) == [
         ("files", -1),
         ("files", -1),
         ("header", -1),
         ("embedding", -1),
+        ("final", -1),
+        ("final", -1),
         ("layer", 0),
         ("layer", 2),
         ("layer", 10),
-        ("final", -1),
-        ("final", -1),
     ]
     assert order.ranges[0].first == 0  # config.json
     assert covers(order, num_bytes)
@@ -113,7 +113,7 @@ def test_a_gguf_has_an_order_too() -> None:
     header = read_header(content, len(content))
     assert header is not None
     order = reading_order(Layout.of([("", len(content))]), {"": header})
-    expected = [("header", -1), ("embedding", -1), ("layer", 0), ("layer", 1), ("final", -1), ("final", -1)]
+    expected = [("header", -1), ("embedding", -1), ("final", -1), ("final", -1), ("layer", 0), ("layer", 1)]
     assert kinds(order) == expected
     assert not order.is_tied
     assert order.ranges[0].last % 64 == 0
