@@ -19,6 +19,8 @@ RESULTS := build/tests
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=10
 LANE = $(if $(ARGS),$(ARGS),--lane $(1) $(SIDE_BY_SIDE) --junitxml=$(RESULTS)/$(1).xml)
 TYPED := libs/glowplug libs/glowplug_vllm services
+# A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install up down status demo test test-system test-long test-times check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
 

@@ -16,9 +16,9 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 INLINE_BYTES = 256 << 10  # a larger message is sent beside the next step
@@ -95,24 +95,34 @@ def meet(
 ) -> tuple[FromPrevious | None, ToNext | None]:
     """Connect this worker with those of the stages before and after it, by their ranks; None for none. `store` has
     `set` and a `get` that waits. Raises OSError, TimeoutError, HopBroken."""
-    listening = None
-    if before is not None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, 0), family=family)
-        key = secrets.token_hex(_KEY_BYTES // 2)
-        store.set(_name(rank), json.dumps([host, listening.getsockname()[1], key]))
-    to_next = ToNext(_connect(json.loads(store.get(_name(after))), timeout_s)) if after is not None else None
-    if listening is None:
-        return None, to_next
-    with listening:
-        return FromPrevious(_accept(listening, key, timeout_s)), to_next
+    with ExitStack() as until_met:
+        if before is not None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = until_met.enter_context(socket.create_server((host, 0), family=family))
+            key = secrets.token_hex(_KEY_BYTES // 2)
+            store.set(_name(rank), json.dumps([host, listening.getsockname()[1], key]))
+        onward = _connect(json.loads(store.get(_name(after))), timeout_s) if after is not None else None
+        with _closed_on_failure(onward):
+            back = _accept(listening, key, timeout_s) if before is not None else None
+    return FromPrevious(back) if back is not None else None, ToNext(onward) if onward is not None else None
 
 
 def _connect(address: tuple[str, int, str], timeout_s: float) -> socket.socket:
     host, port, key = address
     connection = socket.create_connection((host, port), timeout_s)
-    connection.sendall(key.encode())
-    return _ready(connection)
+    with _closed_on_failure(connection):
+        connection.sendall(key.encode())
+        return _ready(connection)
+
+
+@contextmanager
+def _closed_on_failure(connection: socket.socket | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
 
 
 def _accept(listening: socket.socket, key: str, timeout_s: float) -> socket.socket:

@@ -37,6 +37,7 @@ from services.agent.telemetry import NodeCollector, Reporter
 
 log = logging.getLogger(__name__)
 CONNECT_S = 2.0
+LINKS_S = 0.2  # between two looks for the links of a node whose prefetcher has not said anything
 STOP_MARGIN_S = 2.0  # beyond drain and SIGTERM grace, for the kernel to free what a large engine held
 
 
@@ -147,7 +148,8 @@ class AgentService:
         log.info("node %s joined: %s", node_id, ", ".join(sorted(self._drivers)) or "no engine can start here")
 
     async def _look_around(self) -> None:
-        """What the prefetcher has in host memory and on its links goes out with the beats."""
+        """What the prefetcher has in host memory and on its links goes out with the beats. A node whose
+        links are not known yet is placed on as if they were fast, so that it looks for them more often."""
         before: Surroundings | None = None
         while True:
             where = (self.settings.shm_dir.absolute(), self.settings.node)
@@ -164,7 +166,8 @@ class AgentService:
             if around != before:
                 before = around
                 await self.shell.put(around)
-            await asyncio.sleep(self.settings.inventory_s)
+            every_s = self.settings.inventory_s
+            await asyncio.sleep(every_s if around.links else min(every_s, LINKS_S))
 
     async def _warm(self, driver: EngineDriver) -> None:
         try:

@@ -19,6 +19,7 @@ from glowplug.runtime.shell import Shell
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.inventory import DiskContent, read_inventory, write_disk
 from glowplug.weights.region import Region, region_digest
+from glowplug.weights.sources import load_libraries
 from services.prefetcher.app import make
 from services.prefetcher.fetcher import Fetcher
 from services.prefetcher.metrics import PrefetcherMetrics
@@ -121,9 +122,13 @@ async def serve(stopping: asyncio.Event) -> None:
 
     async def beside(shell: Shell) -> None:
         await asyncio.gather(
-            _forward(stimuli, shell), _report(fetcher, shell, metrics, settings), _recheck(fetcher, settings.recheck_s)
+            _forward(stimuli, shell),
+            _report(fetcher, shell, metrics, settings),
+            _recheck(fetcher, settings.recheck_s),
+            _warm(),
         )
 
+    await fetcher.report()  # the rate of the link is known before anything can be placed by it
     service = ControlService(world, reads, fetcher.executors(), target=settings.node_id)
     await service.run(stopping, make(service, settings, fetcher.link, metrics), controller, beside)
     await fetcher.close()
@@ -162,6 +167,13 @@ async def _recheck(fetcher: Fetcher, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         fetcher.recheck()
+
+
+async def _warm() -> None:
+    try:
+        await asyncio.to_thread(load_libraries)
+    except Exception:  # whoever needs it is told
+        log.exception("a library that reads weights cannot be loaded")
 
 
 def main() -> None:

@@ -10,8 +10,6 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-import check_jsonschema
-import jsonschema
 import pytest
 import yaml
 
@@ -32,6 +30,9 @@ NAMES = re.compile(r"`([A-Z][A-Z0-9_]+)`")
 
 @pytest.mark.parametrize("path", FILES)
 def test_the_file_is_compose(path: str) -> None:
+    import check_jsonschema
+    import jsonschema
+
     vendored = Path(check_jsonschema.__file__).parent / "builtin_schemas/vendor/compose-spec.json"
     schema = json.loads(vendored.read_text(encoding="utf-8"))
     errors = jsonschema.validators.validator_for(schema)(schema).iter_errors(compose(path))

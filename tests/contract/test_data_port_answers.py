@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from openai import AsyncOpenAI
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import InstanceState
@@ -213,6 +212,8 @@ async def test_token_counts_come_from_usage_timings_or_events(rig: Rig) -> None:
 
 
 async def test_the_official_openai_client_works_unmodified() -> None:
+    from openai import AsyncOpenAI
+
     completion = {
         "id": "c1",
         "object": "chat.completion",

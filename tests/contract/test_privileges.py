@@ -31,8 +31,9 @@ from glowplug.runtime.privileges import (
     valkey_document,
     variable,
 )
+from glowplug.state.keys import PREFIX
 from glowplug.state.port import Fenced, StoreUnavailable
-from glowplug.state.redis_store import PREFIX, RedisStore
+from glowplug.state.redis_store import RedisStore
 from tests.contract.bus_rig import Listener, name, stop
 from tests.house.tree import ROOT as TREE
 from tests.servers import NatsProcess, ValkeyProcess

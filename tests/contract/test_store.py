@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from glowplug.state.keys import PREFIX
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.port import Fenced, NotATable, Store, StoreUnavailable
-from glowplug.state.redis_store import PREFIX, RedisStore
+from glowplug.state.redis_store import RedisStore
 from tests.servers import Infra, ValkeyProcess
 
 

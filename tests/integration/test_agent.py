@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.hardware import CachedWeights
+from glowplug.domain.hardware import CachedWeights, Link, Node
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
-from glowplug.weights.inventory import DiskContent, write_disk
+from glowplug.events.envelope import from_json
+from glowplug.weights.inventory import DiskContent, write_disk, write_links
 from services.agent.app import make
 from tests.agent_rig import (
     NODE,
@@ -83,6 +84,14 @@ async def test_the_nodes_beats_carry_what_its_prefetcher_has_on_disk(rig: AgentR
     write_disk(rig.settings.shm_dir, NODE, DiskContent(copies=(copy,), bytes_per_s=2e9))
     await until(lambda: rig.service.controller.node(0.0).on_disk == (copy,))
     assert rig.service.controller.node(0.0).disk_bytes_per_s == 2e9
+
+
+@set_to(inventory_s=60.0)
+async def test_links_that_a_prefetcher_says_after_its_agent_began_are_known_soon(rig: AgentRig) -> None:
+    nic = Link(link_id=f"{NODE}/nic", bytes_per_s=1e7)
+    await asyncio.sleep(0.05)
+    write_links(rig.settings.shm_dir, NODE, [nic])
+    await until(lambda: from_json(rig.store.tables["nodes"][NODE], Node).links == (nic,))
 
 
 @set_to(engine_secret="s", health_every_s=0.05)

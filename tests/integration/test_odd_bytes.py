@@ -15,7 +15,7 @@ from glowplug.cli.doctor.servers import ask_store
 from glowplug.events.envelope import encode, to_json
 from glowplug.events.facts import InstanceFailed
 from glowplug.events.subjects import subject
-from glowplug.state.redis_store import PREFIX
+from glowplug.state.keys import PREFIX
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
 from tests.ha_fleet import HaFleet, emulated
 from tests.servers import Infra, NatsProcess, ValkeyProcess

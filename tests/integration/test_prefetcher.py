@@ -170,6 +170,12 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     await dropped_over_rest(prefetcher)
 
 
+async def test_the_rate_of_the_link_is_known_once_the_prefetcher_is_ready(prefetcher: Prefetcher) -> None:
+    await prefetcher.start(link_bytes_per_s=1e7)
+    (link,) = read_links(prefetcher.shm_dir, prefetcher.node_id)
+    assert link.bytes_per_s == 1e7
+
+
 async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Path) -> None:
     """By the command line's own steps: whole, once more from the cache, and the reasons of those that do not come."""
     await prefetcher.start(fetch_max_attempts=1)

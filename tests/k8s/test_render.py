@@ -6,8 +6,6 @@ import json
 import re
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -40,6 +38,9 @@ SERVICES = {"router", "predictor", "placer", "autoscaler", "console", "agent", "
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_is_valid(target: str, version: str) -> None:
+    import jsonschema
+    import kubernetes_validate
+
     manifests = render(target)
     assert manifests
     for manifest in manifests:
@@ -51,6 +52,8 @@ def test_every_manifest_is_valid(target: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_unknown_field_is_found(version: str) -> None:
+    import kubernetes_validate
+
     manifest = render("sim")[-1]
     manifest["spec"]["colour"] = "red"
     with pytest.raises(kubernetes_validate.ValidationError):

@@ -33,7 +33,8 @@ from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.model import Model
 from glowplug.events.envelope import SAID, MalformedEvent, from_json, to_json
 from glowplug.runtime.model_files import ModelFile
-from glowplug.state.redis_store import PREFIX, table_row
+from glowplug.state.keys import PREFIX
+from glowplug.state.redis_store import table_row
 from glowplug.state.rows import read_rows, shown
 
 FORMAT, FORMAT_VERSION = "glowplug-backup", 1

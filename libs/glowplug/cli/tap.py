@@ -25,7 +25,7 @@ from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
 from glowplug.events.subjects import ROOT, facts_of, parse
 from glowplug.runtime.privileges import inbox_of
-from glowplug.simulator.run_folder import read_json, read_lines
+from glowplug.simulator.run_files import read_json, read_lines
 from glowplug.simulator.scenario.errors import ScenarioError
 
 Take = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough

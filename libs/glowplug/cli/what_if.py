@@ -28,7 +28,7 @@ from glowplug.cli.terminal import CliError, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
-from glowplug.simulator.run_folder import read_json
+from glowplug.simulator.run_files import read_json
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.tree import Tree, override
 from glowplug.simulator.sweep import (

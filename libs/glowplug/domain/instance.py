@@ -157,8 +157,8 @@ class Instance:
         return self.workers[0].gpu_id if self.workers else ""
 
 
-def slots_per_instance(instances: Iterable[Instance]) -> int:
-    """Requests that each of these instances of one model runs at once, as their engines say; 0 when none is READY. The
-    smallest counts: which instance a request finds is not known beforehand."""
+def slots_per_instance(instances: Iterable[Instance], declared: int = 0) -> int:
+    """Requests that each of these instances of one model runs at once, as their engines say; as `declared` when none is
+    READY. The smallest counts: which instance a request finds is not known beforehand."""
     ready = (i.slots_per_stage for i in instances if i.state is InstanceState.READY)
-    return min(ready, default=0)
+    return min(ready, default=declared)

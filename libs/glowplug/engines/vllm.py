@@ -31,6 +31,7 @@ _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
 _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
+_LOWER_LEVEL = re.compile(r"^(?:\([^)]*\) )?(?:DEBUG|INFO|WARNING) ")  # such a line may speak of an error, and is none
 _NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
 _CANNOT_SHARE = "SharingError: "  # ours, where the weights are in memory in another form than in their files
 _NOT_A_CAUSE = "See root cause above"
@@ -259,6 +260,6 @@ def root_cause(log: str) -> str:
     """The first error that a failed start names in its log. vLLM's last lines only point back at it; '' for none."""
     for line in log.splitlines():
         found = _CAUSE.search(line)
-        if found and _NOT_A_CAUSE not in line:
+        if found and _NOT_A_CAUSE not in line and not _LOWER_LEVEL.match(line):
             return found[1].strip()
     return ""

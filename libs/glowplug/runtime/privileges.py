@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 from glowplug.events import subjects
 from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM
-from glowplug.state.redis_store import PREFIX
+from glowplug.state.keys import PREFIX
 
 STREAMS_OWNER: Final = "placer"  # the one user that makes and changes streams; it commands agents anyway
 STREAMS: Final = (FACTS_STREAM, COMMANDS_STREAM)

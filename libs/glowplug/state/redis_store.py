@@ -15,9 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from glowplug.domain.lease import Lease
+from glowplug.state.keys import PREFIX
 from glowplug.state.port import Fenced, NotATable, StoreUnavailable
-
-PREFIX = "glowplug:v1"  # of every key
 
 FENCED = "GLOWPLUG-FENCED"  # how the error of `fenced_write` begins
 TIMEOUT_S = 2.0

@@ -4,8 +4,8 @@ The order comes from the tensors' names in the headers of safetensors files, or 
 needed to build the model, then the embeddings, norm and head, and the layers from the first on: what is left to load
 behind the last byte is one layer, and never a head of a gigabyte, which often lies first in its file and would keep all
 behind it from being hashed. Weights without such a structure are read by offset. HydraServe section 5 fetches layers
-in this order, so that loading follows close behind. A pipeline is cut by bytes, not by layers: the slowest fetch decides when it serves. Engines read the cut beside
-the order, so that each finds every tensor that it asks for.
+in this order, so that loading follows close behind. A pipeline is cut by bytes, not by layers: the slowest fetch
+decides when it serves. Engines read the cut beside the order, so that each finds every tensor that it asks for.
 
 Offsets are bytes of the region (weights/pieces.py), ends exclusive.
 """

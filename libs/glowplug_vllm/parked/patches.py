@@ -7,6 +7,7 @@
     worker_main           in the forked worker: die with the parent, apply OpenMP settings
     _run_in_subprocess    a model class is inspected in this process instead of a new interpreter
     register_triton_kernel_overrides   runs now, once, instead of 0.7 s in each worker
+    configure_logging     does nothing where a fork has that configuration already: 0.05 s and more in each process
     SpinCondition.wait    on a CPU, waits in the kernel (queues.py)
     AsyncLLM, StructuredOutputManager   the tokenizer is read while the engine core starts (tokenizer_aside.py)
 
@@ -28,6 +29,8 @@ NEEDED = (
     ("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main"),
     ("vllm.model_executor.models.registry", "_run_in_subprocess"),
     ("vllm.distributed.device_communicators.shm_broadcast", "SpinCondition.wait"),
+    ("vllm.logger", "configure_logging"),
+    ("vllm.config.logging", "LoggingConfig"),
     ("vllm.v1.engine.async_llm", "renderer_from_config"),
     ("vllm.v1.engine.async_llm", "EngineCoreClient.make_async_mp_client"),
     ("vllm.v1.engine.async_llm", "maybe_register_config_serialize_by_value"),
@@ -71,6 +74,7 @@ def apply(is_cpu: bool) -> None:
         replace_everywhere("vllm.utils.system_utils", "_maybe_force_spawn", lambda: None)
         _scan_triton_once()
         queues.wait_in_kernel()
+    _configure_logging_once()
     tokenizer_aside.install()
     replace_everywhere("vllm.model_executor.models.registry", "_run_in_subprocess", lambda fn: fn())
     _wrap("vllm.v1.engine.core", "EngineCoreProc", "run_engine_core", _enter_core)
@@ -114,6 +118,20 @@ def _scan_triton_once() -> None:
     if scan := getattr(platform, "register_triton_kernel_overrides", None):
         scan()
         platform.register_triton_kernel_overrides = classmethod(lambda cls: None)
+
+
+def _configure_logging_once() -> None:
+    configure = import_module("vllm.logger").configure_logging
+    has = import_module("vllm.config.logging").LoggingConfig()
+
+    def configure_if_changed(config: Any) -> None:
+        nonlocal has
+        if config != has:
+            configure(config)
+            has = config
+
+    configure(has)
+    replace_everywhere("vllm.logger", "configure_logging", configure_if_changed)
 
 
 def _find(module: str, dotted: str) -> Any:

@@ -118,6 +118,8 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
         ("vllm: error: unrecognized arguments: --foo", "error: unrecognized arguments: --foo"),
         ("torch.OutOfMemoryError: CUDA out of memory", "torch.OutOfMemoryError: CUDA out of memory"),
         ("INFO all is well", ""),
+        ("(APIServer pid=5) WARNING x] it can cause `OSError: [Errno 24]`\nFooError: no",
+         "FooError: no"),
         ("", ""),
     ],
 )  # fmt: skip

@@ -110,6 +110,29 @@ def test_a_stage_whose_neighbour_does_not_connect_gives_up_though_strangers_come
         assert silent.recv(1) == b"", "it is kept"
 
 
+def test_a_stage_that_cannot_reach_the_next_one_listens_no_more() -> None:
+    store = Store()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        store.set("glowplug-hop-2", json.dumps([*gone.getsockname(), "k" * 32]))
+    with pytest.raises(ConnectionRefusedError):
+        hops.meet(store, 1, 0, 2, "127.0.0.1", 5.0)
+    host, port, _ = json.loads(store.get("glowplug-hop-1"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), 2.0)
+
+
+def test_a_stage_that_the_one_before_does_not_find_leaves_the_next_one() -> None:
+    store = Store()
+    with ThreadPoolExecutor(1) as aside:
+        third = aside.submit(hops.meet, store, 2, 1, None, "127.0.0.1", 5.0)
+        with pytest.raises(TimeoutError, match="has not connected"):
+            hops.meet(store, 1, 0, 2, "127.0.0.1", 0.05)
+        from_second, _ = third.result()
+    assert from_second is not None
+    with pytest.raises(HopBroken, match="closed its connection"):
+        received(from_second)
+
+
 def test_a_large_message_does_not_hold_up_its_sender_and_the_next_comes_behind_it() -> None:
     to_next, from_previous, _ = pair()
     large = [(("large", "float32", [1]), bytes(range(256)) * (3 * hops.INLINE_BYTES // 256))]

@@ -5,7 +5,6 @@ import re
 import struct
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
 
@@ -275,6 +274,8 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
 
 
 def test_the_published_schema_is_current_and_accepts_what_the_loader_accepts():
+    import jsonschema
+
     published = json.loads(Path("deploy/models/model.schema.json").read_text())
     assert published == model_files.json_schema()
     jsonschema.validate({"name": "a", "engine": "vllm", "weights": "x", "kv_bytes": "1GiB"}, published)

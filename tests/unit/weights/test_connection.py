@@ -151,6 +151,28 @@ async def test_what_is_compressed_though_nobody_asked_for_it_is_inflated() -> No
         assert server.heads[0]["accept-encoding"] == "identity"
 
 
+CUT_OFF = {"within its bytes": gzip.compress(DATA)[:-100], "within its checksum": gzip.compress(DATA[:9])[:-1]}
+
+
+@pytest.mark.parametrize("packed", CUT_OFF.values(), ids=CUT_OFF)
+async def test_what_is_compressed_and_cut_is_no_whole_file(packed: bytes) -> None:
+    with Body(head("Connection: close", "Content-Encoding: gzip") + packed[:1], packed[1:]) as server:
+        source = HttpSource(f"{server.url}/w", SourceOptions())
+        with pytest.raises(SourceInterrupted, match="ends early"):
+            async for _ in source.read(SourceFile(path="", num_bytes=0), 0, 0):
+                pass
+        await source.close()
+
+
+async def test_a_file_may_be_compressed_in_several_members() -> None:
+    packed = gzip.compress(DATA[:300_000]) + gzip.compress(DATA[300_000:])
+    with Body(head(f"Content-Length: {len(packed)}", "Content-Encoding: gzip"), packed) as server:
+        source = HttpSource(f"{server.url}/w", SourceOptions())
+        chunks = source.read(SourceFile(path="", num_bytes=0), 0, 0)
+        assert b"".join([bytes(chunk) async for chunk in chunks]) == DATA
+        await source.close()
+
+
 async def test_a_slow_body_is_given_as_it_comes_and_a_fast_one_in_whole_buffers() -> None:
     steps = [SMALL[at : at + 5_000] for at in range(0, len(SMALL), 5_000)]
     with Body(head("Content-Length: 100000"), *steps) as server:
@@ -292,6 +314,19 @@ async def test_a_reader_between_two_chunks_ends_when_all_are_closed() -> None:
                 await answer.fill()
                 await made.close()
                 await asyncio.wait_for(answer.fill(), 2.0)
+
+
+async def test_a_body_without_a_length_that_is_closed_while_it_comes_has_no_end() -> None:
+    with Body(head("Connection: close") + SMALL[:10], b"") as server:
+        server.pause_s = 0.3
+        made = Connections(LIMITS)
+        async with made.ask("GET", httpx.URL(server.url), {}) as answer:
+            assert await answer.fill() == SMALL[:10]
+            rest = asyncio.ensure_future(answer.fill())
+            await asyncio.sleep(TICK_S / 2)
+            await made.close()
+            with pytest.raises(ConnectionAbortedError, match="closed before the end"):
+                await asyncio.wait_for(rest, 2.0)
 
 
 @pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret\u20ac"], ids=["a line's end", "no latin letter"])

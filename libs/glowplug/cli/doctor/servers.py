@@ -33,7 +33,8 @@ from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
 from glowplug.runtime.supervisor.embedded import ACL_FILE, FSYNC
-from glowplug.state.redis_store import PREFIX, table_row
+from glowplug.state.keys import PREFIX
+from glowplug.state.redis_store import table_row
 from glowplug.state.rows import read_rows, shown
 
 T = TypeVar("T")

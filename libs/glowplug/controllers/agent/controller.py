@@ -62,6 +62,11 @@ def _leaves_first(holding: Holding) -> tuple[bool, float, str]:
     return is_kept, holding.instance.changed_at, holding.instance.instance_id
 
 
+def _rates(around: msg.Surroundings) -> dict[str, float]:
+    """Of each link, bytes a second."""
+    return {link.link_id: link.bytes_per_s for link in around.links}
+
+
 class AgentController:
     """Pure. `memory` is what a predecessor wrote down; the first stimulus then is Recalled."""
 
@@ -215,6 +220,8 @@ class AgentController:
         transaction.step(instance_id, stimulus)
 
     def _look(self, _: Transaction, around: msg.Surroundings) -> None:
+        if _rates(around) != _rates(self._surroundings):
+            self._beat_at = 0.0  # placements go by them
         self._surroundings = around
 
     def _node_stopping(self, transaction: Transaction, asked: msg.NodeStopping) -> None:

@@ -18,7 +18,7 @@ from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
 from glowplug.fleet.status import check_nowhere_else
-from glowplug.policies.prediction.port import until
+from glowplug.policies.prediction.port import until, windows_from
 
 AT_ONCE = 8  # starts that fail in a row before the next one waits, though each may be tried on another node
 PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
@@ -130,18 +130,14 @@ class ModelRecord:
         """Of the window that holds `at_s`, with the most that is expected until a start begun then serves, and of the
         one after it; None where there is none. A forecast counts while its window lasts: a predictor that falls silent
         is none at all once its last window is over."""
-        for number, forecast in enumerate(self.forecasts):
-            if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
-                expected = until(forecast, self.forecasts, at_s + self.horizon_s)
-                return expected, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
-        return None, None
+        windows = self.windows_from(at_s)
+        if not windows:
+            return None, None
+        return until(windows[0], windows, at_s + self.horizon_s), windows[1] if len(windows) > 1 else None
 
     def windows_from(self, at_s: float) -> tuple[Forecast, ...]:
         """Of the window that holds `at_s` and of all after it, each as it was forecast."""
-        for number, forecast in enumerate(self.forecasts):
-            if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
-                return self.forecasts[number:]
-        return ()
+        return windows_from(self.forecasts, at_s)
 
     def forecast_changes_at(self, at_s: float) -> float:
         """When after `at_s` a window begins, comes within the horizon or ends; never without forecasts."""

@@ -8,7 +8,7 @@ after `avoid_node_s`, once the weights lie there, once its model is deployed ane
 too.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -79,29 +79,32 @@ class FailedNodes:
         known = self.by_digest.get(model.weights.digest, {})
         return {node_id: one for node_id, one in known.items() if now_s - one.at < self.params.avoid_node_s}
 
-    def others(self, model: Model, nodes: Iterable[Node], now_s: float) -> Iterator[Node]:
-        """Those of `nodes` that could run the model and where its weights have not failed lately, or lie by now."""
-        failed = self.of(model, now_s)
-        return (n for n in nodes if could_run(n, model) and (n.node_id not in failed or has_weights(n, model)))
-
-    def tries_left(self, model: Model, begins_on: Collection[str], nodes: Iterable[Node], now_s: float) -> int:
-        """On how many more nodes a start may be tried that begins on these, should its weights not be had there."""
-        num_tried = len(self.of(model, now_s).keys() - begins_on) + 1
+    def tries_left(
+        self, model: Model, failed: Collection[str], begins_on: Collection[str], nodes: Iterable[Node]
+    ) -> int:
+        """On how many more nodes a start may be tried that begins on these, should its weights not be had there.
+        `failed` are those to avoid (`of`)."""
+        num_tried = len(set(failed) - set(begins_on)) + 1
         most = self.params.max_start_nodes - num_tried
         if before := self.left_by_digest.get(model.weights.digest):
             most = min(most, before - 1)
         if most <= 0 or not model.weights.uri:
             return 0
-        others = (n for n in self.others(model, nodes, now_s) if n.node_id not in begins_on)
-        return sum(1 for _ in islice(others, most))
+        left = (n for n in others(model, nodes, failed) if n.node_id not in begins_on)
+        return sum(1 for _ in islice(left, most))
 
-    def said(self, model: Model, tries_left: int, now_s: float) -> str:
-        """What a decision says of it, "" where nothing has failed."""
-        failed = [f"{node_id} ({one.code})" for node_id, one in sorted(self.of(model, now_s).items())]
+    def said(self, failed: Mapping[str, FailedNode], tries_left: int) -> str:
+        """What a decision says of nodes that are avoided (`of`), "" where there is none."""
         if not failed:
             return ""
+        names = [f"{node_id} ({one.code})" for node_id, one in sorted(failed.items())]
         more = f"; if they cannot here either, {counted(tries_left, 'more node')} may be tried"
-        return f"; its weights could not be had on {listed(failed)} in the last {self.params.avoid_node_s:g} s{more}"
+        return f"; its weights could not be had on {listed(names)} in the last {self.params.avoid_node_s:g} s{more}"
+
+
+def others(model: Model, nodes: Iterable[Node], failed: Collection[str]) -> Iterator[Node]:
+    """Those of `nodes` that could run the model and where its weights have not failed lately, or lie by now."""
+    return (n for n in nodes if could_run(n, model) and (n.node_id not in failed or has_weights(n, model)))
 
 
 def could_run(node: Node, model: Model) -> bool:

@@ -2,7 +2,7 @@
 
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import ForecastMade
-from glowplug.policies.prediction.port import until
+from glowplug.policies.prediction.port import until, windows_from
 
 
 class Forecasts:
@@ -16,8 +16,9 @@ class Forecasts:
         return bool(self._ahead)
 
     def take(self, fact: ForecastMade) -> None:
-        """A window has closed."""
-        if fact.forecasts:
+        """A window has closed. One that comes late does not replace a newer one."""
+        known = self._ahead.get(fact.model_key)
+        if fact.forecasts and not (known and known[0].made_at > fact.forecasts[0].made_at):
             self._ahead[fact.model_key] = fact.forecasts
             self._horizons_s[fact.model_key] = fact.horizon_s
 
@@ -38,9 +39,8 @@ class Forecasts:
 
 def now_open(ahead: tuple[Forecast, ...], now_s: float) -> Forecast | None:
     """The forecast of the window now open: the one it lies in, else the first; None when all are over for a window."""
-    for forecast in ahead:
-        if forecast.starts_at <= now_s < forecast.starts_at + forecast.window_s:
-            return forecast
+    if here := windows_from(ahead, now_s):
+        return here[0]
     last = ahead[-1]
     is_over = last.starts_at > 0 and now_s > last.starts_at + 2 * last.window_s
     return None if is_over else (ahead[0] if now_s < ahead[0].starts_at or not ahead[0].starts_at else last)

@@ -82,7 +82,7 @@ class Holdings:
     def _asking(self, row: Instance, model: Model) -> tuple[int, Asking]:
         """How many ask for it now, and how often it is asked for."""
         load, num_there = self.fleet.loads.of(model.key), self.fleet.capacity.num_active.get(model.key, 0)
-        slots, forecast = self._slots_of(model), self._forecast(model)
+        slots, forecast = self.slots_of(model), self._forecast(model)
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
         if row.state.is_dormant or row.replica:
             before = num_there + self._rank(row, model)
@@ -103,11 +103,10 @@ class Holdings:
             self._forecasts[model.key] = self.fleet.forecasts.of(model.key, self.now_s)
         return self._forecasts[model.key]
 
-    def _slots_of(self, model: Model) -> int:
-        """Requests that an instance runs at once: as its engines say where one is READY, else as it is declared."""
+    def slots_of(self, model: Model) -> int:
         if model.key not in self._slots:
-            ready = slots_per_instance(self.fleet.instances.living(model.key).values())
-            self._slots[model.key] = ready or max(1, model.max_concurrency)
+            living = self.fleet.instances.living(model.key).values()
+            self._slots[model.key] = slots_per_instance(living, model.max_concurrency)
         return self._slots[model.key]
 
     def _rank(self, row: Instance, model: Model) -> int:

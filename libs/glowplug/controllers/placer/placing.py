@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.placer.failed_nodes import others
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.peers import with_peers
@@ -291,13 +292,13 @@ class Placing:
     def _elsewhere(self, placement: Placement, now: Pass) -> list[Node]:
         """Where its model could run, where its weights could not be had on some nodes lately: all but these, and where
         a copy of it lies dormant. None where they could be had, or nothing else is left."""
-        model, failed_nodes = placement.command.model, self.fleet.failed_nodes
-        failed = failed_nodes.of(model, now.now_s)
-        if not failed or not (others := list(failed_nodes.others(model, now.view.nodes, now.now_s))):
+        model = placement.command.model
+        failed = self.fleet.failed_nodes.of(model, now.now_s)
+        if not failed or not (left := list(others(model, now.view.nodes, failed))):
             return []
         dormant = {row.node_id for row in now.view.fleet.copies(model)} & failed.keys()
-        known = {node.node_id for node in others}
-        return [*others, *(n for n in now.view.nodes if n.node_id in dormant - known)]
+        known = {node.node_id for node in left}
+        return [*left, *(n for n in now.view.nodes if n.node_id in dormant - known)]
 
     def _wanting(self, placement: Placement, now: Pass) -> int:
         """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
@@ -398,16 +399,17 @@ class Placing:
             sent.rendezvous = rendezvous(first.stages_at, placement.instance_id)
         sent.expected = expect(decision, _request(placement, now_s), now.view)
         model, failed_nodes = placement.command.model, self.fleet.failed_nodes
+        failed = failed_nodes.of(model, now_s)
         if not placement.command.node_id:
             begins_on = {stage.node_id for stage in decision.stages}
-            sent.tries_left = failed_nodes.tries_left(model, begins_on, now.view.nodes, now_s)
+            sent.tries_left = failed_nodes.tries_left(model, failed, begins_on, now.view.nodes)
         placement.state = sent
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{model.name} starts on {_chosen(decision)}: {decision.reason}"
-        reason += failed_nodes.said(model, sent.tries_left, now_s)
+        reason += failed_nodes.said(failed, sent.tries_left)
         figures: dict[str, float | int | str] = {}
-        if failed := failed_nodes.of(model, now_s):
+        if failed:
             figures |= {"failed_on": ", ".join(sorted(failed)), "tries_left": sent.tries_left}
         if parts := [stage.part_bytes for stage in decision.stages if stage.part_bytes]:
             figures["parts"] = ", ".join(map(show_bytes, parts))

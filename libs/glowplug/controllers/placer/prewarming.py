@@ -14,7 +14,7 @@ from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
-from glowplug.domain.instance import Instance, InstanceState, Worker, slots_per_instance
+from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model
 from glowplug.events.commands import FetchWeights, StartInstance
 from glowplug.events.facts import ForecastMade
@@ -119,7 +119,7 @@ class Prewarming:
             draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
             finishing=finishing,
             num_active=capacity.num_active,
-            slots={key: slots_per_instance(fleet.instances.living(key).values()) for key in forecasts},
+            slots={key: holdings.slots_of(models[key]) for key in forecasts},
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
             prefill_s=fleet.network.quickest_s,

@@ -173,7 +173,7 @@ class Overload:
             return None
         num_slots = self._num_slots(model.key)
         if not self.is_short:
-            each = slots_per_instance(self.fleet.ready(model.key)) or model.max_concurrency
+            each = slots_per_instance(self.fleet.ready(model.key), model.max_concurrency)
             num_slots = max(num_slots, model.max_instances * each)
             return self.start_left_s(model.key, now_s) + num_ahead * service_s / num_slots
         work_s = num_ahead * service_s / num_slots

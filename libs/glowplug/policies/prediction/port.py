@@ -74,6 +74,14 @@ def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast
     return replace(here, **most)
 
 
+def windows_from(ahead: tuple[Forecast, ...], at_s: float) -> tuple[Forecast, ...]:
+    """Of the window that holds `at_s` and of all after it; () where none holds it. `ahead` is in order."""
+    for number, forecast in enumerate(ahead):
+        if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
+            return ahead[number:]
+    return ()
+
+
 class Reading(NamedTuple):
     """What one window brought, by kind of load: each may be forecast by the same rule."""
 

@@ -27,7 +27,7 @@ class PrewarmView(FleetView):
     draining: frozenset[str] = frozenset()  # instances that finish what they have
     finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> their rows
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
-    slots: Mapping[str, int] = field(default_factory=dict)  # requests that each READY one runs; absent or 0: none is
+    slots: Mapping[str, int] = field(default_factory=dict)  # requests that each one runs at once; absent: as declared
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window now open
     load_s: Mapping[str, float] = field(default_factory=dict)
     prefill_s: Mapping[str, float] = field(default_factory=dict)  # the quickest seen; asked for by `reads_profile`
@@ -35,6 +35,10 @@ class PrewarmView(FleetView):
     last_used_at: Mapping[str, float] = field(default_factory=dict)
     climb_s: Mapping[str, float] = field(default_factory=dict)  # what a start from a replica saves; for `weighing`
     holdings: Mapping[str, Holding] = field(default_factory=dict)  # what each dormant copy is worth, likewise
+
+    def slots_of(self, model: Model) -> int:
+        """Requests that an instance of the model runs at once."""
+        return self.slots.get(model.key, model.max_concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from glowplug.domain.hardware import Node
-from glowplug.domain.model import Model
 from glowplug.policies.placement.dormant import gives_way
 from glowplug.policies.placement.links import has_weights
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
@@ -67,7 +66,7 @@ def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
         model, climb_s = view.models.get(key), view.climb_s.get(key, 0.0)
         if model is None or climb_s <= 0:
             continue
-        there, slots = view.num_active.get(key, 0), _slots(model, view)
+        there, slots = view.num_active.get(key, 0), view.slots_of(model)
         for rank in range(params.max_replicas):
             probability = asked(level(forecast, there + rank, slots), away_s(climb_s))
             if probability < params.least_asked:
@@ -75,11 +74,6 @@ def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
             score = probability * climb_s
             found.append(ReplicaWish(model_key=key, kind=ReplicaClass.BASIC, rank=rank, score=score))
     return sorted(found, key=lambda wish: (-wish.score, wish.model_key, wish.rank))
-
-
-def _slots(model: Model, view: PrewarmView) -> int:
-    """Requests that an instance runs at once: as its engines say where one is READY, else as it is declared."""
-    return view.slots.get(model.key) or max(1, model.max_concurrency)
 
 
 def _is_near(step: PrewarmStep, view: PrewarmView) -> bool:
@@ -115,7 +109,7 @@ def _idle_worth(step: PrewarmStep, view: PrewarmView) -> float:
     key = step.model_key
     model = view.models[key]
     before = view.num_active.get(key, 0) + len(view.fleet.copies(model))
-    asking = level(view.forecasts.get(key), before, _slots(model, view))
+    asking = level(view.forecasts.get(key), before, view.slots_of(model))
     return idle_worth(asking, view.climb_s.get(key, 0.0))
 
 

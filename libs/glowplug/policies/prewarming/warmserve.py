@@ -104,7 +104,7 @@ def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
         model_key=key,
         concurrency_mean=forecast.concurrency_mean,
         concurrency_peak=forecast.concurrency_peak,
-        max_concurrency=view.slots.get(key) or model.max_concurrency,
+        max_concurrency=view.slots_of(model),
         num_active=view.num_active.get(key, 0),
         load_s=view.load_s.get(key, 0.0),
     )

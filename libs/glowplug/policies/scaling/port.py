@@ -64,7 +64,7 @@ class ScalingView:
         self.num_coming = self.num_pending
         if len(self.ready) != len(self.running):
             self.num_coming += self.num_running - sum(worths(self.ready).values())
-        self.per_instance = slots_per_instance(self.ready) or max(1, self.model.max_concurrency)
+        self.per_instance = slots_per_instance(self.ready, self.model.max_concurrency)
         self.floor = max(self.model.min_instances, 1 if self.model.pinned else 0)
         self.ceiling = max(self.model.max_instances, self.floor)
         self.demand = self.load.num_waiting + self.load.num_in_flight

@@ -16,7 +16,7 @@ from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS
 from glowplug.simulator.recording.starts import Starts
 from glowplug.simulator.results import Results, summary
-from glowplug.simulator.run_folder import read_rows
+from glowplug.simulator.run_files import read_rows
 from glowplug.simulator.scenario.errors import ScenarioError
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from glowplug import __version__
 from glowplug.events.subjects import entity_facts
 from glowplug.simulator.jobs import Outcome
 from glowplug.simulator.results import Quantiles
-from glowplug.simulator.run_folder import read_json, read_lines
+from glowplug.simulator.run_files import read_json, read_lines
 from glowplug.simulator.scenario.load import Scenario
 from glowplug.simulator.setup import Setup
 

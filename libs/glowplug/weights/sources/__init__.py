@@ -1,6 +1,7 @@
 """Sources by scheme. `open_source` is the one place that reads a weights URI."""
 
 from glowplug.weights.source import OBJECTS, Source, SourceOptions, check_reference, scheme_of
+from glowplug.weights.sources import hub, objects
 from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import HttpSource
 from glowplug.weights.sources.hub import HubSource
@@ -22,3 +23,9 @@ def open_source(uri: str, options: SourceOptions = SourceOptions()) -> Source:
         return HubSource(uri, options)
     assert scheme in OBJECTS, scheme  # SCHEMES has no other
     return ObjectSource(uri, options)
+
+
+def load_libraries() -> None:
+    """Load those of hubs and of stores of objects, for which the first address of the kind would wait."""
+    hub.library()
+    objects.library()

@@ -248,7 +248,8 @@ class _Line:
 
     def fill(self) -> memoryview:
         """More of the body: as much as fits, or what came within `TICK_S`; nothing at its end. Raises TimeoutError
-        where nothing comes, http.client.IncompleteRead where it is cut off."""
+        where nothing comes, http.client.IncompleteRead where it is cut off, ConnectionAbortedError where it was shut
+        before an end that the server alone tells."""
         if self.num_bytes_left == 0 or self._response is None:
             return self._buffer[:0]
         if self._window is not None:
@@ -259,6 +260,8 @@ class _Line:
             if not num_bytes:
                 raise http.client.IncompleteRead(b"", self.num_bytes_left)
             self.num_bytes_left -= num_bytes
+        if not num_bytes and self._is_shut:
+            raise ConnectionAbortedError("it was closed before the end of its body")
         if not num_bytes or self.num_bytes_left == 0:
             self._end_answer()
         return view[:num_bytes]

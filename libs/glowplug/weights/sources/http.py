@@ -28,6 +28,7 @@ from glowplug.weights.sources.connection import Answer, Connections, Limits, Req
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 _INFLATED_BYTES = 1 << 20  # of what a server has compressed, at a time
 _LINKED = "x-linked-etag"  # of the object itself, where a hub redirects to a store that has names of its own for it
 
@@ -192,15 +193,20 @@ async def translated(shown: str) -> AsyncIterator[None]:
 
 
 async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """What a server has compressed, though it was asked not to."""
-    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib's own
+    """What a server has compressed, though it was asked not to: gzip, of any number of members (RFC 1952 section 2.2),
+    or zlib's own. Raises zlib.error, also where it is cut off."""
+    inflate = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
     async with aclosing(chunks):
         async for chunk in chunks:
             rest: Chunk = chunk
             while rest:
+                if inflate.eof:
+                    inflate = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
                 if content := inflate.decompress(rest, _INFLATED_BYTES):
                     yield content
-                rest = inflate.unconsumed_tail
+                rest = inflate.unconsumed_tail or inflate.unused_data
+    if not inflate.eof:
+        raise zlib.error("what the server has compressed ends early")
 
 
 def byte_range(first_byte: int, last_byte: int) -> dict[str, str]:

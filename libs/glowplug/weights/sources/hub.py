@@ -82,13 +82,14 @@ class HubSnapshot:
 
 
 @cache
-def _library() -> Any:
-    """huggingface_hub, loaded when the first address needs it; None where it is not installed."""
+def library() -> Any:
+    """huggingface_hub, loaded by whoever asks first; None where it is not installed."""
     try:
         for part in ("errors", "file_download", "constants"):
             import_module(f"huggingface_hub.{part}")
         hub = import_module("huggingface_hub")
         hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # else it asks one more file of the hub, and a start waits
+        hub.HfApi  # noqa: B018 - huggingface_hub loads what is named
         return hub
     except ImportError:
         return None
@@ -106,7 +107,7 @@ class HubSource:
         *,
         connections: Connections | None = None,
     ) -> None:
-        self._library = _library()
+        self._library = library()
         if self._library is None:
             raise WeightsUnavailable("hf: addresses need the extra glowplug[prefetcher]", param="weights.uri")
         self.address = hub_address(uri)

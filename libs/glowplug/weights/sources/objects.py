@@ -35,8 +35,8 @@ _CREDENTIALS = (
 
 
 @cache
-def _library() -> Any:
-    """obstore, loaded when the first address needs it; None where it is not installed."""
+def library() -> Any:
+    """obstore, loaded by whoever asks first; None where it is not installed."""
     try:
         for part in ("exceptions", "store"):
             import_module(f"obstore.{part}")
@@ -50,7 +50,7 @@ class ObjectSource:
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
         self.scheme = scheme_of(uri)
-        self._library = _library()
+        self._library = library()
         if self._library is None:
             raise WeightsUnavailable(
                 f"{self.scheme}: addresses need the extra glowplug[prefetcher]", param="weights.uri"

@@ -8,7 +8,7 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
-from glowplug.domain.hardware import CachedWeights, GrantOwner
+from glowplug.domain.hardware import CachedWeights, GrantOwner, Link
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.policies.start_times import StartKind
 from tests.agent_steps import NODE, PARAMS, code, facts, make, of, resume, start, stop, workers
@@ -297,6 +297,21 @@ def test_beats_each_second_and_when_grants_change() -> None:
 
     assert [beats(Tick(), t) for t in (1.0, 1.5, 2.0, 2.9, 3.0)] == [True, False, True, False, True]
     assert beats(start(), 3.1) and not beats(msg.EngineLaunched("i-1"), 3.2)
+
+
+def test_a_rate_of_a_link_goes_out_at_once_and_bytes_in_flight_with_the_next_beat() -> None:
+    agent = make()
+    agent.handle(Tick(), 5.0)
+
+    def rates(now_s: float, link: Link) -> list[float]:
+        effects = agent.handle(msg.Surroundings(links=(link,)), now_s)
+        beats = [e.payload.node for e in of(Publish, effects) if e.payload.TYPE == "node.beat"]
+        return [one.bytes_per_s for node in beats for one in node.links]
+
+    nic = Link(link_id="node-1/nic", bytes_per_s=1e7)
+    assert rates(5.1, nic) == [1e7]
+    assert rates(5.2, replace(nic, bytes_in_flight=9)) == []
+    assert rates(5.3, replace(nic, bytes_per_s=2e7)) == [2e7]
 
 
 def test_node_tells_engines_cache_and_grows_in_revision() -> None:

@@ -69,6 +69,16 @@ def test_a_forecast_that_is_over_leaves_nothing_behind():
     assert forecasts._horizons_s == forecasts._ahead == {}
 
 
+def test_a_forecast_that_comes_late_does_not_replace_a_newer_one():
+    controller = placer(a_node(abilities=CAN))
+    forecast(controller, 1.0)
+    forecasts = controller.fleet.forecasts
+    (known,) = forecasts._ahead["a"]
+    late = replace(known, made_at=known.made_at - 300.0, concurrency_peak=8.0)
+    controller.handle(an_event(ForecastMade(model_key="a", forecasts=(late,), horizon_s=9.0)), 2.0)
+    assert forecasts._ahead["a"] == (known,) and forecasts._horizons_s["a"] == 0.0
+
+
 def test_what_is_ordered_is_ordered_once_and_again_only_when_unheard():
     controller = placer(a_node(abilities=CAN, gpus_mib=(300, 300)))
     (start,) = sent(forecast(controller, 1.0), StartInstance)

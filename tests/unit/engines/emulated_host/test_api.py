@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from glowplug.engines.emulated_host.api import Api
@@ -66,6 +65,8 @@ async def test_every_answer_says_that_it_is_emulated(client: httpx.AsyncClient) 
 
 
 async def test_the_openai_client_chats_streams_and_embeds() -> None:
+    import openai
+
     async with serving() as (_, client), openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x") as sdk:
         whole = await sdk.chat.completions.create(model="big", messages=USER, max_tokens=5, seed=3)
         stream: Any = await sdk.chat.completions.create(model="big", messages=USER, max_tokens=5, seed=3, stream=True)

@@ -1,0 +1,52 @@
+"""Reading the files of a run (`run_folder` says which), or other rows of JSON, without the simulator."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from glowplug.simulator.scenario.errors import ScenarioError
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """One of a run's JSON files. Raises ScenarioError when there is none, or it is none of ours."""
+    try:
+        value = json.loads((folder / name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError("", f"{folder}: is no folder of a run ({name}: {error.strerror})") from error
+    except ValueError as error:
+        raise ScenarioError("", f"{folder / name}: is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ScenarioError("", f"{folder / name}: is no JSON object")
+    return value
+
+
+def read_lines(folder: Path, name: str, begins: str = "") -> Iterator[dict[str, Any]]:
+    """The rows of a run's JSON lines, those alone whose text `begins` so. Raises ScenarioError naming file and line."""
+    return read_rows(folder / name, begins)
+
+
+def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
+    """JSON objects, one a line. Raises ScenarioError naming file and line."""
+    try:
+        file = path.open(encoding="utf-8-sig")
+    except OSError as error:
+        raise ScenarioError("", f"{path}: {error.strerror}") from error
+    with file:
+        for number, line in enumerate(_text(file, path), start=1):
+            if begins and not line.startswith(begins):
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ScenarioError("", f"{path}, line {number}: is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ScenarioError("", f"{path}, line {number}: is no JSON object")
+            yield row
+
+
+def _text(file: IO[str], path: Path) -> Iterator[str]:
+    try:
+        yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError("", f"{path}: cannot be read as text: {error}") from error
