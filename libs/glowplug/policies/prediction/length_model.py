@@ -14,6 +14,7 @@ Needs numpy, nothing else. The file is made by bench/fit/lengths.py; a file of a
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -57,7 +58,7 @@ class LengthModel:
         if int(self._feature.max(initial=0)) >= NUM_NUMBERS + len(self._bias):
             raise BadRequest("a tree asks for a number that there is not", param="length_model")
         self._depth = int(parts["depth"])
-        self._edges, self._low, self._high = parts["edges"], parts["low"], parts["high"]
+        self._edges, self._low, self._high = parts["edges"].tolist(), parts["low"].tolist(), parts["high"].tolist()
 
     @classmethod
     def read(cls, path: Path = SHIPPED) -> "LengthModel":
@@ -71,10 +72,10 @@ class LengthModel:
     def expect(self, described: Described) -> Length:
         """What the text says; nothing is learned here."""
         log = min(MAX_LOG, max(0.0, self._log(described)))
-        at = int(np.searchsorted(self._edges, log))
+        at = bisect_left(self._edges, log)
         kind = int(described.has_answers)
         tokens = math.expm1(log)
-        low, high = tokens * float(self._low[kind, at]), tokens * float(self._high[kind, at])
+        low, high = tokens * self._low[kind][at], tokens * self._high[kind][at]
         return Length(max(1, round(tokens)), max(1, round(low)), max(1, round(high)))
 
     def _log(self, described: Described) -> float:
@@ -92,4 +93,6 @@ class LengthModel:
     def _sum(self, words: set[int]) -> Any:
         """What the words weigh for each head."""
         places = np.fromiter(words, dtype=np.intp, count=len(words))
-        return self._weights[places].sum(0, dtype=np.int32) / math.sqrt(max(1, len(words)))
+        rows = self._weights.take(places, axis=0)
+        total = np.einsum("ij->j", rows, dtype=np.int32)  # two thirds of the time that rows.sum(0) takes
+        return total / math.sqrt(max(1, len(words)))

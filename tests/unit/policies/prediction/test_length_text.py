@@ -2,6 +2,7 @@
 
 import math
 import time
+from zlib import crc32
 
 import pytest
 
@@ -65,3 +66,18 @@ def test_signs_without_spaces_are_words_each_and_first_texts_have_hashes_of_thei
     assert len(both) >= 2, "the sign itself, as a word of any text and of a first one"
     later = [Turn("Hi"), Turn("Hello", True), Turn("salt")]
     assert describe([Turn("salt")]).words > describe(later).words
+
+
+def test_numbers_and_hashes_are_those_that_the_shipped_file_was_trained_on() -> None:
+    """Whoever changes what is read of a text trains the file again, raises its version, and writes these anew."""
+    talk = [
+        Turn("You write 3 drafts."),
+        Turn("Explain GPT4 in 2,000 words, then \u65e5\u672c\u8a9e as five steps"),
+        Turn("Sure. Is that all?", answers=True),
+        Turn("Now v2 of it: 10 ideas, 1k words; don't stop!"),
+    ]
+    first, later = describe(talk[:2]), describe(talk)
+    hashes = [crc32(repr(sorted(words)).encode()) for said in (first, later) for words in (said.words, said.around)]
+    assert hashes == [1083543646, 3673746453, 1335571111, 1856985753]
+    wishes = [[round(number, 3) for number in said.numbers if number][-6:] for said in (first, later)]
+    assert wishes == [[-1.0, 2.849, 7.864, 1.792, 1.0, 1.0], [-1.0, 3.464, 7.171, 2.485, 1.0, 1.0]]
