@@ -235,7 +235,8 @@ async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
         servers.nats.start()
         failed = await agent.reaches("i-5", InstanceState.FAILED, above=dead.revision)
         again = await agent.reaches("i-4", InstanceState.READY)
-        assert again.url == ready.url and await serves(again) and failed.reason and await agent.node()
+        assert again.url == ready.url and await serves(again) and failed.reason
+        await until(agent.node, "the node's row is there again")
         await agent.bus.publish(stop_command("i-4", node_id="outage", epoch=2**62))
         await agent.reaches("i-4", InstanceState.STOPPED)
 
