@@ -9,7 +9,7 @@ MADV_POPULATE_READ or _WRITE after mapping; asked for by MADV_WILLNEED; in huge 
 `map` is what it takes until the mapping stands, `read` to copy every byte into memory that is there (as an engine does
 that packs its weights), `touch` to look at one byte of each page, `fill` to write every byte of fresh anonymous memory,
 `again` to read it all once more. `write` is how a region is made: with its bytes allocated before the first one lands,
-as a fetch does, and without. `huge` is how much of a mapping the kernel had in huge pages.
+as a fetch of a GGUF does, and without. `huge` is how much of a mapping the kernel had in huge pages.
 """
 
 import contextlib

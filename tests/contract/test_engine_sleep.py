@@ -246,10 +246,14 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
         pytest.skip("its KV cache stays as it was started")
     handle = (await case.start()).handle
     whole = (await continued(handle, "Once upon a time", 96))["text"]  # one: in a batch, bfloat16 rounds as others come
-    running = asyncio.create_task(continued(handle, "Once upon a time", 96))
-    await asyncio.sleep(0.3)
-    await sleeper(case).limit_kv(handle, 64 * MIB)
-    assert (await running)["text"] == whole
+    for num_beside in (0, 2):
+        prompts = ["Once upon a time", *(f"Chapter {number}." for number in range(num_beside))]
+        running = asyncio.gather(*(continued(handle, prompt, 96) for prompt in prompts))
+        await asyncio.sleep(0.3)
+        await sleeper(case).limit_kv(handle, 64 * MIB)
+        answers = await running
+        assert num_beside or answers[0]["text"] == whole
+        assert all(answer["usage"]["completion_tokens"] == 96 for answer in answers)
     assert await sleeper(case).kv_bytes_used(handle) <= 64 * MIB
     await sleeper(case).sleep(handle, "prewarmed")
     await sleeper(case).wake(handle)  # with all of it

@@ -18,7 +18,7 @@ DISK_FILE = "disk.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialWeights:
-    """A region that a fetch left unfinished. `num_bytes` is allocated, `num_bytes_done` has landed."""
+    """A region that a fetch left unfinished. Its files have `num_bytes`, of which `num_bytes_done` have landed."""
 
     digest: str
     num_bytes: int

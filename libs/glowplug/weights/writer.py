@@ -5,6 +5,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import sys
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
 STEP_BYTES = 1 << 20  # that are hashed at a time: they fit into a core's cache
 BATCH_BYTES = 4 << 20  # that have landed before a thread hashes them
 MAX_HASHED = 4  # files at a time
+BLOCK_BYTES = 512  # of `st_blocks`
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
@@ -104,8 +106,7 @@ class RegionWriter:
             position += file.num_bytes
 
     def open(self) -> int:
-        """Take up what an earlier try left, when it is of the same source. Memory is taken as bytes land: to take all
-        of it ahead would keep the first byte waiting for a quarter of a second per gigabyte.
+        """Take up what an earlier try left, when it is of the same source.
 
         Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace where less than the rest
         is free, and WeightsUnavailable for a file name that leaves the region.
@@ -117,9 +118,12 @@ class RegionWriter:
             self.region.clear_bytes()
         try:
             self.region.begin()
-            self._check_room(self.num_bytes - landed.total)
             for file in self.info.files:
                 self._fds.append(self._open_file(file))
+            self._check_room()
+            for fd, file in zip(self._fds, self.info.files, strict=True):
+                if sys.platform == "linux" and _is_mapped_whole(file) and file.num_bytes:
+                    os.posix_fallocate(fd, 0, file.num_bytes)
             self.save()
             self.region.set_watermark(landed.prefix_end)
             self._publish()
@@ -172,10 +176,11 @@ class RegionWriter:
             raise
         return fd
 
-    def _check_room(self, num_bytes: int) -> None:
+    def _check_room(self) -> None:
         """Raises OSError. Another fetch may take the room meanwhile: `write` says so then."""
         there = os.statvfs(self.region.directory)
-        if there.f_blocks and there.f_bavail * there.f_frsize < num_bytes:  # without blocks it has no limit
+        held = sum(os.fstat(fd).st_blocks * BLOCK_BYTES for fd in self._fds)
+        if there.f_blocks and there.f_bavail * there.f_frsize < self.num_bytes - held:  # without blocks it has no limit
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, offset: int, chunk: Chunk | bytearray) -> None:
@@ -382,6 +387,13 @@ class Digester:
             return self._hashes[0].hexdigest()
         lines = sorted((f.path, h.hexdigest()) for f, h in zip(files, self._hashes, strict=True))
         return hashlib.sha256("".join(f"{digest}  {path}\n" for path, digest in lines).encode()).hexdigest()
+
+
+def _is_mapped_whole(file: SourceFile) -> bool:
+    """Whether engines may map all of it before it is there, as llama.cpp does with a GGUF: the map would take memory
+    for what is still to come, in the engine's name. Everything else takes memory as its bytes land: to take it ahead
+    keeps the first byte waiting, a quarter of a second per gigabyte. A single file has no name here."""
+    return not file.path or file.path.endswith(".gguf")
 
 
 def _has_size(path: Path, num_bytes: int) -> bool:

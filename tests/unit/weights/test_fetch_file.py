@@ -144,6 +144,22 @@ async def test_weights_larger_than_the_file_system_say_so_before_a_byte_lands(
     assert fetch.num_bytes_landed == 0
 
 
+async def test_what_an_earlier_try_has_allocated_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w").write_bytes(DATA)
+    info = await open_source(str(tmp_path / "w")).probe()
+    for _ in range(2):
+        writer = RegionWriter(Region(tmp_path / "r"), WeightsRef(uri=str(tmp_path / "w")), info, len(DATA))
+        writer.open()
+        writer.write(0, DATA[:4096])
+        writer.save()
+        writer.close()
+        there = os.statvfs(tmp_path)
+        left = os.statvfs_result((there.f_frsize, there.f_frsize, there.f_blocks, 1, 1, *tuple(there)[5:]))
+        monkeypatch.setattr(os, "statvfs", lambda _, left=left: left)
+
+
 async def test_weights_larger_than_the_room_are_not_begun(tmp_path: Path) -> None:
     source = open_source(str(Path(__file__)))
     info: SourceInfo = await source.probe()
