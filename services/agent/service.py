@@ -148,8 +148,8 @@ class AgentService:
         log.info("node %s joined: %s", node_id, ", ".join(sorted(self._drivers)) or "no engine can start here")
 
     async def _look_around(self) -> None:
-        """What the prefetcher has in host memory and on its links goes out with the beats. A node whose
-        links are not known yet is placed on as if they were fast, so that it looks for them more often."""
+        """What the prefetcher has in host memory and on its links goes out with the beats. A node whose links
+        are not known yet is placed on as if they were fast, so that the agent looks for them more often."""
         before: Surroundings | None = None
         while True:
             where = (self.settings.shm_dir.absolute(), self.settings.node)
@@ -166,8 +166,7 @@ class AgentService:
             if around != before:
                 before = around
                 await self.shell.put(around)
-            every_s = self.settings.inventory_s
-            await asyncio.sleep(every_s if around.links else min(every_s, LINKS_S))
+            await asyncio.sleep(next_look_s(around, self.settings.inventory_s))
 
     async def _warm(self, driver: EngineDriver) -> None:
         try:
@@ -212,6 +211,12 @@ def _log_fault(task: asyncio.Task[None]) -> None:
     """A part of the agent that ends by a fault of ours is never silent; /ready tells when it was the joining."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a part of the agent ended", exc_info=error)
+
+
+def next_look_s(around: Surroundings, inventory_s: float) -> float:
+    """Seconds until the agent looks around again: fewer while a prefetcher is set that has not said its links."""
+    is_awaited = bool(around.prefetcher_url) and not around.links
+    return min(inventory_s, LINKS_S) if is_awaited else inventory_s
 
 
 def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:

@@ -32,10 +32,11 @@ export function gpuView(id) {
   async function load() {
     try {
       const answer = await fetch(`/api/v1/gpus/${id.split("/").map(encodeURIComponent).join("/")}/worth`);
-      const body = await answer.json();
+      const body = answer.ok || answer.status === 404 ? await answer.json() : null;
       if (closed) return;
       if (answer.ok) show(body);
-      else missing(body.error?.message ?? `the console answered ${answer.status}`);
+      else if (answer.status === 404) missing(body.error?.message ?? "not found");
+      else failed(`The console answered ${answer.status}`);
     } catch (error) {
       console.info("prices could not be read", error);
       if (!closed) failed("the console does not answer");

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from tests import console_story as story
 from tests.console_server import ConsoleUnderTest, FakeOwner, addresses
@@ -80,3 +80,21 @@ async def test_a_gpu_that_is_free_and_one_that_is_none(at: ConsoleUnderTest, pag
     await page.evaluate("location.hash = '#/gpu/node-9/7'")
     await expect(page.locator("h1")).to_have_text("No such GPU")
     await expect(page.locator(".prices-panel .empty")).to_contain_text("no GPU 'node-9/7'")
+
+
+@pytest.mark.complains("503")
+async def test_a_console_that_answers_an_error_is_no_gpu_that_is_missing(at: ConsoleUnderTest, page: Page) -> None:
+    async def refuse(route: Route) -> None:
+        await route.fulfill(status=503, json={"error": {"message": "starting", "type": "unavailable"}})
+
+    await page.route("**/api/v1/gpus/**", refuse)
+    await page.goto(f"{at.url}/#/gpu/{GPU}")
+    problem = page.locator(".gpu-view [role=status]")
+    await expect(problem).to_have_text("The console answered 503.")
+    await expect(page.locator("h1")).to_have_text(f"GPU {GPU}")
+    await page.unroute("**/api/v1/gpus/**")
+    await expect(page.locator(".prices-panel tbody tr")).to_have_count(3, timeout=ASKED_AGAIN_S * 1000)
+    await expect(problem).to_be_hidden()
+    await page.route("**/api/v1/gpus/**", refuse)
+    await expect(problem).to_contain_text("The console answered 503. Stale", timeout=ASKED_AGAIN_S * 1000)
+    await expect(page.locator(".prices-panel tbody tr")).to_have_count(3)

@@ -25,11 +25,11 @@ from tests.fleet_builder import a_model, an_event, an_instance
 
 
 class Group:
-    """One store, and each policy's last state by the name of its process. Plans turn out to be off by `m` more with
-    each look of the first process."""
+    """One store, and each policy's last state by the name of its process. With each look of a process plans turn out to
+    be off by `m` more: by another step for each process."""
 
     def __init__(self) -> None:
-        self.now, self.step_m = 1000.0, 0.1
+        self.now, self.step_m = 1000.0, {"first": 0.1, "second": 0.07}
         self.store, self.broker = MemoryStore(clock=lambda: self.now), MemoryBroker()
         self.seen: dict[str, UnionState] = {}
 
@@ -38,7 +38,7 @@ class Group:
         def scale(view: Any, state: UnionState | None = None) -> Any:
             self.seen[name] = state or UnionState()
             decision, after = union.scale(view, state)
-            return decision, replace(after, plan=replace(after.plan, m=after.plan.m + self.step_m))
+            return decision, replace(after, plan=replace(after.plan, m=after.plan.m + self.step_m[name]))
 
         shell = ElectedShell(
             "autoscaler",
@@ -67,7 +67,12 @@ async def test_what_the_plan_has_learned_outlives_the_autoscaler_that_leads(was_
     if was_standby:
         await second.start()
     for revision in (1, 2, 3):
-        await first.ask(an_event(InstanceReady(instance=an_instance("i-1", revision=revision))))
+        ready = an_event(InstanceReady(instance=an_instance("i-1", revision=revision)))
+        await first.ask(ready)
+        if was_standby:
+            await second.ask(ready)
+    if was_standby:
+        assert group.seen["second"].plan.m == pytest.approx(0.14), "it reckons for itself until it leads"
     await first.stop()
     if not was_standby:
         await second.start()

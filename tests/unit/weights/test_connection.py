@@ -8,7 +8,8 @@ import ssl
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
@@ -24,7 +25,7 @@ from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInterrupted, SourceOptions
 from glowplug.weights.sources.connection import KEPT_S, TICK_S, Connections, Limits
-from glowplug.weights.sources.http import HttpSource, WebReader
+from glowplug.weights.sources.http import HttpSource, WebReader, inflated
 from glowplug.weights.sources.peer import PeerRegion
 from tests.certificates import self_signed
 from tests.waiting import until
@@ -171,6 +172,31 @@ async def test_a_file_may_be_compressed_in_several_members() -> None:
         chunks = source.read(SourceFile(path="", num_bytes=0), 0, 0)
         assert b"".join([bytes(chunk) async for chunk in chunks]) == DATA
         await source.close()
+
+
+PADDED = {
+    "behind the last member": (gzip.compress(DATA[:9]) + bytes(500),),
+    "in a chunk of its own": (gzip.compress(DATA[:9]), bytes(500)),
+    "between two members": (gzip.compress(DATA[:4]) + bytes(3), bytes(2) + gzip.compress(DATA[4:9])),
+}
+
+
+@pytest.mark.parametrize("parts", PADDED.values(), ids=PADDED)
+async def test_zeros_behind_a_member_are_padding(parts: tuple[bytes, ...]) -> None:
+    async def given() -> AsyncGenerator[bytes, None]:
+        for part in parts:
+            yield part
+
+    assert b"".join([bytes(chunk) async for chunk in inflated(given())]) == DATA[:9]
+
+
+async def test_what_is_neither_padding_nor_a_member_is_refused() -> None:
+    async def given() -> AsyncGenerator[bytes, None]:
+        yield gzip.compress(DATA[:9]) + bytes(3) + b"x" * 20
+
+    with pytest.raises(zlib.error):
+        async for _ in inflated(given()):
+            pass
 
 
 async def test_a_slow_body_is_given_as_it_comes_and_a_fast_one_in_whole_buffers() -> None:

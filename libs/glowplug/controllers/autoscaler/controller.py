@@ -168,7 +168,7 @@ class AutoscalerController:
 
     def _stands(self, record: ModelRecord, now_s: float) -> bool:
         """Whether the policy would answer as it did when it was asked last."""
-        return now_s < record.stands_until and not self._models.gpus_wanted_beside(record.key, now_s)
+        return now_s < record.stands_until and not self._models.is_short_elsewhere(record.key, now_s)
 
     def _wake_all(self, now_s: float) -> None:
         for key in self._models.records:
@@ -181,7 +181,7 @@ class AutoscalerController:
 
     def _on_forecast(self, event: Event, now_s: float) -> list[Effect]:
         made: ForecastMade = event.data
-        self._models.of(made.model_key).take_forecasts(made.forecasts, made.horizon_s)
+        self._models.of(made.model_key).take_forecasts(made.forecasts, made.horizon_s, now_s)
         self._models.wake(made.model_key, now_s)
         return []
 
@@ -338,6 +338,7 @@ class AutoscalerController:
 
     def _forget(self, model_key: str) -> ModelRecord:
         self.loads.forget(model_key)
+        self._learned.forget(model_key)
         return self._models.undeploy(self._models.of(model_key))
 
     def _stop_all(
@@ -433,7 +434,7 @@ class AutoscalerController:
             windows=record.windows_from(now_s + self._params.lead_s),
             start_s=record.horizon_s,
             num_pending=record.num_pending,
-            gpus_wanted_elsewhere=self._models.gpus_wanted_beside(record.key, now_s),
+            short_elsewhere=self._models.is_short_elsewhere(record.key, now_s),
             unchanged_until=self._ticked_at if record.stands_until else 0.0,
         )
 

@@ -1,8 +1,8 @@
 """What the scaling policy has learned of each model, kept in the store for the autoscaler that leads next.
 
 One row a model, written when a figure changes. A successor takes rows of its own policy and version that are sound;
-others it leaves alone until it has learned something itself. An emptied store gets the rows again, and rows of models
-that are no more are removed.
+others it leaves alone until it has learned something itself. An emptied store gets the rows again, and the row of a
+model that was known and has been undeployed is removed: a model that merely cannot be read keeps its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,6 +33,7 @@ class Learned:
     def __init__(self, scale: Callable[..., Any]) -> None:
         self._state = learner(scale)
         self._rows: dict[str, LearnedRow] = {}
+        self._undeployed: set[str] = set()  # models, until their rows have left the table
 
     def noted(self, record: ModelRecord) -> list[Effect]:
         """Saves what the policy has learned by its last answer, where that differs from what was saved."""
@@ -46,8 +47,13 @@ class Learned:
         self._rows[record.key] = row
         return [Save(SCALING_LEARNED, row.key, row)]
 
+    def forget(self, model_key: str) -> None:
+        """It has been undeployed."""
+        self._undeployed.add(model_key)
+
     def inherit(self, earlier: "Learned", models: ModelRecords, now_s: float) -> None:
         """Go on from the rows of another autoscaler of the same policy."""
+        self._undeployed = set(earlier._undeployed)
         for row in earlier._rows.values():
             self._take(row, models, now_s)
 
@@ -61,8 +67,8 @@ class Learned:
                 self._take(row, models, now_s)
         self._rows = {key: row for key, row in self._rows.items() if models.find(key)}
         lost = [Save(SCALING_LEARNED, key, row) for key, row in self._rows.items() if rows.get(key) != row]
-        is_emptied = next(models.deployed(), None) is None  # a store that has lost its models undeploys nobody
-        return [*lost, *(Remove(SCALING_LEARNED, key) for key in rows if not (is_emptied or models.find(key)))]
+        self._undeployed = {key for key in self._undeployed if key in rows and not models.find(key)}
+        return [*lost, *(Remove(SCALING_LEARNED, key) for key in sorted(self._undeployed))]
 
     def _take(self, row: LearnedRow, models: ModelRecords, now_s: float) -> None:
         """The policy goes on from that row, if it is one of its own and sound."""

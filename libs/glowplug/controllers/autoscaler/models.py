@@ -1,10 +1,10 @@
 """One record per model: its row, the marks of demand, the instances asked for, and what agents were asked to do."""
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from glowplug.controllers import backoff
@@ -18,7 +18,7 @@ from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
 from glowplug.fleet.status import check_nowhere_else
-from glowplug.policies.prediction.port import until, windows_from
+from glowplug.policies.prediction.port import is_newer, until, windows_from
 
 AT_ONCE = 8  # starts that fail in a row before the next one waits, though each may be tried on another node
 PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
@@ -121,9 +121,9 @@ class ModelRecord:
             starts=self.starts, orders=self.orders,
         )  # fmt: skip
 
-    def take_forecasts(self, forecasts: tuple[Forecast, ...], horizon_s: float = 0.0) -> None:
+    def take_forecasts(self, forecasts: tuple[Forecast, ...], horizon_s: float, now_s: float) -> None:
         """Unless later ones are known."""
-        if forecasts and not (self.forecasts and self.forecasts[0].made_at > forecasts[0].made_at):
+        if is_newer(forecasts, self.forecasts, now_s):
             self.forecasts, self.horizon_s = forecasts, horizon_s
 
     def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
@@ -204,7 +204,7 @@ class ModelRecords:
     def __init__(self) -> None:
         self.records: dict[str, ModelRecord] = {}
         self._starting: dict[str, ModelRecord] = {}  # those with `starts`
-        self._late: tuple[float, list[tuple[int, str]]] | None = None  # see `gpus_wanted_beside`
+        self._late: tuple[float, list[str]] | None = None  # see `is_short_elsewhere`
 
     def of(self, model_key: str) -> ModelRecord:
         """The record of that model, a new one if there is none."""
@@ -241,24 +241,23 @@ class ModelRecords:
             if not record.starts:
                 del self._starting[record.key]
 
-    def gpus_wanted_beside(self, model_key: str, now_s: float) -> int:
-        """GPUs of the largest instance of another model that has no place, though the placer has been asked for a
-        while."""
+    def is_short_elsewhere(self, model_key: str, now_s: float) -> bool:
+        """Whether an instance of another model has no place, though the placer has been asked for a while."""
         if not self._starting:
-            return 0
+            return False
         if self._late is None or self._late[0] != now_s:
-            self._late = now_s, self._largest_late(now_s)
-        return next((num_gpus for num_gpus, key in self._late[1] if key != model_key), 0)
+            self._late = now_s, self._two_late(now_s)
+        return any(key != model_key for key in self._late[1])
 
-    def _largest_late(self, now_s: float) -> list[tuple[int, str]]:
-        """(GPUs, key) of the two largest of those. Kept for one moment, until a start or a model's row changes."""
-        late = [
-            (record.model.num_gpus, key)
+    def _two_late(self, now_s: float) -> list[str]:
+        """Two of those models, if there are. Kept for one moment, until a start or a deployment changes."""
+        late = (
+            key
             for key, record in self._starting.items()
             if record.model
             and any(now_s - start.wanted_at >= PLACED_S and not start.waits for start in record.starts.values())
-        ]
-        return heapq.nlargest(2, late)
+        )
+        return list(islice(late, 2))
 
     # rows
 

@@ -314,7 +314,7 @@ class PlacerController:
         return []
 
     def _forecast(self, event: Event, now_s: float) -> list[Effect]:
-        self._prewarming.forecast(event.data)
+        self._prewarming.forecast(event.data, now_s)
         return []
 
     def _fetched(self, event: Event, now_s: float) -> list[Effect]:

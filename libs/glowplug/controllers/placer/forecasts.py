@@ -2,7 +2,7 @@
 
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import ForecastMade
-from glowplug.policies.prediction.port import until, windows_from
+from glowplug.policies.prediction.port import is_newer, until, windows_from
 
 
 class Forecasts:
@@ -15,10 +15,9 @@ class Forecasts:
     def __bool__(self) -> bool:
         return bool(self._ahead)
 
-    def take(self, fact: ForecastMade) -> None:
+    def take(self, fact: ForecastMade, now_s: float) -> None:
         """A window has closed. One that comes late does not replace a newer one."""
-        known = self._ahead.get(fact.model_key)
-        if fact.forecasts and not (known and known[0].made_at > fact.forecasts[0].made_at):
+        if is_newer(fact.forecasts, self._ahead.get(fact.model_key, ()), now_s):
             self._ahead[fact.model_key] = fact.forecasts
             self._horizons_s[fact.model_key] = fact.horizon_s
 

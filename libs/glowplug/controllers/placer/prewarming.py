@@ -52,9 +52,9 @@ class Prewarming:
         self._planned_at = NEVER
         self._is_due = False
 
-    def forecast(self, fact: ForecastMade) -> None:
+    def forecast(self, fact: ForecastMade, now_s: float) -> None:
         """A window has closed."""
-        self.fleet.forecasts.take(fact)
+        self.fleet.forecasts.take(fact, now_s)
         self._is_due = True
 
     def row_changed(self, row: Instance, now_s: float) -> None:

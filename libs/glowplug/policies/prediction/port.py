@@ -74,6 +74,12 @@ def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast
     return replace(here, **most)
 
 
+def is_newer(made: tuple[Forecast, ...], known: tuple[Forecast, ...], now_s: float) -> bool:
+    """Whether what was `made` takes the place of what is `known`. A known one that is made at a time to come holds
+    nothing back: the clock that it is of was ahead."""
+    return bool(made) and not (known and made[0].made_at < known[0].made_at <= now_s)
+
+
 def windows_from(ahead: tuple[Forecast, ...], at_s: float) -> tuple[Forecast, ...]:
     """Of the window that holds `at_s` and of all after it; () where none holds it. `ahead` is in order."""
     for number, forecast in enumerate(ahead):

@@ -36,7 +36,7 @@ class ScalingView:
     windows: tuple[Forecast, ...] = ()  # of the window of now and of all after it that are forecast, each as it is
     start_s: float = 0.0  # what a start of the model takes; 0: not known
     num_pending: int = 0  # instances asked for that have no row yet
-    gpus_wanted_elsewhere: int = 0  # the most GPUs at once that an instance of another model needs and does not find
+    short_elsewhere: bool = False  # whether an instance of another model finds no GPU
     unchanged_until: float = 0.0  # since the last look nothing changed up to then, and its answer stood
 
     serving: list[Instance] = field(init=False)  # that serve, will or did just now, oldest first; none gone or dormant

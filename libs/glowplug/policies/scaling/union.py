@@ -97,7 +97,7 @@ def scale(
     if params.last_by_keep_alive and not (plan.is_cold or view.demand) and plan.num_wanted == 1:
         plan = replace(plan, num_wanted=0)
     arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)
-    short_at = view.now_s if view.gpus_wanted_elsewhere else state.short_at
+    short_at = view.now_s if view.short_elsewhere else state.short_at
     options = [(view.needed, why_now(view))]
     start_s = _start_s(view, state)
     if asked(Asking(idle_s=view.now_s - short_at), _window_s(view)) <= EVEN:
@@ -107,7 +107,7 @@ def scale(
     wanted, reason = max(options, key=lambda option: option[0])
     needed_at = _needed(view, state, wanted)
     kept = wanted
-    if not view.gpus_wanted_elsewhere:
+    if not view.short_elsewhere:
         most = view.num_running - _num_idle(view, arrivals.idle_since, params)
         # A plan says how many later windows take: beside it the time since as many were wanted says nothing more.
         idle_s = [NEVER_S if is_planned else view.now_s - at for at in needed_at]
@@ -167,7 +167,7 @@ def _worth_keeping(view: ScalingView, wanted: int, idle_s: Sequence[float], star
 
 def _stands_until(view: ScalingView, state: UnionState, params: UnionParams) -> float:
     """The next moment that the answer may depend on, where nothing runs, waits or is on its way."""
-    if view.gpus_wanted_elsewhere or view.draining or view.num_coming or view.num_running > max(1, view.floor):
+    if view.short_elsewhere or view.draining or view.num_coming or view.num_running > max(1, view.floor):
         return 0.0
     moments = [state.short_at + _window_s(view)]
     for instance in view.running:

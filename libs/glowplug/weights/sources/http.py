@@ -194,13 +194,17 @@ async def translated(shown: str) -> AsyncIterator[None]:
 
 async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
     """What a server has compressed, though it was asked not to: gzip, of any number of members (RFC 1952 section 2.2),
-    or zlib's own. Raises zlib.error, also where it is cut off."""
+    or zlib's own. Zero bytes behind a member are padding, as Python's gzip has it. Raises zlib.error, also where it is
+    cut off."""
     inflate = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
     async with aclosing(chunks):
         async for chunk in chunks:
             rest: Chunk = chunk
             while rest:
                 if inflate.eof:
+                    rest = bytes(rest).lstrip(b"\0")
+                    if not rest:
+                        break
                     inflate = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
                 if content := inflate.decompress(rest, _INFLATED_BYTES):
                     yield content

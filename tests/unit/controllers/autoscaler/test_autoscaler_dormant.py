@@ -203,6 +203,15 @@ def test_a_later_forecast_stays_and_a_lead_looks_ahead():
     assert seen[-1][0].forecast.starts_at == 20.0
 
 
+def test_a_forecast_of_a_clock_that_was_ahead_is_replaced():
+    policy, seen = wants(0)
+    controller = autoscaler(a_model(), scale=policy)
+    for made_at in (3610.0, 10.0):
+        controller.handle(an_event(ForecastMade(model_key="m", forecasts=(forecast(10.0, made_at),))), 10.0)
+    controller.handle(Tick(), 10.5)
+    assert seen[-1][0].forecast.made_at == 10.0
+
+
 def test_what_a_policy_remembers_is_kept_for_each_model_and_forgotten_with_it():
     policy, seen = wants(0)
     controller = autoscaler(a_model(), a_model("other"), scale=policy)

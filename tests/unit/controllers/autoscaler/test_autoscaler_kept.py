@@ -216,7 +216,7 @@ def test_a_start_that_waits_is_no_reason_for_others_to_leave():
     seen: list[int] = []
 
     def scale(view, state, **_):
-        seen.append(view.gpus_wanted_elsewhere + view.num_pending)
+        seen.append(view.short_elsewhere + view.num_pending)
         return reactive(view, state)
 
     controller = autoscaler(a_model("other"), scale=scale)

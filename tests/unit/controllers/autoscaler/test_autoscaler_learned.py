@@ -10,10 +10,11 @@ from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, LearnedRow
 from glowplug.controllers.effects import Effect, Remove, Save, Tick
+from glowplug.events.facts import ModelUndeployed
 from glowplug.policies.scaling import union
 from glowplug.policies.scaling.port import learning
 from glowplug.policies.scaling.union import UnionState
-from tests.fleet_builder import a_model, a_node, an_instance
+from tests.fleet_builder import a_model, an_event, an_instance
 from tests.unit.controllers.autoscaler.rig import autoscaler, is_ready
 
 ROW = LearnedRow(key="m", format="union/1", revision=4, figures={"m": 0.3, "raised_at": 50.0, "start_s": 12.0})
@@ -113,12 +114,44 @@ def test_what_was_learned_at_a_time_to_come_counts_from_now() -> None:
     assert learner.seen.plan.raised_at == 100.0
 
 
-def test_rows_of_models_that_are_no_more_are_removed_but_not_over_a_store_without_models() -> None:
+def test_the_row_of_a_model_that_is_undeployed_is_removed_until_it_has_left_the_table() -> None:
     controller, _ = started_with(ROW)
-    controller.handle(operator.Deploy(model=a_model("n")), 101.0)
     controller.handle(operator.Undeploy("m"), 102.0)
-    assert controller.restore(SCALING_LEARNED, {"m": ROW}, 103.0) == [Remove(SCALING_LEARNED, "m")]
-    assert started_with(models={"n": a_model("n")})[0].restore(SCALING_LEARNED, {}, 104.0) == []
-    empty = AutoscalerController(Learner().policy(), "union", 8)
-    empty.restore("nodes", {"node-1": a_node("node-1")}, 100.0)
-    assert empty.restore(SCALING_LEARNED, {"m": ROW}, 100.0) == []
+    for now_s in (103.0, 104.0):
+        controller.restore("models", {}, now_s)
+        assert controller.restore(SCALING_LEARNED, {"m": ROW}, now_s) == [Remove(SCALING_LEARNED, "m")]
+    assert controller.restore(SCALING_LEARNED, {}, 105.0) == []
+    assert controller.restore(SCALING_LEARNED, {"m": ROW}, 106.0) == []
+
+
+def test_a_model_that_is_deployed_again_keeps_its_row() -> None:
+    controller, _ = started_with(ROW)
+    controller.handle(operator.Undeploy("m"), 102.0)
+    controller.handle(operator.Deploy(model=a_model("m")), 103.0)
+    assert not [e for e in controller.restore(SCALING_LEARNED, {"m": ROW}, 104.0) if isinstance(e, Remove)]
+
+
+def test_the_standby_that_leads_next_removes_what_the_leader_did_not() -> None:
+    standby, _ = started_with(ROW)
+    standby.handle(an_event(ModelUndeployed(model_key="m"), occurred_at=102.0), 102.0)
+    leader = AutoscalerController(Learner().policy(), "union", 9)
+    leader.inherit(standby, 103.0)
+    assert leader.restore(SCALING_LEARNED, {"m": ROW}, 103.0) == [Remove(SCALING_LEARNED, "m")]
+
+
+@pytest.mark.parametrize("others", [{}, {"a": a_model("a")}], ids=["alone", "beside another"])
+def test_a_model_that_cannot_be_read_at_the_start_keeps_its_row(others: dict[str, Any]) -> None:
+    learner = Learner()
+    controller = AutoscalerController(learner.policy(), "union", 8)
+    controller.restore("models", others, 100.0)
+    assert controller.restore(SCALING_LEARNED, {"m": ROW}, 100.0) == []
+    controller.restore("models", {**others, "m": a_model("m")}, 110.0)
+    controller.restore(SCALING_LEARNED, {"m": ROW}, 110.0)
+    controller.handle(Tick(), 110.5)
+    assert learner.seen.figures() == ROW.figures
+
+
+def test_an_emptied_store_gets_its_rows_again() -> None:
+    controller, _ = started_with(ROW)
+    controller.restore("models", {}, 110.0)
+    assert controller.restore(SCALING_LEARNED, {}, 110.0) == [Save(SCALING_LEARNED, "m", ROW)]

@@ -95,26 +95,25 @@ def test_no_answer_stands_beyond_a_window_of_the_forecast_nor_while_another_mode
     assert asked_at == [2.0, 3.0, 5.0]
 
 
-def test_gpus_wanted_beside_are_those_of_now() -> None:
+def test_who_lacks_gpus_is_known_as_of_now() -> None:
     """What is kept of one moment is broken by everything that may change it."""
     records = ModelRecords()
-    for name, num_gpus in (("a", 4), ("b", 2), ("c", 1)):
-        records.deploy(a_model(name, num_gpus=num_gpus), create=True, now_s=0.0)
+    for name in "abc":
+        records.deploy(a_model(name), create=True, now_s=0.0)
     start = Start(wanted_at=0.0, sent_at=0.0, reason="", cause=None)
-    wanted = []
+    short = []
     for change in (
         lambda: None,
         lambda: records.start(records.of("b"), "b-1", start),
         lambda: records.start(records.of("a"), "a-1", start),
-        lambda: records.deploy(a_model("a", num_gpus=8), create=False, now_s=0.0),
         lambda: records.started(records.of("a"), "a-1"),
         lambda: records.undeploy(records.of("b")),
     ):
         change()
-        wanted.append([records.gpus_wanted_beside(key, PLACED_S) for key in "abc"])
-    assert wanted == [[0, 0, 0], [2, 0, 2], [2, 4, 4], [2, 8, 8], [2, 0, 2], [0, 0, 0]]
+        short.append("".join(key for key in "abc" if records.is_short_elsewhere(key, PLACED_S)))
+    assert short == ["", "ac", "abc", "ac", ""]
     records.start(records.of("c"), "c-1", start)
-    assert [records.gpus_wanted_beside("a", at) for at in (PLACED_S / 2, PLACED_S)] == [0, 1]
+    assert [records.is_short_elsewhere("a", at) for at in (PLACED_S / 2, PLACED_S)] == [False, True]
 
 
 class Agents:

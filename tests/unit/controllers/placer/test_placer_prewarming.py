@@ -79,6 +79,17 @@ def test_a_forecast_that_comes_late_does_not_replace_a_newer_one():
     assert forecasts._ahead["a"] == (known,) and forecasts._horizons_s["a"] == 0.0
 
 
+def test_a_forecast_of_a_clock_that_was_ahead_is_replaced():
+    controller = placer(a_node(abilities=CAN))
+    forecast(controller, 1.0)
+    forecasts = controller.fleet.forecasts
+    (known,) = forecasts._ahead["a"]
+    for made_at in (3601.0, 2.0):
+        made = (replace(known, made_at=made_at),)
+        controller.handle(an_event(ForecastMade(model_key="a", forecasts=made)), 2.0)
+        assert forecasts._ahead["a"] == made
+
+
 def test_what_is_ordered_is_ordered_once_and_again_only_when_unheard():
     controller = placer(a_node(abilities=CAN, gpus_mib=(300, 300)))
     (start,) = sent(forecast(controller, 1.0), StartInstance)

@@ -93,8 +93,8 @@ def test_a_plan_waits_until_another_model_is_less_probably_in_want_of_gpus():
     probably too small as too large, and who lacked GPUs t ago lacks them again within its window of 100 s with
     100 / (100 + t)."""
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
-    assert asked(100.5, load(i1=1), ready(1), forecast=plan, gpus_wanted_elsewhere=1).num_wanted == 1
-    assert asked(101.0, load(waiting=9, i1=8), ready(1), forecast=plan, gpus_wanted_elsewhere=1).num_wanted == 3, (
+    assert asked(100.5, load(i1=1), ready(1), forecast=plan, short_elsewhere=True).num_wanted == 1
+    assert asked(101.0, load(waiting=9, i1=8), ready(1), forecast=plan, short_elsewhere=True).num_wanted == 3, (
         "9 + 8 over 8"
     )
     assert asked(200.5, load(i1=1), ready(1), forecast=plan).num_wanted == 1, "99.5 s ago"
@@ -171,10 +171,10 @@ def test_a_spare_instance_is_held_against_a_start_from_nothing():
 
 
 def test_spare_instances_go_at_once_while_another_model_finds_no_free_memory():
-    for num_gpus, gone in ((0, ()), (1, ("i-1",)), (4, ("i-1",))):
+    for is_short, gone in ((False, ()), (True, ("i-1",))):
         asked = Asked(union.scale, keep_alive_s=30.0)
         asked(100.0, load(i1=8, i2=8), started(2), params=PRICED)
-        spare, tight = load(i1=1, i2=1, last_active_at=1e6), {"gpus_wanted_elsewhere": num_gpus}
+        spare, tight = load(i1=1, i2=1, last_active_at=1e6), {"short_elsewhere": is_short}
         decisions = [asked(105.0 + t / 2, spare, started(2), params=PRICED, **tight) for t in range(20)]
         assert decisions[-1].drain == gone
 
