@@ -64,7 +64,7 @@ class Wanted:
 
 
 STARTS = (
-    Wanted("tight", 0.0, 40_000_000, 3.6),
+    Wanted("tight", 0.0, 40_000_000, 3.1),
     Wanted("bulk", 0.3, 80_000_000, 0.0),
     Wanted("late", 0.6, 16_000_000, 5.5),
 )
