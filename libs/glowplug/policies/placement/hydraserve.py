@@ -8,6 +8,7 @@ Departures: an objective for TPOT that even one warm worker misses says nothing 
 that worker does, hops apart (the paper falls back to one worker then, however late its first token); where no scheme
 fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
 a stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there;
+a copy that is to sleep is one worker, since no pipeline sleeps;
 a model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining on top of tensor
 parallelism for large models (section 7), which it does not evaluate, and which `allocation.pipeline_over_tensor` is:
 stages of a tensor group each, all of its GPUs on one server.
@@ -54,6 +55,8 @@ def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams =
 
 def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     """A start of its own. Bytes come before time: what fits nowhere is refused, however late it would be."""
+    if request.is_to_sleep:
+        params = replace(params, allocation=replace(params.allocation, max_stages=1))
     model, fleet, allocation = request.model, view.fleet, params.allocation
     if model.num_gpus > 1 and not allocation.pipeline_over_tensor:
         return serverlessllm.place(request, view)

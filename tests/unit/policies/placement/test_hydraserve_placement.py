@@ -84,6 +84,18 @@ def test_every_link_is_used_for_a_model_without_an_objective_where_that_is_asked
     assert [s.node_id for s in place(union, [*servers(2), copy], SOONEST, model=free).stages] == ["node-9"]
 
 
+@pytest.mark.parametrize("policy", [hydraserve, union])
+def test_a_copy_that_is_to_sleep_is_one_worker_however_late(policy):
+    """No pipeline sleeps. Where none of the nodes holds all of it, it waits."""
+    view = PlacementView(now_s=0.0, nodes=servers(3), start_stages=STAGES)
+    request = PlaceRequest(instance_id="i", model=SEVEN_B)
+    assert len(policy.place(request, view).stages) == 2
+    asleep = replace(request, is_to_sleep=True)
+    assert [s.fetch_bytes for s in policy.place(asleep, view).stages] == [0], "all of it"
+    small = replace(view, nodes=servers(3, gpus_gb=(9,)))
+    assert len(policy.place(request, small).stages) > 1 and not policy.place(asleep, small).stages
+
+
 def test_stages_are_predicted_by_the_layers_that_they_fetch():
     """What is asked of a prefetcher stays an even part: it cuts by layers itself, where the weights have any."""
     seen = {SEVEN_B.weights.digest: (7 * GB, 5 * GB)}
