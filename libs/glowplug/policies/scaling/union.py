@@ -11,7 +11,7 @@ A spare instance goes once it has run nothing for the model's keep-alive (HydraS
 it is not worth its GPUs (`policies/worth.py`): once the probability that so many are needed before one could start
 again is below `price` for each of its GPUs: by the forecast, and without a plan by the time since so many last were as
 well. Its GPUs come free only when nothing of it stays there, so that start is one from nothing. It goes at once while
-an instance of another model finds no GPU.
+an instance of another model finds no GPU. A pipeline of stages grows for what is needed, not for what may be kept.
 
 While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
 Here the first instance starts for a request and the last one ends by its keep-alive.
@@ -106,7 +106,7 @@ def scale(
         options.append(hydraserve.target(view, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     needed_at = _needed(view, state, wanted)
-    kept = wanted
+    kept = needed = wanted
     if not view.gpus_wanted_elsewhere:
         most = view.num_running - _num_idle(view, arrivals.idle_since, params)
         # A plan says how many later windows take: beside it the time since as many were wanted says nothing more.
@@ -123,6 +123,7 @@ def scale(
         group_size=params.arrivals.group_size,
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
     )
+    decision = replace(decision, num_required=min(decision.num_required, max(needed, view.floor)))
     after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, needed_at=needed_at, start_s=start_s)
     if hydraserve.is_quiet(view, arrivals) and scaler == state.plan and not scaler.answered and not decision.drain:
         decision = replace(decision, stands_until=_stands_until(view, after, params))
