@@ -96,6 +96,17 @@ def test_a_copy_that_is_to_sleep_is_one_worker_however_late(policy):
     assert len(policy.place(request, small).stages) > 1 and not policy.place(asleep, small).stages
 
 
+@pytest.mark.parametrize(("gbps", "num_required", "num_stages"), [(31, 1, 1), (25, 1, 2), (64, 2, 2)])
+def test_a_node_without_stages_is_taken_for_one_instance_where_it_is_about_as_soon(gbps, num_required, num_stages):
+    """12 GB take 3 s over two links of 16 Gbit/s, beside 1.5 s of prefill in two full stages: 3.1 s over one of 31."""
+    fast = server("node-9", gbps=gbps, abilities=("emulated:stream",))
+    view = PlacementView(now_s=0.0, nodes=[*servers(2), fast], start_stages=STAGES)
+    free = replace(SEVEN_B, slo=Slo(), kv_bytes=GB)
+    request = PlaceRequest(instance_id="i", model=free, num_required=num_required)
+    view = replace(view, times=StartTimes(priors={}, otherwise=configured(STAGES)))
+    assert len(union.place(request, view, SOONEST).stages) == num_stages
+
+
 def test_stages_are_predicted_by_the_layers_that_they_fetch():
     """What is asked of a prefetcher stays an even part: it cuts by layers itself, where the weights have any."""
     seen = {SEVEN_B.weights.digest: (7 * GB, 5 * GB)}
