@@ -121,9 +121,9 @@ def _spread(
     if view.fleet.num_able(request.model.engine, "stages") < 2 or params.allocation.max_stages < 2:
         return single
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
-    if by_time and start.num_required <= 1 and single is not None and pipeline is not None:
-        if single.ttft_s <= AS_SOON * pipeline.ttft_s:
-            return single  # on a node that serves no stages
+    is_choice = by_time and start.num_required <= 1
+    if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
+        return single  # on a node that serves no stages
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 

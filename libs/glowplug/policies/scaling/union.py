@@ -35,7 +35,7 @@ from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, id
 EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
 UNSEEN_S: Final = 1.0  # a start, while none has been seen
-MOST_M: Final = math.log(100.0)  # no plan is off by more
+MOST_M: Final = math.log(union_plan.MOST_SHARE)  # no plan is off by more
 NEW: Final = {"m": 0.0, "raised_at": -math.inf, "start_s": UNSEEN_S}  # what is learned, before anything is
 ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
@@ -133,7 +133,8 @@ def scale(
 def _start_s(view: ScalingView, state: UnionState) -> float:
     """What the newest start from nothing took of those that run; of any kind while none is known."""
     took = {i.start_kind in NOTHING: i.ready_at - i.created_at for i in view.ready if i.ready_at > i.created_at}
-    return took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
+    start_s = took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
+    return min(start_s, MAX_START_S)  # more is a clock that was set
 
 
 def _window_s(view: ScalingView) -> float:

@@ -173,6 +173,14 @@ def test_a_pipeline_grows_for_what_is_needed_and_not_for_what_may_be_kept(min_in
     assert made.becomes == becomes
 
 
+def test_a_start_across_a_clock_that_was_set_leaves_figures_that_are_read_again():
+    asked = Asked(union.scale)
+    asked(200_000.0, load(i1=1), ready(1, created_at=1.0, ready_at=100_001.0))
+    figures = asked.state.figures()
+    assert figures["start_s"] == 86_400.0
+    assert union.UnionState.with_figures(figures, 200_000.0).figures() == figures
+
+
 def test_a_spare_instance_is_held_against_a_start_from_nothing():
     """A copy that it leaves behind keeps the GPU from coming free, so that what a growth took says nothing of it."""
     asked, spare = Asked(union.scale, keep_alive_s=30.0), load(i1=1, i2=1, last_active_at=1e6)
