@@ -121,6 +121,16 @@ def test_without_an_objective_the_smallest_of_the_soonest_layouts():
     assert (kept.num_stages, kept.num_full) == (2, 2), "further tokens have an objective of their own"
 
 
+def test_without_an_objective_stages_lie_where_they_can_grow():
+    """Four small stages are as soon as four full ones; they are taken where no GPU holds the whole model."""
+    mixed = [*FOUR[:1], *SMALL[1:]]
+    assert allocate(replace(LLAMA_7B, slo_ttft_s=math.inf), mixed, 0.0, SOONEST).num_full == 1
+    quick = replace(STAGES, prefill_s=0.0)
+    assert laid_out(slo_ttft_s=math.inf, stages=quick, params=SOONEST).num_full == 3, "as many as can"
+    assert laid_out(mixed, slo_ttft_s=math.inf, stages=quick, params=SOONEST).num_full == 1
+    assert laid_out(SMALL, slo_ttft_s=math.inf, params=SOONEST).num_full == 0
+
+
 def test_without_an_objective_one_worker_where_stages_save_little():
     near = [replace(server, link=LinkLedger(bytes_per_s=50e9)) for server in FOUR]
     assert laid_out(near, slo_ttft_s=math.inf, params=SOONEST).num_stages == 1

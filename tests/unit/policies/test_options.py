@@ -37,6 +37,9 @@ def test_what_zero_turns_off_in_the_unions_plan_may_be_zero() -> None:
     fields = ("z", "slack", "up", "down", "patience_s", "widest")
     plan = choose("scaling", "union:" + ":".join(f"plan.{name}=0" for name in fields)).keywords["params"].plan
     assert [getattr(plan, name) for name in fields] == [0.0] * len(fields)
+    for wrong in ("plan.most_share=101", "plan.least_share=0.001"):
+        with pytest.raises(BadRequest, match=r"most_share|least_share"):
+            choose("scaling", f"union:{wrong}")
     with pytest.raises(BadRequest, match=r"plan\.aim"):
         choose("scaling", "union:plan.aim=0")
 

@@ -8,6 +8,7 @@ Departures: an objective for TPOT that even one warm worker misses says nothing 
 that worker does, hops apart (the paper falls back to one worker then, however late its first token); where no scheme
 fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
 a stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there;
+a copy that is to sleep is one worker, since no pipeline sleeps;
 a model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining on top of tensor
 parallelism for large models (section 7), which it does not evaluate, and which `allocation.pipeline_over_tensor` is:
 stages of a tensor group each, all of its GPUs on one server.
@@ -23,6 +24,7 @@ from glowplug.policies.placement.dormant import clear, gives_way, grow
 from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.hydraserve_allocation import (
+    AS_SOON,
     AllocationParams,
     ColdStart,
     Layout,
@@ -54,6 +56,8 @@ def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams =
 
 def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     """A start of its own. Bytes come before time: what fits nowhere is refused, however late it would be."""
+    if request.is_to_sleep:
+        params = replace(params, allocation=replace(params.allocation, max_stages=1))
     model, fleet, allocation = request.model, view.fleet, params.allocation
     if model.num_gpus > 1 and not allocation.pipeline_over_tensor:
         return serverlessllm.place(request, view)
@@ -117,7 +121,8 @@ def _spread(
     if view.fleet.num_able(request.model.engine, "stages") < 2 or params.allocation.max_stages < 2:
         return single
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
-    if by_time and single is not None and pipeline is not None and single.ttft_s <= pipeline.ttft_s:
+    is_choice = by_time and start.num_required <= 1
+    if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
         return single  # on a node that serves no stages
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 

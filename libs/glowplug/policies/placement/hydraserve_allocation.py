@@ -24,8 +24,9 @@ Departures:
   none holds it there is no layout and the request waits (E19).
 - Stages are never equal: where the sizes of the layers are known each is taken with its own bytes (`ColdStart.parts`),
   else the largest as 1/0.9 of the mean, as in the published code. A server is admitted for the largest.
-- Without an objective for the first token every scheme meets it, and the smallest is one worker. `soonest=True` (the
-  union) takes the smallest of those whose first token comes within a tenth of the soonest.
+- Without an objective for the first token every scheme meets it, and the smallest is one worker. `soonest=True` takes
+  the smallest of those whose first token comes within a tenth of the soonest, of as many stages the one of which most
+  can grow to the whole model; one of which none can only where there is no other.
 - Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
   `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
   over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
@@ -108,7 +109,7 @@ class AllocationParams:
     check_newcomer: bool = True  # False: Eq. 3 as printed, which asks only those that are there
     max_rivals: int = 8
     pipeline_over_tensor: bool = False  # stages of tensor groups too; else a model of several GPUs starts whole
-    soonest: bool = False  # without an objective for the first token: the layout that gives it soonest (the union)
+    soonest: bool = False  # without an objective for the first token: the layout that gives it soonest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,7 @@ def allocate(
     start: ColdStart, servers: Sequence[ServerOffer], now_s: float, params: AllocationParams = AllocationParams()
 ) -> Layout | None:
     """The layout of one cold start, or None when no server can hold it now."""
+    by_time = seeks_soonest(start, params)
     fitting: list[tuple[tuple[float, ...], Layout]] = []
     rivals: list[Rival] = []
     least = start.bytes_per_gpu(params.max_stages)
@@ -164,10 +166,11 @@ def allocate(
             if found.meets_slo and num_stages >= wanted:
                 shared = sum(worker.is_shared for worker in found.workers)
                 is_short = num_full < min(wanted, num_stages)
-                order = (is_short, num_stages, num_full, shared)
+                order = (is_short, num_stages, -num_full if by_time else num_full, shared)
                 fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
     if fitting:
-        if seeks_soonest(start, params):
+        if by_time:
+            fitting = [entry for entry in fitting if entry[1].num_full] or fitting
             soonest_s = min(found.ttft_s for _, found in fitting)
             fitting = [(order, found) for order, found in fitting if found.ttft_s <= AS_SOON * soonest_s]
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)

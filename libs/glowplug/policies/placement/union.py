@@ -7,16 +7,16 @@ scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
 Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than it takes.
 
 HydraServe takes as few stages as meet the objectives. Without an objective for the first token any layout meets them,
-and one worker fetches over one link while the others are idle; the union then takes the layout with the soonest one.
+and one worker fetches over one link while the others are idle; with `allocation.soonest=true` the layout with the
+soonest first token is taken then. It is not the default: stages may go to GPUs where none of them can grow.
 """
 
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement.dormant import grow
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
-from glowplug.policies.placement.hydraserve_allocation import AllocationParams
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 
-PARAMS = HydraserveParams(clear=True, allocation=AllocationParams(soonest=True))
+PARAMS = HydraserveParams(clear=True)
 
 
 @reads_seconds

@@ -11,7 +11,7 @@ A spare instance goes once it has run nothing for the model's keep-alive (HydraS
 it is not worth its GPUs (`policies/worth.py`): once the probability that so many are needed before one could start
 again is below `price` for each of its GPUs: by the forecast, and without a plan by the time since so many last were as
 well. Its GPUs come free only when nothing of it stays there, so that start is one from nothing. It goes at once while
-an instance of another model finds no GPU.
+an instance of another model finds no GPU. A pipeline of stages grows for what is needed, not for what may be kept.
 
 While anything is expected one instance stays in PreServe (erratum E32; `last_by_keep_alive=False`), asked for or not.
 Here the first instance starts for a request and the last one ends by its keep-alive.
@@ -35,7 +35,7 @@ from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, id
 EVEN: Final = 0.5  # P(a plan's last instance is needed): the plan is for what is expected
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
 UNSEEN_S: Final = 1.0  # a start, while none has been seen
-MOST_M: Final = math.log(100.0)  # no plan is off by more
+MOST_M: Final = math.log(union_plan.MOST_SHARE)  # no plan is off by more
 NEW: Final = {"m": 0.0, "raised_at": -math.inf, "start_s": UNSEEN_S}  # what is learned, before anything is
 ROUNDING_S: Final = 1e-6  # sums of times are rounded: an answer is taken to stand for so much less
 
@@ -106,7 +106,7 @@ def scale(
         options.append(hydraserve.target(view, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     needed_at = _needed(view, state, wanted)
-    kept = wanted
+    kept = needed = wanted
     if not view.short_elsewhere:
         most = view.num_running - _num_idle(view, arrivals.idle_since, params)
         # A plan says how many later windows take: beside it the time since as many were wanted says nothing more.
@@ -123,6 +123,7 @@ def scale(
         group_size=params.arrivals.group_size,
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
     )
+    decision = replace(decision, num_required=min(decision.num_required, max(needed, view.floor)))
     after = UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, needed_at=needed_at, start_s=start_s)
     if hydraserve.is_quiet(view, arrivals) and scaler == state.plan and not scaler.answered and not decision.drain:
         decision = replace(decision, stands_until=_stands_until(view, after, params))
@@ -132,7 +133,8 @@ def scale(
 def _start_s(view: ScalingView, state: UnionState) -> float:
     """What the newest start from nothing took of those that run; of any kind while none is known."""
     took = {i.start_kind in NOTHING: i.ready_at - i.created_at for i in view.ready if i.ready_at > i.created_at}
-    return took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
+    start_s = took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
+    return min(start_s, MAX_START_S)  # more is a clock that was set
 
 
 def _window_s(view: ScalingView) -> float:

@@ -40,6 +40,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Final
 
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Forecast
@@ -48,6 +49,8 @@ from glowplug.policies.scaling.port import ScalingView
 from glowplug.policies.scaling.preserve import ScalerState, Target
 from glowplug.policies.throughput import Capacity
 from glowplug.policies.worth import FROM_ZERO
+
+MOST_SHARE: Final = 100.0  # no plan is off by more, either way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,14 @@ class PlanParams:
     start_s: float = 30.0  # where no start has been seen
 
     def __post_init__(self) -> None:
-        check_bounds(self, above_0=("aim", "most", "start_s", "least_share", "most_share"))
+        most = {"least_share": MOST_SHARE, "most_share": MOST_SHARE}
+        check_bounds(
+            self,
+            above_0=("aim", "most", "start_s"),
+            most=most,
+            least_share=1 / MOST_SHARE,
+            most_share=1 / MOST_SHARE,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,20 @@ def test_every_stage_is_started_on_its_node_and_fetches_its_own_bytes():
     assert [(f.instance_id, f.first_byte, f.last_byte) for f in fetches] == [("x", 0, 50 * MIB), ("x.1", 50 * MIB, 0)]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_policy_is_told_of_a_copy_that_is_to_sleep(waits):
+    told = []
+
+    def policy(request, view):
+        told.append(request.is_to_sleep)
+        return two_stages(request, view)
+
+    command = replace(asked(a_model(mib=100), "x").data, waits=waits)
+    controller = a_placer(*NODES, place=policy, settle_s=0.0)
+    controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), 1.0)
+    assert set(told) == {waits}
+
+
 def test_stages_meet_at_a_port_that_the_first_ones_node_offers():
     nodes = [replace(node, stages_at=f"10.0.0.{n}:29500-29509") for n, node in enumerate(NODES)]
     controller = a_placer(*nodes, place=two_stages, settle_s=0.0)

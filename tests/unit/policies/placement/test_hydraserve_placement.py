@@ -39,6 +39,7 @@ EIGHT_OF_80_GB = (80,) * 8
 GROUPS = AllocationParams(pipeline_over_tensor=True)
 HYDRASERVE_GROUPS = hydraserve.HydraserveParams(allocation=GROUPS)
 UNION_GROUPS = replace(union.PARAMS, allocation=GROUPS)
+SOONEST = replace(union.PARAMS, allocation=AllocationParams(soonest=True))
 
 
 def server(node_id, *, abilities=("emulated:stages", "emulated:stream"), gbps=16, gpus_gb=(24,), **fields):
@@ -70,17 +71,40 @@ def test_two_stages_where_one_server_would_be_late_each_with_its_half():
     assert [s.bytes_per_gpu for s in decision.stages] == [17 * GB, 17 * GB // 2]  # the first may grow whole
 
 
-def test_the_union_uses_every_link_for_a_model_without_an_objective():
+def test_every_link_is_used_for_a_model_without_an_objective_where_that_is_asked_for():
     """12 GB at 2 GB/s take 6 s over one link, and 3 s over two. A node that serves no stages is taken where it is as
     soon."""
     free = replace(SEVEN_B, slo=Slo())
-    assert len(place(hydraserve, servers(2), model=free).stages) == 1
-    decision = place(union, servers(2), model=free)
+    assert {len(place(policy, servers(2), model=free).stages) for policy in (hydraserve, union)} == {1}
+    decision = place(union, servers(2), SOONEST, model=free)
     assert [(s.fetch_bytes, s.node_id) for s in decision.stages] == [(6 * GB, "node-0"), (6 * GB, "node-1")]
     fast = server("node-9", gbps=64, abilities=("emulated:stream",))
-    assert [s.node_id for s in place(union, [*servers(2), fast], model=free).stages] == ["node-9"]
+    assert [s.node_id for s in place(union, [*servers(2), fast], SOONEST, model=free).stages] == ["node-9"]
     copy = server("node-9", cached=(COPY,))
-    assert [s.node_id for s in place(union, [*servers(2), copy], model=free).stages] == ["node-9"]
+    assert [s.node_id for s in place(union, [*servers(2), copy], SOONEST, model=free).stages] == ["node-9"]
+
+
+@pytest.mark.parametrize("policy", [hydraserve, union])
+def test_a_copy_that_is_to_sleep_is_one_worker_however_late(policy):
+    """No pipeline sleeps. Where none of the nodes holds all of it, it waits."""
+    view = PlacementView(now_s=0.0, nodes=servers(3), start_stages=STAGES)
+    request = PlaceRequest(instance_id="i", model=SEVEN_B)
+    assert len(policy.place(request, view).stages) == 2
+    asleep = replace(request, is_to_sleep=True)
+    assert [s.fetch_bytes for s in policy.place(asleep, view).stages] == [0], "all of it"
+    small = replace(view, nodes=servers(3, gpus_gb=(9,)))
+    assert len(policy.place(request, small).stages) > 1 and not policy.place(asleep, small).stages
+
+
+@pytest.mark.parametrize(("gbps", "num_required", "num_stages"), [(31, 1, 1), (25, 1, 2), (64, 2, 2)])
+def test_a_node_without_stages_is_taken_for_one_instance_where_it_is_about_as_soon(gbps, num_required, num_stages):
+    """12 GB take 3 s over two links of 16 Gbit/s, beside 1.5 s of prefill in two full stages: 3.1 s over one of 31."""
+    fast = server("node-9", gbps=gbps, abilities=("emulated:stream",))
+    view = PlacementView(now_s=0.0, nodes=[*servers(2), fast], start_stages=STAGES)
+    free = replace(SEVEN_B, slo=Slo(), kv_bytes=GB)
+    request = PlaceRequest(instance_id="i", model=free, num_required=num_required)
+    view = replace(view, times=StartTimes(priors={}, otherwise=configured(STAGES)))
+    assert len(union.place(request, view, SOONEST).stages) == num_stages
 
 
 def test_stages_are_predicted_by_the_layers_that_they_fetch():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.policies.registry import KINDS, choose
-from glowplug.policies.scaling import baselines, llumnix_like, union
+from glowplug.policies.scaling import baselines, hydraserve, llumnix_like, union
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
@@ -159,6 +159,26 @@ def test_a_spare_instance_of_the_union_stays_while_it_is_worth_its_gpus():
         first = next(at for at, gone in enumerate(drained) if gone)
         assert len(drained[first]) == 1
         assert first == pytest.approx(stays_s, abs=1.5)
+
+
+@pytest.mark.parametrize(("min_instances", "becomes"), [(0, "consolidate_down"), (4, "consolidate_up")])
+def test_a_pipeline_grows_for_what_is_needed_and_not_for_what_may_be_kept(min_instances, becomes):
+    """It runs as many instances as it has stages, and one request makes one whole instance of it."""
+    asked = Asked(union.scale, min_instances=min_instances)
+    row = an_instance("i-1", num_stages=4, created_at=0.0, ready_at=0.0, max_concurrency=8)
+    decision = asked(100.0, load(i1=1), [row])
+    assert (decision.num_wanted, decision.drain) == (4, ()), "the pipeline itself stays"
+    assert decision.num_required == max(1, min_instances)
+    (made,) = hydraserve.consolidate([row], 0, decision.num_required)
+    assert made.becomes == becomes
+
+
+def test_a_start_across_a_clock_that_was_set_leaves_figures_that_are_read_again():
+    asked = Asked(union.scale)
+    asked(200_000.0, load(i1=1), ready(1, created_at=1.0, ready_at=100_001.0))
+    figures = asked.state.figures()
+    assert figures["start_s"] == 86_400.0
+    assert union.UnionState.with_figures(figures, 200_000.0).figures() == figures
 
 
 def test_a_spare_instance_is_held_against_a_start_from_nothing():
