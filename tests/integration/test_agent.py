@@ -86,7 +86,7 @@ async def test_the_nodes_beats_carry_what_its_prefetcher_has_on_disk(rig: AgentR
     assert rig.service.controller.node(0.0).disk_bytes_per_s == 2e9
 
 
-@set_to(inventory_s=60.0)
+@set_to(inventory_s=60.0, prefetcher_url="http://127.0.0.1:1")
 async def test_links_that_a_prefetcher_says_after_its_agent_began_are_known_soon(rig: AgentRig) -> None:
     nic = Link(link_id=f"{NODE}/nic", bytes_per_s=1e7)
     await asyncio.sleep(0.05)

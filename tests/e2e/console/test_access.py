@@ -79,7 +79,7 @@ async def go(page: Page, address: str) -> None:
         await page.locator(INSIDE[address]).first.wait_for(state="attached")
     else:
         await page.wait_for_timeout(300)  # lists ask for their rows; there is no sign common to all of them
-        await page.locator("h1").first.wait_for(state="attached")
+    await page.locator("main h1").first.wait_for(state="attached")
 
 
 async def test_axe_finds_nothing(shown: ConsoleUnderTest, page: Page) -> None:
