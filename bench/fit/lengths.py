@@ -260,7 +260,7 @@ def judge(model: LengthModel, answers: Answers) -> tuple[Any, Any]:
     constant = float(np.median(answers.tokens[~answers.held_out]))
     print(f"{len(rows)} answers held out, median {np.median(actual):.0f} tokens; {time.strftime('%Y-%m-%d')}")
     print("| | constant | ours | below it | within 25 / 50 / 100 | in the 80 % band |\n|---|---|---|---|---|---|")
-    for name, some in (("all", actual >= 0), ("first turns", ~answers.later[rows]), ("later", answers.later[rows])):
+    for name, some in (("all", slice(None)), ("first turns", ~answers.later[rows]), ("later", answers.later[rows])):
         inside = ((actual >= low) & (actual <= high))[some].mean()
         print(f"| {name} | {compared(tokens[some], actual[some], constant)} | {inside:.1%} |")
     p50, p99 = np.percentile(total, [50, 99])

@@ -123,7 +123,7 @@ def _spread(
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
     is_choice = by_time and start.num_required <= 1
     if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
-        return single  # on a node that serves no stages
+        return single  # about as soon: it may lie on a node that serves no stages
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 

@@ -117,10 +117,6 @@ class IndexedNodes:
         self._work_out()
         return tuple(self._copies.get(model.key, {}).values())
 
-    def caching(self, model: Model, num_bytes: int, num_gpus: int) -> list[Node]:
-        """Nodes whose host memory has the weights and that have the bytes once copies are dropped, by id."""
-        return self.among(self.holders(model), num_bytes, num_gpus, model.engine)
-
     def holders(self, model: Model) -> Set[str] | None:
         """Nodes whose host memory has the weights. None: any will do, since there are none to bring."""
         return _having(self._caching, model) if model.weights.uri else None

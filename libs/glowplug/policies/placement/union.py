@@ -8,7 +8,7 @@ Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, 
 
 HydraServe takes as few stages as meet the objectives. Without an objective for the first token any layout meets them,
 and one worker fetches over one link while the others are idle; with `allocation.soonest=true` the layout with the
-soonest first token is taken then. It is not the default: stages may go to GPUs where none of them can grow.
+soonest first token is taken then. It is not the default: a start that nobody waits for is spread over nodes as well.
 """
 
 from glowplug.policies.decisions import PlaceDecision

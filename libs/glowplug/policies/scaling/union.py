@@ -146,7 +146,10 @@ def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionP
     """Instances that have run nothing for the model's keep-alive; a pipeline is as many as it can become."""
     alive_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
     idle = [i.instance_id for i in view.ready if view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s]
-    return sum(map(worths(view.running).__getitem__, idle)) if idle else 0
+    if not idle:
+        return 0
+    can_become = worths(view.running)
+    return sum(can_become[instance_id] for instance_id in idle)
 
 
 def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, ...]:
