@@ -180,14 +180,21 @@ def take(rows: Iterable[tuple[str, dict[str, Any]]], seen: Seen) -> None:
         if kind == "request.finished":
             first, last = min(first, data["arrived_at"]), max(last, data["finished_at"])
             _take_request(data, seen)
-        elif kind.startswith("instance.") and not data["instance"]["replica"]:
-            instance = data["instance"]
-            known = spans.get(instance["instance_id"], (instance["created_at"], float("inf")))
-            if kind in ("instance.stopped", "instance.failed", "instance.prewarmed", "instance.swapped_out"):
-                known = known[0], min(known[1], instance["changed_at"])
-            spans[instance["instance_id"]] = known
-            seen.num_starts += kind == "instance.ready"
+        elif kind.startswith("instance."):
+            _take_instance(kind, data["instance"], spans)
+            seen.num_starts += kind == "instance.ready" and not data["instance"]["replica"]
     seen.instance_s += sum(max(0.0, min(end, last) - max(began, first)) for began, end in spans.values())
+
+
+def _take_instance(kind: str, instance: dict[str, Any], spans: dict[str, tuple[float, float]]) -> None:
+    """What an event says of an instance's span. An instance that becomes a replica ends; a replica begins none."""
+    instance_id, is_replica = instance["instance_id"], instance["replica"]
+    if is_replica and instance_id not in spans:
+        return
+    began, end = spans.get(instance_id, (instance["created_at"], float("inf")))
+    if is_replica or kind in ("instance.stopped", "instance.failed", "instance.swapped_out"):
+        end = min(end, instance["changed_at"])
+    spans[instance_id] = began, end
 
 
 def _take_request(data: dict[str, Any], seen: Seen) -> None:
