@@ -114,26 +114,30 @@ def test_without_an_objective_the_smallest_of_the_soonest_layouts():
     """Four full stages are there after 3.50 s, three after 3.59: a tenth more would be enough for the smaller one."""
     alone = laid_out(slo_ttft_s=math.inf)
     assert (alone.num_stages, alone.ttft_s) == (1, pytest.approx(7.75)), "the paper's: as few as meet the objectives"
-    found = laid_out(slo_ttft_s=math.inf, params=SOONEST)
+    assert laid_out(slo_ttft_s=math.inf, params=SOONEST) == alone, "no request waits for it"
+    found = laid_out(slo_ttft_s=math.inf, is_awaited=True, params=SOONEST)
     assert (found.num_stages, found.num_full, found.ttft_s) == (3, 3, pytest.approx(12.5 / 3 / 2 + 1.502))
-    assert laid_out(params=SOONEST).num_stages == 2, "with one it says when a first token is soon enough"
-    kept = laid_out(slo_ttft_s=math.inf, slo_tpot_s=0.0445, params=SOONEST)
+    assert laid_out(is_awaited=True, params=SOONEST).num_stages == 2, (
+        "with one it says when a first token is soon enough"
+    )
+    kept = laid_out(slo_ttft_s=math.inf, slo_tpot_s=0.0445, is_awaited=True, params=SOONEST)
     assert (kept.num_stages, kept.num_full) == (2, 2), "further tokens have an objective of their own"
 
 
 def test_without_an_objective_stages_lie_where_they_can_grow():
     """Four small stages are as soon as four full ones; they are taken where no GPU holds the whole model."""
     mixed = [*FOUR[:1], *SMALL[1:]]
-    assert allocate(replace(LLAMA_7B, slo_ttft_s=math.inf), mixed, 0.0, SOONEST).num_full == 1
+    awaited = {"slo_ttft_s": math.inf, "is_awaited": True, "params": SOONEST}
+    assert laid_out(mixed, **awaited).num_full == 1
     quick = replace(STAGES, prefill_s=0.0)
-    assert laid_out(slo_ttft_s=math.inf, stages=quick, params=SOONEST).num_full == 3, "as many as can"
-    assert laid_out(mixed, slo_ttft_s=math.inf, stages=quick, params=SOONEST).num_full == 1
-    assert laid_out(SMALL, slo_ttft_s=math.inf, params=SOONEST).num_full == 0
+    assert laid_out(stages=quick, **awaited).num_full == 3, "as many as can"
+    assert laid_out(mixed, stages=quick, **awaited).num_full == 1
+    assert laid_out(SMALL, **awaited).num_full == 0
 
 
 def test_without_an_objective_one_worker_where_stages_save_little():
     near = [replace(server, link=LinkLedger(bytes_per_s=50e9)) for server in FOUR]
-    assert laid_out(near, slo_ttft_s=math.inf, params=SOONEST).num_stages == 1
+    assert laid_out(near, slo_ttft_s=math.inf, is_awaited=True, params=SOONEST).num_stages == 1
 
 
 @pytest.mark.parametrize(

@@ -402,7 +402,7 @@ class AutoscalerController:
             resumed = [i for i in decision.resume if record.may_resume(i, rows) and not model.suspended]
             resumed = resumed[:missing]
             effects += self._resume(record, decision, resumed, now_s)
-            effects += self._add(record, model, decision, missing - len(resumed), load, now_s)
+            effects += self._add(record, model, decision, missing - len(resumed), reported, now_s)
         elif missing < 0 and not load.num_waiting:
             effects += self._cancel_spare(record, decision, missing, now_s)
         effects += self._drain(record, model, decision, now_s)
@@ -491,6 +491,7 @@ class AutoscalerController:
                 continue
             start.waits, start.sent_at, start.cause = False, now_s, record.waiting
             start.node_id = record.asked_node if record.asked else start.node_id
+            start.is_awaited = self.loads.of(record.key).num_waiting > 0
             start.wanted_at = record.waiting.data.waiting_since if record.waiting else now_s
             start.reason = record.asked or "a request waits for what was started to sleep"
             self._models.start(record, instance_id, start)
@@ -502,12 +503,10 @@ class AutoscalerController:
         self, record: ModelRecord, model: Model, decision: ScaleDecision, num: int, load: ModelLoad, now_s: float
     ) -> list[Effect]:
         """Ask for instances that make `num` more."""
-        if num <= 0 or now_s < record.not_before:
+        cause = record.waiting if load.num_waiting else None
+        wanted_at = cause.data.waiting_since if cause else now_s
+        if num <= 0 or now_s < record.not_before or (cause and now_s - wanted_at < self._params.gather_s):
             return []
-        cause = record.waiting
-        if cause and load.num_waiting and now_s - cause.data.waiting_since < self._params.gather_s:
-            return []
-        wanted_at = cause.data.waiting_since if cause and load.num_waiting else now_s
         is_asked = bool(record.asked) and decision.reason == record.asked
         policy, node_id = (operator.POLICY, record.asked_node) if is_asked else (self._policy, "")
         effects: list[Effect] = []
@@ -515,6 +514,7 @@ class AutoscalerController:
             instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
             num -= num_required
             start = Start(wanted_at, now_s, decision.reason, cause, num_required, node_id=node_id)
+            start.is_awaited = load.num_waiting > 0
             self._models.start(record, instance_id, start)
             effects += [
                 self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),

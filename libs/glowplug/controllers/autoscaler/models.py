@@ -36,6 +36,7 @@ class Start:
     num_required: int = 1
     waits: bool = False  # for free memory, and nobody waits for it
     node_id: str = ""  # on that node alone; "" anywhere
+    is_awaited: bool = False  # a request waits for it
 
 
 class OrderKind(StrEnum):
@@ -341,5 +342,6 @@ def place(instance_id: str, start: Start, model: Model) -> Publish:
         num_required=start.num_required,
         waits=start.waits,
         node_id=start.node_id,
+        is_awaited=start.is_awaited,
     )
     return Publish(command, start.cause)

@@ -555,6 +555,7 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
         waited_s=max(0.0, now_s - command.wanted_at),
         num_required=command.num_required,
         is_to_sleep=command.waits,
+        is_awaited=command.is_awaited,
     )
 
 

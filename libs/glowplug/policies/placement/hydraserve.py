@@ -96,6 +96,7 @@ def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraservePa
         stages=stages,
         waited_s=request.waited_s,
         num_required=request.num_required,
+        is_awaited=request.is_awaited,
         num_gpus=model.num_gpus,
         parts={
             number: parts

@@ -85,6 +85,7 @@ class ColdStart:
     stages: StageSeconds
     waited_s: float = 0.0
     num_required: int = 1
+    is_awaited: bool = False  # a request waits for it
     num_gpus: int = 1
     file_bytes: int = 0  # of its weights as they are fetched; 0: as many as lie on the GPUs
     parts: Mapping[int, Sequence[int]] = field(default_factory=dict)  # number of stages -> what each of them fetches
@@ -186,7 +187,7 @@ def allocate(
 
 def seeks_soonest(start: ColdStart, params: AllocationParams) -> bool:
     """Whether the seconds to the first token choose among layouts: no objective says when they are few enough."""
-    return params.soonest and math.isinf(start.slo_ttft_s)
+    return params.soonest and start.is_awaited and math.isinf(start.slo_ttft_s)
 
 
 def _alone(start: ColdStart, ordered: Sequence[ServerOffer], now_s: float, params: AllocationParams) -> Iterator[Rival]:

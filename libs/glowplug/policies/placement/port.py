@@ -39,6 +39,7 @@ class PlaceRequest:
     waited_s: float = 0.0
     num_required: int = 1  # instances the model is to have in the end
     is_to_sleep: bool = False  # once it has started: it is one worker, since no pipeline sleeps
+    is_awaited: bool = False  # a request waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ def test_a_thousand_waiters_ask_for_one_instance():
     controller = autoscaler(a_model())
     effects = [e for n in range(1, 1001) for e in controller.handle(waiting(n), 2.0)]
     (command,) = published(effects, PlaceInstance)
-    assert command.wanted_at == 1.0
+    assert command.wanted_at == 1.0 and command.is_awaited
     (record,) = [e.decision for e in effects if isinstance(e, Record)]
     assert record.request_id == "r-1" and record.inputs["waiting"] == 1
 
@@ -42,6 +42,19 @@ def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
     assert not published(controller.handle(waiting(2), 1.5), PlaceInstance)
     (command,) = published(controller.handle(waiting(9), 2.0), PlaceInstance)
     assert command.wanted_at == 1.0
+
+
+def test_no_request_waits_for_a_start_that_an_operator_asks_for():
+    """Nor for one after the request before it was given up: it is no cause of that start."""
+    (loaded,) = published(autoscaler(a_model()).handle(operator.Load("m"), 2.0), PlaceInstance)
+    assert not loaded.is_awaited
+    controller = autoscaler(a_model())
+    (first,) = published(controller.handle(an_event(holds(deadline_at=3.0)), 2.0), PlaceInstance)
+    assert first.is_awaited
+    assert published(controller.handle(Tick(), 3.1), CancelPlacement)
+    effects = controller.handle(operator.Load("m"), 9.0)
+    (later,), (decision,) = published(effects, PlaceInstance), decisions(effects)
+    assert (later.is_awaited, later.wanted_at, decision.request_id) == (False, 9.0, "")
 
 
 def decisions(effects):

@@ -90,17 +90,17 @@ def test_every_stage_is_started_on_its_node_and_fetches_its_own_bytes():
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_policy_is_told_of_a_copy_that_is_to_sleep(waits):
+def test_a_policy_is_told_of_a_copy_that_is_to_sleep_and_of_a_start_that_a_request_waits_for(waits):
     told = []
 
     def policy(request, view):
-        told.append(request.is_to_sleep)
+        told.append((request.is_to_sleep, request.is_awaited))
         return two_stages(request, view)
 
-    command = replace(asked(a_model(mib=100), "x").data, waits=waits)
+    command = replace(asked(a_model(mib=100), "x").data, waits=waits, is_awaited=not waits)
     controller = a_placer(*NODES, place=policy, settle_s=0.0)
     controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), 1.0)
-    assert set(told) == {waits}
+    assert set(told) == {(waits, not waits)}
 
 
 def test_stages_meet_at_a_port_that_the_first_ones_node_offers():

@@ -56,7 +56,7 @@ def place(policy, nodes, *params, model=SEVEN_B, **fields):
     """By a policy's function, or by that of its module."""
     times = StartTimes(priors={}, otherwise=configured(STAGES))
     view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=times, **fields)
-    return getattr(policy, "place", policy)(PlaceRequest(instance_id="i", model=model), view, *params)
+    return getattr(policy, "place", policy)(PlaceRequest(instance_id="i", model=model, is_awaited=True), view, *params)
 
 
 def place_large(nodes, params=HYDRASERVE_GROUPS, policy=hydraserve, **fields):
@@ -102,7 +102,7 @@ def test_a_node_without_stages_is_taken_for_one_instance_where_it_is_about_as_so
     fast = server("node-9", gbps=gbps, abilities=("emulated:stream",))
     view = PlacementView(now_s=0.0, nodes=[*servers(2), fast], start_stages=STAGES)
     free = replace(SEVEN_B, slo=Slo(), kv_bytes=GB)
-    request = PlaceRequest(instance_id="i", model=free, num_required=num_required)
+    request = PlaceRequest(instance_id="i", model=free, num_required=num_required, is_awaited=True)
     view = replace(view, times=StartTimes(priors={}, otherwise=configured(STAGES)))
     assert len(union.place(request, view, SOONEST).stages) == num_stages
 
