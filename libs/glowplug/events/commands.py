@@ -25,7 +25,7 @@ class PlaceInstance:
     num_required: int = 1  # instances the model is to have in the end: what a pipeline is laid out for
     waits: bool = False  # for free memory: no instance that serves leaves for it, and whoever serves goes first
     node_id: str = ""  # on that node alone; "" anywhere
-    is_awaited: bool = False  # a request waits for it
+    is_awaited: bool = False  # a request or an operator waits for it
 
 
 def as_if_asked(model: Model, now_s: float, *, waits: bool, node_id: str) -> PlaceInstance:

@@ -491,7 +491,7 @@ class AutoscalerController:
                 continue
             start.waits, start.sent_at, start.cause = False, now_s, record.waiting
             start.node_id = record.asked_node if record.asked else start.node_id
-            start.is_awaited = self.loads.of(record.key).num_waiting > 0
+            start.is_awaited = True
             start.wanted_at = record.waiting.data.waiting_since if record.waiting else now_s
             start.reason = record.asked or "a request waits for what was started to sleep"
             self._models.start(record, instance_id, start)
@@ -514,7 +514,7 @@ class AutoscalerController:
             instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
             num -= num_required
             start = Start(wanted_at, now_s, decision.reason, cause, num_required, node_id=node_id)
-            start.is_awaited = load.num_waiting > 0
+            start.is_awaited = is_asked or load.num_waiting > 0
             self._models.start(record, instance_id, start)
             effects += [
                 self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),

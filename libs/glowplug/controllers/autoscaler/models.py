@@ -36,7 +36,7 @@ class Start:
     num_required: int = 1
     waits: bool = False  # for free memory, and nobody waits for it
     node_id: str = ""  # on that node alone; "" anywhere
-    is_awaited: bool = False  # a request waits for it
+    is_awaited: bool = False  # a request or an operator waits for it
 
 
 class OrderKind(StrEnum):

@@ -57,6 +57,16 @@ class Holdings:
         """Seconds of waiting that its going is expected to cost."""
         return self.of(row).saves_s
 
+    def another_saves_s(self, model: Model, node: Node) -> float:
+        """Seconds of waiting that one more instance on that node is expected to save, beyond what lies there of it."""
+        here = [row for row in self.fleet.capacity.nodes.copies(model) if row.node_id == node.node_id]
+        kinds = [kind_from(row.state) if row.state.is_dormant else StartKind.GROWTH for row in here]
+        climb_s = min(self._start_s(model, node, kind) for kind in (*kinds, found_at(node, model)))
+        num_there, last_used_at = self._num_there(model), self.fleet.loads.of(model.key).last_active_at
+        unused_s = NEVER_S if num_there else self.now_s - last_used_at
+        asking = level(self._forecast(model), num_there, self.slots_of(model), unused_s)
+        return asked(asking, away_s(climb_s)) * climb_s
+
     def replica_seconds(self, model: Model) -> float:
         """What a start from a replica saves against one from host memory, wherever that is."""
         times = self.fleet.network.times
@@ -81,7 +91,7 @@ class Holdings:
 
     def _asking(self, row: Instance, model: Model) -> tuple[int, Asking]:
         """How many ask for it now, and how often it is asked for."""
-        load, num_there = self.fleet.loads.of(model.key), self.fleet.capacity.num_active.get(model.key, 0)
+        load, num_there = self.fleet.loads.of(model.key), self._num_there(model)
         slots, forecast = self.slots_of(model), self._forecast(model)
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
         if row.state.is_dormant or row.replica:
@@ -90,6 +100,10 @@ class Holdings:
         others = max(0, num_there - 1)
         needed = max(load.num_waiting, int(load.num_in_flight > others * slots))
         return needed, level(forecast, others, slots, self._unneeded_s(row) if others else unused_s)
+
+    def _num_there(self, model: Model) -> int:
+        """Instances of it that serve or will."""
+        return self.fleet.capacity.num_active.get(model.key, 0)
 
     def _unneeded_s(self, row: Instance) -> float:
         """Seconds since something behind others was last needed, as far as its row says: what serves was when it began

@@ -58,6 +58,7 @@ class Pass:
         self.now_s = now_s
         self.view = fleet.placement_view(now_s)
         params = fleet.params
+        self.holdings = Holdings(fleet, now_s)
         self.victims = Victims(
             now_s=now_s,
             nodes=self.view.fleet,
@@ -68,7 +69,7 @@ class Pass:
             turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
             rule=params.victims,
             shares=shares,
-            saves_s=Holdings(fleet, now_s).saves_s,
+            saves_s=self.holdings.saves_s,
         )
         self.no_victims: set[Wanted] = set()  # those for which nobody may leave
 
@@ -209,6 +210,7 @@ class Placing:
             return self._start(placement, decision, now)
         wanting = 0 if decision.stages else self._wanting(placement, now)
         chosen = self._make_space(placement, now, decision, wanting)
+        chosen = chosen if chosen and self._is_worth_it(placement, *chosen, now) else None
         placement.is_patient = self._waits_for_sleeper(placement, now, decision, chosen)
         if placement.is_patient:
             return []
@@ -327,6 +329,18 @@ class Placing:
         if found is None and not only:
             now.no_victims.add(wanted)
         return found
+
+    def _is_worth_it(self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass) -> bool:
+        """Whether they leave for it. A start that nobody waits for has to save more than their going costs: else the
+        plans of two models would take the same memory from each other in turns."""
+        model, node, fleet = placement.command.model, self.fleet.nodes.by_id.get(stage.node_id), self.fleet
+        is_kept = model.pinned or fleet.capacity.num_active.get(model.key, 0) < model.min_instances
+        if placement.command.is_awaited or now.victims.waiting_for(model) or is_kept or not eviction.victims:
+            return True
+        costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in eviction.victims)
+        return (
+            fleet.params.victims != "least_worth" or node is None or now.holdings.another_saves_s(model, node) > costs_s
+        )
 
     def _gpus_asked(self, placement: Placement, now: Pass) -> frozenset[str]:
         """Those of the one node that it is asked for, or of those that are left to it; none where any will do."""

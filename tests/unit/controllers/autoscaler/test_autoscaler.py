@@ -44,17 +44,17 @@ def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
     assert command.wanted_at == 1.0
 
 
-def test_no_request_waits_for_a_start_that_an_operator_asks_for():
-    """Nor for one after the request before it was given up: it is no cause of that start."""
+def test_an_operator_waits_for_a_start_that_he_asks_for():
+    """A request that was given up before is no cause of it."""
     (loaded,) = published(autoscaler(a_model()).handle(operator.Load("m"), 2.0), PlaceInstance)
-    assert not loaded.is_awaited
+    assert loaded.is_awaited
     controller = autoscaler(a_model())
     (first,) = published(controller.handle(an_event(holds(deadline_at=3.0)), 2.0), PlaceInstance)
     assert first.is_awaited
     assert published(controller.handle(Tick(), 3.1), CancelPlacement)
     effects = controller.handle(operator.Load("m"), 9.0)
     (later,), (decision,) = published(effects, PlaceInstance), decisions(effects)
-    assert (later.is_awaited, later.wanted_at, decision.request_id) == (False, 9.0, "")
+    assert (later.is_awaited, later.wanted_at, decision.request_id) == (True, 9.0, "")
 
 
 def decisions(effects):

@@ -44,8 +44,12 @@ def beat(controller: PlacerController, now_s: float, *nodes: Node) -> list[Effec
     return [effect for node in nodes for effect in controller.handle(an_event(NodeBeat(node=node)), now_s)]
 
 
-def asked(model: Model, instance_id: str = "i-new", epoch: int = 1, wanted_at: float = 9.0) -> Event:
-    command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at)
+def asked(
+    model: Model, instance_id: str = "i-new", epoch: int = 1, wanted_at: float = 9.0, is_awaited: bool = True
+) -> Event:
+    command = PlaceInstance(
+        instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at, is_awaited=is_awaited
+    )
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
 
 

@@ -7,9 +7,9 @@ import pytest
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.placer.controller import PlacerController
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import StartInstance, StopInstance
-from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
+from glowplug.events.facts import ForecastMade, InstanceReady, InstanceStopped, NodeBeat
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 from tests.unit.controllers.placer.rig import a_placer, asked, beat, payloads
 
@@ -271,3 +271,20 @@ def test_a_stage_that_is_whole_is_no_victim_before_its_pipeline_is_whole_and_ove
     assert stopped(12.0) == []
     controller.handle(an_event(InstanceReady(instance=replace(busy, stages_busy=False, revision=3))), 13.0)
     assert stopped(14.0) == ["x.1"]
+
+
+@pytest.mark.parametrize(("num_ahead", "gone"), [(0.5, []), (40.0, ["i-1"])])
+def test_a_start_that_nobody_waits_for_takes_memory_only_where_it_saves_more(num_ahead, gone):
+    """Both are planned for, so that they would take the memory from each other in turns."""
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]})
+    models = [a_model("a", mib=150, max_concurrency=4), a_model("b", mib=150, max_concurrency=4)]
+    idle = an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=1.5)
+    for is_awaited in (False, True):
+        controller = serving(node, idle, victims="least_worth", models=models)
+        for key, num in (("a", 4.0), ("b", num_ahead)):
+            ahead = Forecast(
+                made_at=9.0, starts_at=9.0, window_s=300.0, concurrency_mean=num, concurrency_peak=num, source="test"
+            )
+            controller.handle(an_event(ForecastMade(model_key=key, forecasts=(ahead,))), 9.0)
+        stopped = sent(controller.handle(asked(models[1], "i-b", is_awaited=is_awaited), 10.0), StopInstance)
+        assert stopped == (["i-1"] if is_awaited else gone)
