@@ -13,11 +13,9 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from glowplug.domain.errors import GlowplugError
-from services.console.records import Newest, json_response
+from services.console.records import FRESH_S, KEPT, Newest, json_response
 from services.console.upstream import Upstream, read_once
 
-FRESH_S: Final = 1.0  # an answer is given again for this long, to all pages that ask
-KEPT: Final = 64
 METRICS: Final = ("concurrency", "requests", "prompt_tokens", "response_tokens")
 
 

@@ -4,7 +4,7 @@ The console keeps nothing of it.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
@@ -13,11 +13,8 @@ from fastapi.responses import Response
 
 from glowplug.controllers.placer.price_list import GpuPrices
 from glowplug.domain.errors import GlowplugError, NotFound
-from services.console.records import Newest, json_response
+from services.console.records import FRESH_S, KEPT, Newest, json_response
 from services.console.upstream import Upstream, read_once
-
-FRESH_S: Final = 1.0  # an answer is given again for this long, to all pages that ask
-KEPT: Final = 64
 
 
 class PricePage(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import AsyncIterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
@@ -18,6 +18,10 @@ def record_of(kind: type[RecordT], source: object, **others: Any) -> RecordT:
     has keeps its default; without one it is a TypeError."""
     names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
     return kind(**{name: getattr(source, name) for name in names}, **others)
+
+
+FRESH_S: Final = 1.0  # what a service has answered is given again for this long, to all pages that ask
+KEPT: Final = 64  # such answers, of one kind
 
 
 class Newest(OrderedDict[KeyT, ValueT]):

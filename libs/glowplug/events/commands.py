@@ -132,7 +132,8 @@ class FetchWeights:
     For a stage of a pipeline what it reads is brought, by the order of the weights' tensors; bytes [first_byte,
     last_byte) where they have no such order. `peers` are prefetchers of other nodes that hold these weights, or are
     bringing them. `background`: the instance serves already and is to have all of the model (consolidation): whatever
-    a request waits for goes first.
+    a request waits for goes first. `drops`: copies on this node's GPUs that give way to the instance: host memory does
+    not count on them any more.
     """
 
     TYPE: ClassVar[str] = "prefetcher.fetch"
@@ -147,6 +148,7 @@ class FetchWeights:
     num_stages: int = 1
     peers: tuple[str, ...] = ()  # their addresses, the best first
     background: bool = False
+    drops: tuple[str, ...] = ()  # their instance ids
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -24,6 +24,7 @@ from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInterrupted, SourceOptions
+from glowplug.weights.sources import connection
 from glowplug.weights.sources.connection import KEPT_S, TICK_S, Connections, Limits
 from glowplug.weights.sources.http import HttpSource, WebReader, inflated
 from glowplug.weights.sources.peer import PeerRegion
@@ -483,3 +484,21 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(secure: SecureSe
     with pytest.raises(WeightsUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         await fetch_of(secure.url, tmp_path).run()
     assert secure.requests == []
+
+
+async def test_certificates_are_read_once_and_not_by_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by, make = [], httpx.create_ssl_context
+
+    def create() -> ssl.SSLContext:
+        made_by.append(threading.get_ident())
+        return make()
+
+    monkeypatch.setattr(httpx, "create_ssl_context", create)
+    connection._tls_context.cache_clear()
+    with Body(b"no TLS") as server:
+        for _ in range(2):
+            async with connections() as made:
+                with pytest.raises(OSError):
+                    async with made.ask("GET", httpx.URL(server.url.replace("http:", "https:")), {}):
+                        pytest.fail("a server without TLS was spoken to")
+    assert len(made_by) == 1 and made_by[0] != threading.get_ident()

@@ -28,13 +28,22 @@ class FailedNode:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class TriesLeft:
+    """A start that failed at that time may be tried on so many other nodes. A start that runs has its own number, so
+    that this one serves for the next start alone, and no longer than a node is avoided."""
+
+    num: int
+    at: float
+
+
 @dataclass(slots=True)
 class FailedNodes:
     """weights digest -> node_id -> the last failure there; and the tries that the last failed start left, if any."""
 
     params: PlacerParams
     by_digest: dict[str, dict[str, FailedNode]] = field(default_factory=dict)
-    left_by_digest: dict[str, int] = field(default_factory=dict)
+    left_by_digest: dict[str, TriesLeft] = field(default_factory=dict)
 
     def failed(self, model: Model, node_id: str, code: str, at: float, tries_left: int) -> None:
         """A start of the model failed on that node because of its weights, and may be tried on so many others."""
@@ -42,7 +51,7 @@ class FailedNodes:
         if model.weights.uri and node_id:
             self.by_digest.setdefault(digest, {})[node_id] = FailedNode(code, at)
         if tries_left:
-            self.left_by_digest[digest] = tries_left
+            self.left_by_digest[digest] = TriesLeft(tries_left, at)
         else:
             self.left_by_digest.pop(digest, None)
 
@@ -66,11 +75,14 @@ class FailedNodes:
             self.by_digest[digest] = left
             if not left:
                 del self.by_digest[digest]
+        avoid_s, tries = self.params.avoid_node_s, self.left_by_digest
+        self.left_by_digest = {digest: left for digest, left in tries.items() if now_s - left.at < avoid_s}
 
     def shift(self, by_s: float) -> None:
         """Move every wait by a jump of the clock."""
         for known in self.by_digest.values():
             known |= {node_id: FailedNode(one.code, one.at + by_s) for node_id, one in known.items()}
+        self.left_by_digest = {d: TriesLeft(left.num, left.at + by_s) for d, left in self.left_by_digest.items()}
 
     def of(self, model: Model, now_s: float) -> dict[str, FailedNode]:
         """Nodes to avoid for a start of that model."""
@@ -87,7 +99,7 @@ class FailedNodes:
         num_tried = len(set(failed) - set(begins_on)) + 1
         most = self.params.max_start_nodes - num_tried
         if before := self.left_by_digest.get(model.weights.digest):
-            most = min(most, before - 1)
+            most = min(most, before.num - 1)
         if most <= 0 or not model.weights.uri:
             return 0
         left = (n for n in others(model, nodes, failed) if n.node_id not in begins_on)

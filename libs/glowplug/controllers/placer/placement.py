@@ -177,7 +177,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
             decision_id=sent.decision_id,
             phases=_waits(placement, sent),
             source="" if number else sent.source,
-            drops=sent.drops.get(stage.node_id, ()) if _is_first_there(sent, number) else (),
+            drops=_drops(sent, number),
             part_of=command.instance_id if number else "",
             num_stages=num_stages,
             stage=number,
@@ -202,8 +202,11 @@ def _waits(placement: Placement, sent: Sent) -> tuple[Phase, ...]:
     return (decide, Phase(name=PhaseName.ROOM, started_at=decided_at, ended_at=started_at))
 
 
-def _is_first_there(sent: Sent, number: int) -> bool:
-    return all(stage.node_id != sent.stages[number].node_id for stage in sent.stages[:number])
+def _drops(sent: Sent, number: int) -> tuple[str, ...]:
+    """Replicas that give way to that stage: those of its node, for the first one there."""
+    node_id = sent.stages[number].node_id
+    is_first_there = all(stage.node_id != node_id for stage in sent.stages[:number])
+    return sent.drops.get(node_id, ()) if is_first_there else ()
 
 
 def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
@@ -221,6 +224,7 @@ def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
         last_byte=last_byte,
         stage=number,
         num_stages=len(sent.stages),
+        drops=_drops(sent, number),
     )
 
 

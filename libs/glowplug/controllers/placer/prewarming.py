@@ -166,6 +166,7 @@ class Prewarming:
             weights=model.weights,
             instance_id=replica_id,
             priority=URGENCY,
+            drops=step.drop,
         )
         commands = (with_peers(fetch, self.fleet), start) if model.weights.uri else (start,)
         self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)

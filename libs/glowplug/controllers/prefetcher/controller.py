@@ -264,6 +264,7 @@ class PrefetcherController:
         data: FetchWeights = command.data
         if data.instance_id and self.holds.is_gone(data.instance_id):
             return []  # a command overtaken by its instance's end
+        self.holds.give_way(data.drops, now_s)
         want = msg.Want(
             data.weights,
             data.model_key,

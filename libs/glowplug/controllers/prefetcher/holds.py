@@ -5,7 +5,7 @@ It is learned twice: from fetch commands (before the instance is seen) and from 
 restart).
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from glowplug.domain.errors import InvalidModelFile
@@ -36,6 +36,7 @@ class Holds:
         self._node_id, self._digest_of, self._hold_s = node_id, digest_of, hold_s
         self._users: dict[str, _User] = {}  # instance_id -> user
         self._gone: dict[str, None] = {}  # instance ids, insertion-ordered, bounded
+        self._giving_way: dict[str, float] = {}  # copies on GPUs -> when somebody was last to take their place
         self._models: dict[str, tuple[Model, str]] = {}  # model_key -> (model, its digest)
 
     def hold(self, instance_id: str, digest: str, now_s: float) -> None:
@@ -129,12 +130,20 @@ class Holds:
         is_starting = user.instance is not None and user.instance.state is InstanceState.STARTING
         return is_starting and not user.has_part
 
+    def give_way(self, instance_ids: Iterable[str], now_s: float) -> None:
+        """Those copies are to leave their GPUs for an instance that starts. One that has not within `hold_s` stays."""
+        self._giving_way |= {key: now_s for key in instance_ids if key not in self._gone}
+
     def has_copy(self, model_keys: Set[str]) -> bool:
-        """Whether a replica of one of them lies on a GPU here, whole."""
-        return any(row.state is InstanceState.PREWARMED and row.model_key in model_keys for _, row in self._seen())
+        """Whether a replica of one of them lies on a GPU here, whole, and gives way to nobody."""
+        return any(
+            row.state is InstanceState.PREWARMED and row.model_key in model_keys and key not in self._giving_way
+            for key, row in self._seen()
+        )
 
     def expire(self, now_s: float) -> None:
-        """Release what was held for instances that never showed up."""
+        """Release what was held for instances that never showed up, and forget who was to leave and did not."""
+        self._giving_way = {key: at for key, at in self._giving_way.items() if now_s - at <= self._hold_s}
         for key, user in list(self._users.items()):
             if user.instance is None and now_s - user.since > self._hold_s:
                 del self._users[key]
@@ -167,6 +176,7 @@ class Holds:
 
     def _forget(self, instance_id: str) -> None:
         self._users.pop(instance_id, None)
+        self._giving_way.pop(instance_id, None)
         self._gone[instance_id] = None
         while len(self._gone) > GONE_REMEMBERED:
             del self._gone[next(iter(self._gone))]

@@ -11,6 +11,7 @@ its connection is shut, and what the thread still does with the buffer is seen b
 import asyncio
 import base64
 import http.client
+import os
 import select
 import socket
 import ssl
@@ -20,6 +21,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from urllib.request import getproxies, proxy_bypass
@@ -81,7 +83,6 @@ class Connections:
         self._limits = limits
         self._kept: defaultdict[_Route, list[_Connection]] = defaultdict(list)
         self._all: set[_Connection] = set()
-        self._tls: ssl.SSLContext | None = None
         self._proxies = getproxies()
 
     @asynccontextmanager
@@ -106,10 +107,7 @@ class Connections:
             if (connection := kept.pop()).is_alive:
                 return connection
             self._drop(connection)
-        if route.url.scheme == "https" and self._tls is None:
-            self._tls = httpx.create_ssl_context()
-            self._tls.set_alpn_protocols(["http/1.1"])
-        connection = _Connection(_Line(route, self._limits, self._tls))
+        connection = _Connection(_Line(route, self._limits))
         self._all.add(connection)
         return connection
 
@@ -142,13 +140,13 @@ class _Route:
             raise RequestImpossible(f"a proxy of {found.scheme} is not supported")
         return cls(server, found)
 
-    def connection(self, limits: Limits, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
-        """Not connected yet."""
+    def connection(self, limits: Limits) -> http.client.HTTPConnection:
+        """Not connected yet. Blocks where it is the first one over TLS."""
         nearest = self.proxy or self.url
         host, port = nearest.raw_host.decode("ascii"), nearest.port or _PORTS[nearest.scheme]
         if self.url.scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=limits.connect_s)
-        secure = http.client.HTTPSConnection(host, port, timeout=limits.connect_s, context=tls)
+        secure = http.client.HTTPSConnection(host, port, timeout=limits.connect_s, context=tls_context())
         if self.proxy:
             own = _basic("Proxy-Authorization", self.proxy)
             secure.set_tunnel(self.url.raw_host.decode("ascii"), self.url.port or _PORTS["https"], own)
@@ -200,8 +198,8 @@ class _Connection:
 class _Line:
     """One connection as its thread sees it: all methods block, but for `shut`, `is_quiet` and what is read."""
 
-    def __init__(self, route: _Route, limits: Limits, tls: ssl.SSLContext | None) -> None:
-        self._route, self._limits, self._tls = route, limits, tls
+    def __init__(self, route: _Route, limits: Limits) -> None:
+        self._route, self._limits = route, limits
         self._http: http.client.HTTPConnection | None = None
         self._socket: Any = None  # a socket, or an SSLSocket
         self._poll = select.poll()
@@ -237,7 +235,7 @@ class _Line:
         return response
 
     def _connect(self) -> None:
-        connection = self._route.connection(self._limits, self._tls)
+        connection = self._route.connection(self._limits)
         connection.connect()
         with self._closing:
             self._http, self._socket = connection, connection.sock
@@ -411,6 +409,23 @@ def _settle(future: "asyncio.Future[Any]", result: Any, failure: BaseException |
         future.set_exception(failure)
     else:
         future.set_result(result)
+
+
+_making_tls = threading.Lock()
+
+
+def tls_context() -> ssl.SSLContext:
+    """The certificates that are trusted: read once for all connections of the process, which takes 26 ms. Blocks."""
+    with _making_tls:
+        return _tls_context(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""))
+
+
+@cache
+def _tls_context(cert_file: str, cert_dir: str) -> ssl.SSLContext:
+    """httpx reads both of the environment by itself; they tell contexts apart."""
+    context = httpx.create_ssl_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _body_bytes(response: http.client.HTTPResponse) -> int:

@@ -175,3 +175,14 @@ def test_weights_that_need_not_come_are_tried_nowhere_else() -> None:
     model = a_model(mib=100, weights=WeightsRef(uri=""))
     effects = placer().handle(asked(model, "i-1"), 1.0)
     assert payloads(effects, StartInstance)[0].tries_left == 0
+
+
+def test_tries_that_a_failed_start_left_are_forgotten_with_the_nodes_to_avoid() -> None:
+    controller = placer(5, avoid_node_s=60.0)
+    fails(controller, "i-1", "node-1", 2.0, tries_left=1)
+    assert started(controller, "i-2", 3.0)[1] == 0, "the last one of that series"
+    controller.handle(Tick(), 61.0)
+    assert controller.fleet.failed_nodes.left_by_digest, "not yet"
+    controller.handle(Tick(), 63.0)
+    assert not controller.fleet.failed_nodes.left_by_digest
+    assert started(controller, "i-3", 63.0)[1] == 2, "a start after that may be tried anew"

@@ -169,8 +169,9 @@ def test_replicas_are_dropped_for_a_newcomer_before_anybody_is_evicted():
     controller = placer(node, placement="first_fit", prewarming="keep_last", models=(MODEL, a_model("b")))
     kept = an_instance("r-1", "b", InstanceState.PREWARMED, replica=True)
     controller.handle(an_event(InstancePrewarmed(instance=kept)), 1.0)
-    (start,) = sent(controller.handle(asked(MODEL, "x"), 2.0), StartInstance)
-    assert start.drops == ("r-1",) and start.source == ""
+    effects = controller.handle(asked(MODEL, "x"), 2.0)
+    (start,), (fetch,) = sent(effects, StartInstance), sent(effects, FetchWeights)
+    assert start.drops == fetch.drops == ("r-1",) and start.source == "", "host memory knows who goes as well"
 
 
 def test_a_victim_is_swapped_out_and_wakes_where_it_sleeps():

@@ -17,7 +17,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import KeptAt, WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
-from glowplug.events.facts import InstanceStarting, InstanceStopped, ModelDeployed
+from glowplug.events.facts import InstancePrewarmed, InstanceStarting, InstanceStopped, ModelDeployed
 from glowplug.weights.region import region_digest
 from tests.fleet_builder import a_model, an_event, an_instance
 
@@ -530,3 +530,28 @@ def test_a_stage_and_what_is_asked_of_peers_go_on_to_the_fetch_and_the_rest_foll
     assert (again.stage, again.num_stages, again.peers) == (0, 1, ("http://c",))
     done = prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100, whole=True), 3.0)
     assert kinds(done)[-1] == "weights.fetched"
+
+
+def test_a_replica_that_gives_way_is_no_copy_unless_it_stays_after_all() -> None:
+    prefetcher = controller(hold_s=5.0)
+    replica = an_instance("r-1", "m", InstanceState.PREWARMED, replica=True)
+    prefetcher.restore("instances", {"r-1": replica}, 1.0)
+    assert prefetcher.holds.has_copy({"m"})
+    prefetcher.handle(fetch(B, "i-1", "n", drops=("r-1",)), 2.0)
+    assert not prefetcher.holds.has_copy({"m"})
+    prefetcher.handle(Tick(), 8.0)
+    assert prefetcher.holds.has_copy({"m"}), "the start came to nothing"
+
+
+def test_weights_whose_replica_gives_way_leave_after_those_whose_replica_stays() -> None:
+    """Two copies of the same model do not leave for one start, each because the other is there."""
+    prefetcher = controller(caching="union", hold_s=5.0)
+    for name, model_key, ref in (("r-a", "m", A), ("r-b", "n", B)):
+        prefetcher.handle(fetch(ref, model_key=model_key), 1.0)
+        sized(prefetcher, ref, 50, 1.0)
+        ended(prefetcher, ref, 1.5, 50, whole=True, seconds=1.0, source="file")
+        row = an_instance(name, model_key, InstanceState.PREWARMED, replica=True)
+        prefetcher.handle(an_event(InstancePrewarmed(instance=row)), 1.5)
+    prefetcher.handle(fetch(C, "i-1", "o", drops=("r-a",)), 2.0)
+    effects = prefetcher.handle(msg.FetchSized(region_digest(C), 50), 2.0)
+    assert only(effects, msg.DropRegion).digest == region_digest(B)
