@@ -109,7 +109,7 @@ class ConsoleUnderTest:
 
 @contextlib.asynccontextmanager
 async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
-    """A console on a port of its own, fed by memory twins."""
+    """A console on a port of its own, fed by doubles in memory."""
     registry, broker, store = CollectorRegistry(), MemoryBroker(), MemoryStore()
     given = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
     clock = StoppableClock()

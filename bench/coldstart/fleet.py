@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
 CONTROL, REGISTRY = "control", "registry"
 PORTS = {"data": 8000, "router": 8002, "predictor": 8003, "placer": 8004, "autoscaler": 8005}
-AGENT, PREFETCHER, NATS, VALKEY, HUB = 8010, 8011, 4222, 6379, 8080
+AGENT, PREFETCHER, NATS, VALKEY = 8010, 8011, 4222, 6379
 TOKENS = {
     "GLOWPLUG_ADMIN_TOKEN": "admin-of-the-bench",
     "GLOWPLUG_API_KEY": "key-of-the-bench",

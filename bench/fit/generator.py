@@ -128,7 +128,6 @@ def tenants() -> dict[str, object]:
     run_slope, run_base = np.polyfit(probit, runs, 1)
     return {
         "rate_sigma_log10": round(float(rate.std()), 3),
-        "rate_spread_log10": round(float(rate.max() - rate.min()), 2),
         "active_base": round(float(base), 3),
         "active_slope": round(float(slope), 3),
         "active_sigma": round(float((probit - base - slope * z).std()), 3),

@@ -22,7 +22,6 @@ from tests.howto.blocks import ROOT, Block, Page, expected, shows
 BLOCK_S = 150.0
 POLL_S = 0.02
 NUM_PORTS = 60
-DEFAULT_BASE = 8000
 MARK = "_HOWTO_SANDBOX"
 _ADDRESS = re.compile(r"\b((?:127\.0\.0\.1|localhost|\[::1\]):|GLOWPLUG_(?:DATA_)?PORT=)8(\d{3})\b")
 

@@ -1,5 +1,5 @@
 """The console over real HTTP: spans in, traces out, the fleet and its stream, events, decisions and forecasts; over
-memory twins, over real NATS and Valkey, and with neither."""
+doubles in memory, over real NATS and Valkey, and with neither."""
 
 import asyncio
 import contextlib

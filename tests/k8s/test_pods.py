@@ -39,7 +39,6 @@ SECRET_WORDS = re.compile(r"TOKEN|PASSWORD|API_KEY|CONSOLE_KEY|SECRET|_AUTH$")
 TOKENS, WEIGHTS = "glowplug-tokens", "glowplug-weights"
 UNIT = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret", "downwardAPI", "csi"}
-WRITABLE = {"emptyDir"}
 
 
 def size(text: Any) -> float:

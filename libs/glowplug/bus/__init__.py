@@ -1,1 +1,1 @@
-"""The message bus: a port, NATS behind it, and a memory twin for tests and the simulator."""
+"""The message bus: a port, NATS behind it, and an implementation in memory for tests and the simulator."""

@@ -23,7 +23,7 @@ _DIRECTIONS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2
 _SURROGATES: Final = range(0xD800, 0xE000)  # lone ones cannot be written at all
 
 
-FAILED, NO_FLEET, TAKEN = 1, 3, 4
+FAILED, NO_FLEET = 1, 3
 
 
 class CliError(Exception):

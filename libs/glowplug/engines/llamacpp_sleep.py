@@ -58,7 +58,7 @@ class EngineServer:
         tensors: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._build, self._weights, self._run_dir = build, weights, run_dir
-        self._host_memory, self._tensors = host_memory, tensors if host_memory else ()
+        self._tensors = tensors if host_memory else ()
         before = pages.anonymous_bytes()
         self._server: Any = build(0)
         self._own_bytes = max(0, pages.anonymous_bytes() - before - kv_bytes)

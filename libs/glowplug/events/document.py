@@ -55,11 +55,11 @@ def _payloads(title: str, classes: list[type[Any]]) -> list[str]:
 def document() -> str:
     """The whole page."""
     roots = list(PAYLOADS.values())
-    told = [cls for cls in typing.get_args(facts.Fact) if not is_telemetry(cls.TYPE)]
+    stored = [cls for cls in typing.get_args(facts.Fact) if not is_telemetry(cls.TYPE)]
     measured = [cls for cls in typing.get_args(facts.Fact) if is_telemetry(cls.TYPE)]
     asked = [cls for cls in typing.get_args(commands.Command) if cls.TYPE in COMMANDS]
     out = [INTRO, "## The envelope", "", *shapes.docstring(Event).splitlines(), "", *_table(Event), ""]
-    out += _payloads("Facts", told) + _payloads("Telemetry", measured) + _payloads("Commands", asked)
+    out += _payloads("Facts", stored) + _payloads("Telemetry", measured) + _payloads("Commands", asked)
     out += ["## Shapes", ""]
     for cls in shapes.carried(roots):
         out += _section(cls.__name__, cls, f"`libs/{shapes.home(cls)}`", "")

@@ -13,7 +13,6 @@ SCHEMA = 1
 MAX_BYTES = 4 << 20
 SAID = 200  # characters of what is wrong with one: it may quote what it found, which is of any length
 T = TypeVar("T")
-Payload = facts.Fact | commands.Command
 PAYLOADS: dict[str, type[Any]] = {cls.TYPE: cls for cls in (*get_args(facts.Fact), *get_args(commands.Command))}
 COMMANDS: frozenset[str] = frozenset(cls.TYPE for cls in get_args(commands.Command))
 
@@ -26,7 +25,7 @@ class Event:
     type: str
     occurred_at: float
     issuer: str  # service_id of the writer
-    data: Any  # Payload
+    data: Any  # a Fact or a Command
     cause_id: str = ""
     traceparent: str = ""
     epoch: int = 0

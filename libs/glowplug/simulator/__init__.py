@@ -1,1 +1,1 @@
-"""The other shell around the brains: a virtual clock, fluid links and a batching engine instead of machines."""
+"""The other shell around the controllers: a virtual clock, fluid links and a batching engine instead of machines."""

@@ -108,7 +108,6 @@ class LinkMeter:
         self.link_id, self.bytes_per_s = link_id, bytes_per_s
         self.bytes_in_flight = 0  # asked for by transfers and not landed yet
         self.num_transfers = 0
-        self.num_bytes_total = 0
         self.rate = RateEstimate()
         self._bucket = TokenBucket(bytes_per_s, burst_bytes=bytes_per_s * burst_s)
         self._moved_at = dict.fromkeys(Rank, -math.inf)
@@ -139,7 +138,6 @@ class LinkMeter:
         """Account for bytes of a fetch that came, and wait until rate and rank allow them. Those of no fetch pass in
         the order that they came; those of this machine's own disks (`is_remote` False) do not measure the link."""
         self.bytes_in_flight -= num_bytes
-        self.num_bytes_total += num_bytes
         if is_remote:
             self.rate.moved(num_bytes, asyncio.get_running_loop().time())
         await self.wait(num_bytes, priority, fetch)

@@ -1,5 +1,5 @@
-"""Two autoscalers over one store (a memory twin, which holds bytes): the second leads, and goes on with what the first
-has learned."""
+"""Two autoscalers over one store (a double in memory, which holds bytes): the second leads, and goes on with what
+the first has learned."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,5 @@
-"""A candidate and its shell on memory twins, with a clock that stands still until told: who may act, what is done with
-what a standby decides, and what a leader that slept through its lease still does (nothing)."""
+"""A candidate and its shell on doubles in memory, with a clock that stands still until told: who may act, what is done
+with what a standby decides, and what a leader that slept through its lease still does (nothing)."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -18,9 +18,7 @@ import pytest
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import CORDONS
-from glowplug.events.commands import __name__ as commands_module
 from glowplug.events.envelope import COMMANDS, PAYLOADS
-from glowplug.events.facts import __name__ as facts_module
 from glowplug.events.subjects import facts_of
 from glowplug.policies.start_times import START_TIMES
 from glowplug.runtime import privileges
@@ -33,7 +31,6 @@ from services.console import handlers as console_handlers
 from tests.house.tree import ROOT, SERVICES
 
 RUN = ("services.", "glowplug.controllers.", "glowplug.fleet.", "glowplug.runtime.")
-EVENT_MODULES = (facts_module, commands_module)
 CLASSES = {cls.__name__: kind for kind, cls in PAYLOADS.items()}
 RECOGNISE = {"glowplug.controllers.agent.table"}  # its rows name the commands that are taken, and make none
 # What a module that several services import publishes or writes, is done by those that use this name of it.

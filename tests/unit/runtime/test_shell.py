@@ -67,7 +67,7 @@ class FakeController:
 
 
 class Stage:
-    """A shell on memory twins, with everything it did at hand."""
+    """A shell on doubles in memory, with everything it did at hand."""
 
     def __init__(self) -> None:
         self.controller, self.bus, self.store = FakeController(), MemoryBus(), MemoryStore()

@@ -2,7 +2,7 @@
 
     router.load_reported | request.finished | tick ──▶ windows ──▶ policy `prediction` per model ──▶ forecast.made
 
-What it is told
+What it is notified of
   - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and `request.finished`.
   - Facts: `model.deployed`, for the objectives of a model; every `instance.*`, for what starts take, what
     engines report of themselves and whether they serve. Tables: `models`, `instances`.

@@ -28,7 +28,6 @@ class Tenants(NamedTuple):
     Quantiles are the 0, 10 ... 100 % points over clients."""
 
     rate_sigma_log10: float
-    rate_spread_log10: float
     active_base: float
     active_slope: float
     active_sigma: float

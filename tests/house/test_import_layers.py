@@ -1,4 +1,4 @@
-"""The import floors, no import circle, and the list of services that the floors are kept for."""
+"""The import layers, no import circle, and the list of services that the layers are kept for."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_siblings_import_each_other_in_no_circle() -> None:
     assert not any(circles.values()), {parent: imports for parent, imports in circles.items() if imports}
 
 
-def test_every_package_stands_on_a_floor() -> None:
+def test_every_package_is_in_a_layer() -> None:
     named = {name.strip() for layer in contract("layers")["layers"] for name in layer.split("|")}
     packages = {f"glowplug.{f.split('/')[2]}" for f in files() if f.startswith("libs/glowplug/") and f.count("/") > 2}
     assert named == {"services", *packages}
