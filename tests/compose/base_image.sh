@@ -8,7 +8,7 @@ tag=$1
 docker=${DOCKER:-docker}
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates bookworm "$root" >"$root.log" 2>&1 || {
+debootstrap --variant=minbase --include=python3,python3-pip,ca-certificates bookworm "$root" >"$root.log" 2>&1 || {
     tail -n 5 "$root.log" >&2; rm -f "$root.log"; exit 1; }
 rm -rf "$root.log" "$root/etc/ssl/certs" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 cp -rL /etc/ssl/certs "$root/etc/ssl/certs"
