@@ -117,9 +117,7 @@ def test_without_an_objective_the_smallest_of_the_soonest_layouts():
     assert laid_out(slo_ttft_s=math.inf, params=SOONEST) == alone, "no request waits for it"
     found = laid_out(slo_ttft_s=math.inf, is_awaited=True, params=SOONEST)
     assert (found.num_stages, found.num_full, found.ttft_s) == (3, 3, pytest.approx(12.5 / 3 / 2 + 1.502))
-    assert laid_out(is_awaited=True, params=SOONEST).num_stages == 2, (
-        "with one it says when a first token is soon enough"
-    )
+    assert laid_out(is_awaited=True, params=SOONEST).num_stages == 2, "an objective says when it is soon enough"
     kept = laid_out(slo_ttft_s=math.inf, slo_tpot_s=0.0445, is_awaited=True, params=SOONEST)
     assert (kept.num_stages, kept.num_full) == (2, 2), "further tokens have an objective of their own"
 

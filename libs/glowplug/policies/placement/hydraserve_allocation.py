@@ -24,9 +24,9 @@ Departures:
   none holds it there is no layout and the request waits (E19).
 - Stages are never equal: where the sizes of the layers are known each is taken with its own bytes (`ColdStart.parts`),
   else the largest as 1/0.9 of the mean, as in the published code. A server is admitted for the largest.
-- Without an objective for the first token every scheme meets it, and the smallest is one worker. `soonest=True` takes
-  the smallest of those whose first token comes within a tenth of the soonest, of as many stages the one of which most
-  can grow to the whole model; one of which none can only where there is no other.
+- Without an objective for the first token every scheme meets it, and the smallest is one worker. Where a request waits
+  for the start `soonest=True` takes the smallest of those whose first token comes within a tenth of the soonest, of as
+  many stages the one of which most can grow to the whole model; one of which none can only where there is no other.
 - Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
   `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
   over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
@@ -110,7 +110,7 @@ class AllocationParams:
     check_newcomer: bool = True  # False: Eq. 3 as printed, which asks only those that are there
     max_rivals: int = 8
     pipeline_over_tensor: bool = False  # stages of tensor groups too; else a model of several GPUs starts whole
-    soonest: bool = False  # without an objective for the first token: the layout that gives it soonest
+    soonest: bool = False  # where a request waits, and has no objective: the layout with the soonest first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,8 @@ def allocate(
 
 
 def seeks_soonest(start: ColdStart, params: AllocationParams) -> bool:
-    """Whether the seconds to the first token choose among layouts: no objective says when they are few enough."""
+    """Whether the seconds to the first token choose among layouts: a request waits for them, and no objective says
+    when they are few enough."""
     return params.soonest and start.is_awaited and math.isinf(start.slo_ttft_s)
 
 

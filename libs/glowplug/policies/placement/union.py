@@ -7,16 +7,17 @@ scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
 Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than it takes.
 
 HydraServe takes as few stages as meet the objectives. Without an objective for the first token any layout meets them,
-and one worker fetches over one link while the others are idle; with `allocation.soonest=true` the layout with the
-soonest first token is taken then. It is not the default: a start that nobody waits for is spread over nodes as well.
+and one worker fetches over one link while the others are idle. Where a request waits for such a start the layout with
+the soonest first token is taken (`allocation.soonest`); a start that nobody waits for stays one worker.
 """
 
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement.dormant import grow
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
+from glowplug.policies.placement.hydraserve_allocation import AllocationParams
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 
-PARAMS = HydraserveParams(clear=True)
+PARAMS = HydraserveParams(clear=True, allocation=AllocationParams(soonest=True))
 
 
 @reads_seconds

@@ -39,7 +39,6 @@ EIGHT_OF_80_GB = (80,) * 8
 GROUPS = AllocationParams(pipeline_over_tensor=True)
 HYDRASERVE_GROUPS = hydraserve.HydraserveParams(allocation=GROUPS)
 UNION_GROUPS = replace(union.PARAMS, allocation=GROUPS)
-SOONEST = replace(union.PARAMS, allocation=AllocationParams(soonest=True))
 
 
 def server(node_id, *, abilities=("emulated:stages", "emulated:stream"), gbps=16, gpus_gb=(24,), **fields):
@@ -52,11 +51,12 @@ def servers(num, **fields):
     return [server(f"node-{n}", **fields) for n in range(num)]
 
 
-def place(policy, nodes, *params, model=SEVEN_B, **fields):
+def place(policy, nodes, *params, model=SEVEN_B, is_awaited=True, **fields):
     """By a policy's function, or by that of its module."""
     times = StartTimes(priors={}, otherwise=configured(STAGES))
     view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=times, **fields)
-    return getattr(policy, "place", policy)(PlaceRequest(instance_id="i", model=model, is_awaited=True), view, *params)
+    request = PlaceRequest(instance_id="i", model=model, is_awaited=is_awaited)
+    return getattr(policy, "place", policy)(request, view, *params)
 
 
 def place_large(nodes, params=HYDRASERVE_GROUPS, policy=hydraserve, **fields):
@@ -71,17 +71,18 @@ def test_two_stages_where_one_server_would_be_late_each_with_its_half():
     assert [s.bytes_per_gpu for s in decision.stages] == [17 * GB, 17 * GB // 2]  # the first may grow whole
 
 
-def test_every_link_is_used_for_a_model_without_an_objective_where_that_is_asked_for():
+def test_the_union_uses_every_link_where_a_request_without_an_objective_waits():
     """12 GB at 2 GB/s take 6 s over one link, and 3 s over two. A node that serves no stages is taken where it is as
-    soon."""
+    soon. HydraServe alone takes one worker, as the union does where nobody waits."""
     free = replace(SEVEN_B, slo=Slo())
-    assert {len(place(policy, servers(2), model=free).stages) for policy in (hydraserve, union)} == {1}
-    decision = place(union, servers(2), SOONEST, model=free)
+    assert len(place(hydraserve, servers(2), model=free).stages) == 1
+    assert len(place(union, servers(2), model=free, is_awaited=False).stages) == 1
+    decision = place(union, servers(2), model=free)
     assert [(s.fetch_bytes, s.node_id) for s in decision.stages] == [(6 * GB, "node-0"), (6 * GB, "node-1")]
     fast = server("node-9", gbps=64, abilities=("emulated:stream",))
-    assert [s.node_id for s in place(union, [*servers(2), fast], SOONEST, model=free).stages] == ["node-9"]
+    assert [s.node_id for s in place(union, [*servers(2), fast], model=free).stages] == ["node-9"]
     copy = server("node-9", cached=(COPY,))
-    assert [s.node_id for s in place(union, [*servers(2), copy], SOONEST, model=free).stages] == ["node-9"]
+    assert [s.node_id for s in place(union, [*servers(2), copy], model=free).stages] == ["node-9"]
 
 
 @pytest.mark.parametrize("policy", [hydraserve, union])
@@ -104,7 +105,7 @@ def test_a_node_without_stages_is_taken_for_one_instance_where_it_is_about_as_so
     free = replace(SEVEN_B, slo=Slo(), kv_bytes=GB)
     request = PlaceRequest(instance_id="i", model=free, num_required=num_required, is_awaited=True)
     view = replace(view, times=StartTimes(priors={}, otherwise=configured(STAGES)))
-    assert len(union.place(request, view, SOONEST).stages) == num_stages
+    assert len(union.place(request, view).stages) == num_stages
 
 
 def test_stages_are_predicted_by_the_layers_that_they_fetch():
