@@ -14,8 +14,8 @@ from glowplug.events import Event
 from glowplug.events.commands import StopInstance
 from glowplug.events.facts import RouterLoadReported, WeightsEvicted
 from glowplug.events.subjects import commands_to, facts_of
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 AnyBus = MemoryBus | NatsBus
 
 

@@ -252,7 +252,7 @@ class NatsBus:
                 headers = {"Nats-Msg-Id": event.event_id}
                 if event.traceparent:
                     headers["traceparent"] = event.traceparent
-                await self._store(stream, subject, raw, headers)
+                await self._store(stream, subject, raw, headers, PUBLISH_TIMEOUT_S)
             else:
                 await self._nc.publish(subject, raw)
         except NoStreamResponseError as error:
@@ -264,7 +264,7 @@ class NatsBus:
             raise BusUnavailable(f"{subject}: {error!r}") from error
 
     async def _store(
-        self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float = PUBLISH_TIMEOUT_S
+        self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float
     ) -> None:
         """Publish to a stream and wait until it has stored the message. Raises what REFUSED names."""
         async with asyncio.timeout(timeout_s) as scope:
