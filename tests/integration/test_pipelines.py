@@ -153,13 +153,14 @@ async def test_engines_that_are_killed(rig: PipelineRig, which: str) -> None:
 
 async def test_a_stage_that_is_lost_once_the_rest_is_loaded_ends_no_request(rig: PipelineRig) -> None:
     """What it held of the KV cache is computed again, and the instance goes on alone."""
-    await rig.place(staged_model("a", load_bytes_per_s=1_500_000.0), "i")  # 0.4 s for the rest
+    slow = staged_model("a", load_bytes_per_s=200_000.0, stage_timeout_s=60.0)  # 3 s for the rest
+    await rig.place(slow, "i")
     first = await rig.reaches("i", State.READY)
     answering = asyncio.create_task(rig.ask(first, 600))
-    os.kill(rig.engines["i.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
     await rig.consolidate("i")
-    await until(lambda: rig.holding("i").instance.consolidating, "the rest is loaded")
-    await asyncio.sleep(0.6)
+    await until(lambda: rig.holding("i").instance.consolidating, "the rest comes")
+    os.kill(rig.engines["i.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
+    await asyncio.sleep(8.0)  # the rest is loaded by then
     os.kill(rig.engines["i.1"][0], signal.SIGKILL)
     answer = await answering
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 600

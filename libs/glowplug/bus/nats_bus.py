@@ -263,9 +263,7 @@ class NatsBus:
                 await self._storing.refused(stream, error)
             raise BusUnavailable(f"{subject}: {error!r}") from error
 
-    async def _store(
-        self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float
-    ) -> None:
+    async def _store(self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Publish to a stream and wait until it has stored the message. Raises what REFUSED names."""
         async with asyncio.timeout(timeout_s) as scope:
             self._in_flight.add(scope)
