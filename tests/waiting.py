@@ -1,4 +1,4 @@
-"""Waiting for what must come, within a bound that only a broken thing exceeds."""
+"""Waiting for what must come, within a bound that only a broken thing exceeds, however busy the machine is."""
 
 import asyncio
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 async def until(
@@ -24,7 +24,7 @@ async def until(
     raise AssertionError(f"not within {within_s:g} s: {what}")
 
 
-def wait_until(what: str, look: Callable[[], Any], within_s: float = 60.0, every_s: float = 0.1) -> Any:
+def wait_until(what: str, look: Callable[[], Any], within_s: float = WAIT_S, every_s: float = 0.1) -> Any:
     """The same without an event loop. Errors of a connection count as no; AssertionError has the last answer, too."""
     deadline = time.monotonic() + within_s
     last: Any = None

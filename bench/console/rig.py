@@ -18,6 +18,7 @@ from nats.aio.client import Client as NatsClient
 from playwright.async_api import Browser, CDPSession, Page
 
 from bench.console.synthetic import SyntheticFleet, fact
+from glowplug.bus.nats_bus import arrive
 from glowplug.domain.decision import DecisionRecord
 from glowplug.events import Event
 from glowplug.events.envelope import encode, to_json
@@ -88,7 +89,7 @@ class Rig:
         )
         self.marks[decision_id] = now_s
         await self.publish(fact(DecisionMade(decision=record), now_s))
-        await self.bus.flush()
+        await arrive(self.bus)
         return decision_id
 
     def rss_bytes(self) -> int:

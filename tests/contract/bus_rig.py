@@ -9,13 +9,13 @@ from typing import Any
 import nats
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
-from glowplug.bus.nats_bus import NatsBus
+from glowplug.bus.nats_bus import NatsBus, arrive
 from glowplug.events import Event
 from glowplug.events.commands import StopInstance
 from glowplug.events.facts import RouterLoadReported, WeightsEvicted
 from glowplug.events.subjects import commands_to, facts_of
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 AnyBus = MemoryBus | NatsBus
 
 
@@ -50,7 +50,8 @@ class Rig:
             return
         client = await nats.connect(self.url)
         await client.publish(subject, raw)
-        await client.drain()
+        await arrive(client)
+        await client.close()
 
     async def close(self) -> None:
         for bus in self.opened:

@@ -356,7 +356,7 @@ class Rig:
         self.table.take(Tick())
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        await until(condition, within_s=10.0, every_s=0.002)
+        await until(condition, every_s=0.002)
 
     @property
     def num_held(self) -> int:

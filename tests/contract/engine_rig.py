@@ -15,6 +15,7 @@ from glowplug.engines import vllm_sample
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import EngineDriver, EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.samples import sample_weights_path
+from tests.waiting import WAIT_S
 
 ENGINES = (
     "emulated",
@@ -26,7 +27,6 @@ _ENGINE_ARGS: dict[str, dict[str, object]] = {
     "llamacpp": {},
     "vllm": {},
 }
-WAIT_S = 30.0
 
 
 @dataclass

@@ -2,7 +2,6 @@
 time."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,13 +9,14 @@ import nats
 import pytest
 from redis.asyncio import Redis
 
-from glowplug.bus.nats_bus import PUBLISH_TIMEOUT_S, NatsBus
+from glowplug.bus import nats_bus
+from glowplug.bus.nats_bus import NatsBus
 from glowplug.bus.port import BusUnavailable
 from glowplug.events.subjects import COMMANDS_ALL, facts_of
 from tests.contract.bus_rig import AnyBus, Listener, Rig, commands_of, evicted, evictions_of, load, name, retried, stop
 from tests.servers import Infra, NatsProcess
 from tests.small_disk import SmallDisk, small_disk
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 
 async def test_both_servers_answer(infra: Infra) -> None:
@@ -118,19 +118,19 @@ async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: Nats
     assert await listener.listen(1) == [sent]
 
 
-async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig) -> None:
+async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a publish that was waiting for its answer nor a later one takes as long as the timeout."""
+    monkeypatch.setattr(nats_bus, "PUBLISH_TIMEOUT_S", 2 * WAIT_S)
     bus = await rig.client()
     own_nats.freeze()  # the server takes the bytes and never answers
     waiting = asyncio.create_task(bus.publish(evicted("n")))
     await asyncio.sleep(0.1)
-    started = time.monotonic()
     own_nats.kill()
-    with pytest.raises(BusUnavailable):
-        await waiting
-    with pytest.raises(BusUnavailable):
-        await bus.publish(evicted("n"))
-    assert time.monotonic() - started < PUBLISH_TIMEOUT_S / 2
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(BusUnavailable):
+            await waiting
+        with pytest.raises(BusUnavailable):
+            await bus.publish(evicted("n"))
 
 
 async def test_a_client_may_come_before_its_server(own_nats: NatsProcess, rig: Rig) -> None:
@@ -212,10 +212,8 @@ async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
     disk.fill()
     num_stored = await until_refused(bus)
     assert "stores no events" in bus.refusal
-    began = time.monotonic()
-    with pytest.raises(BusUnavailable, match="stores no events"):
+    with pytest.raises(BusUnavailable, match="stores no events"):  # not the timeout of a wait for the server
         await bus.publish(stop("node", "i-2"))
-    assert time.monotonic() - began < PUBLISH_TIMEOUT_S / 2, "a bound: the server is not waited for again"
     await bus.publish(load("r-1"))
     await listener.until(lambda: bool(listener.received))  # telemetry is not stored, and flows
     assert bus.connected

@@ -26,6 +26,7 @@ from tests.contract.data_port_rig import (
     sending,
     streaming,
 )
+from tests.waiting import WAIT_S
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
@@ -58,7 +59,7 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
         got += await client.chunk()
     client.close()
     await rig.until(lambda: bool(rig.finished))
-    await asyncio.wait_for(engine.served[0].left.wait(), 5)
+    await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
     ended = rig.finished[0]
     assert (ended.status, ended.error_code) == ((200, "") if status == 200 else (499, "client_left"))
 

@@ -28,6 +28,7 @@ from tests.contract.data_port_rig import (
     streaming,
 )
 from tests.ports import free_port
+from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ async def test_when_the_client_leaves_the_engine_is_told(rig: Rig, stream: bool,
         await client.head()
     await rig.until(lambda: len(engine.served) == 1)
     client.close()
-    await asyncio.wait_for(engine.served[0].left.wait(), 5)
+    await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
     await rig.until(lambda: rig.num_in_flight == 0)
     assert rig.finished[0].status == 499
 
@@ -183,7 +184,7 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
         await rig.sent(chat(stream=True))
         await rig.until(lambda: len(rig.finished) == 1)
         assert rig.finished[0].status == 499
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+        await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
 
 
 async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody(rig: Rig) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from services.router.settings import Limits
 from tests.contract.data_port_rig import CHUNKED, DONE, TOKEN, Answer, Client, Rig, Served, a_rig, chat, chunk, get
+from tests.waiting import WAIT_S
 
 NUM_CLIENTS = 12  # at once, for each seed
 LIMITS = Limits(header_bytes=2000, body_bytes=4000, num_pipelined=4, write_buffer_bytes=4096)
@@ -162,13 +163,13 @@ async def run(rig: Rig, chance: random.Random) -> None:
     for _ in statuses:
         if chance.random() < 0.1:
             await asyncio.sleep(0.001)
-        answers.append(await asyncio.wait_for(client.answer(), 20))
+        answers.append(await asyncio.wait_for(client.answer(), WAIT_S))
     assert [a.status for a in answers] == statuses, (answers[-1].body, script.sent)
     assert all(a.complete for a in answers)
     told = [COMMENT.sub(b"", a.body) for a in answers]
     assert [t for t, body in zip(told, bodies, strict=True) if body] == [body for body in bodies if body]
     if half_closes or script.last:
-        assert await asyncio.wait_for(client.at_end(), 20), script.sent
+        assert await asyncio.wait_for(client.at_end(), WAIT_S), script.sent
     await sending
 
 

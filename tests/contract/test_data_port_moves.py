@@ -24,6 +24,7 @@ from tests.contract.data_port_rig import (
     die_at_once,
     streaming,
 )
+from tests.waiting import WAIT_S
 
 TOLD = Story("1").events(CHAT, {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6})
 ABORTED = sse({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
@@ -82,7 +83,7 @@ async def test_a_stream_whose_engine_was_put_to_sleep_goes_on() -> None:
         rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
         rig.tell(an_instance("i-1", "", InstanceState.SWAPPED_OUT, revision=3, reason="asleep in host memory"))
         assert await rest(client) == rest_of(decoded(as_first(CHAT)))
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+        await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
         assert outcomes(rig) == {("instance_ended", "continued"): 1.0}
 
 
@@ -122,7 +123,7 @@ async def test_streams_are_moved_off_an_address() -> None:
         await rig.engine(Story("2"), instance_id="i-2")
         rig.tell(an_instance("i-1", "http://127.0.0.1:9", InstanceState.DRAINING, revision=2))
         assert await rest(client) == rest_of(decoded(as_first(CHAT)))
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+        await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
         assert not engine.served[1].left.is_set() and not engine.served[2].left.is_set()
         assert outcomes(rig) == {("moved", "continued"): 1.0, ("moved", "refused"): 1.0}
         for one in (several, silent):
@@ -158,7 +159,7 @@ async def test_an_instance_that_moves_to_another_address_takes_its_streams_along
         rig.engines.append(after)
         rig.tell(an_instance("i-1", after.url, revision=2))
         assert await rest(client) == rest_of(decoded(as_first(CHAT)))
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+        await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
         assert rig.finished[0].num_continued == 1 and rig.reported[0].instance_id == "i-1"
 
 

@@ -11,6 +11,7 @@ from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.contract.continuation_rig import Story, a_real_model, as_first, asked_of, asking, decoded
 from tests.contract.data_port_rig import DONE, Client, FakeEngine, Reply, Rig, Served, a_rig, an_instance, answering
 from tests.contract.test_data_port_moves import outcomes
+from tests.waiting import WAIT_S
 
 MOVES: dict[str, Any] = {"models": (a_real_model(),), "params": {"move_within_s": 10.0}}
 BUSY = answering({"error": {"message": "too busy", "code": 503}}, "503 Service Unavailable")
@@ -100,7 +101,7 @@ async def test_the_other_instance_is_asked_first_and_the_first_one_left_once_it_
         assert rig.table.controller.in_flight == {"i-2": 1}
         other.may.set()
         assert await rest(client) == rest_of(telling, path)
-        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+        await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
         assert outcomes(rig) == {("drained", "continued"): 1.0}
         assert rig.finished[0].num_continued == 1 and rig.reported[0].instance_id == "i-2"
         assert rig.reported[0].response_tokens == 6
@@ -156,7 +157,7 @@ async def test_a_stream_that_ends_before_the_other_one_begins_has_ended() -> Non
         client, other = await asked_elsewhere(rig, telling, Late(Story("2")))
         telling.may_go_on.set()
         assert await rest(client) == rest_of(telling)
-        await asyncio.wait_for(other.served[0].left.wait(), 5)
+        await asyncio.wait_for(other.served[0].left.wait(), WAIT_S)
         assert rig.finished[0].num_continued == 0 and outcomes(rig) == {("drained", "stayed"): 1.0}
 
 
@@ -270,7 +271,7 @@ async def test_a_client_that_leaves_meanwhile_leaves_both() -> None:
         await rig.until(lambda: len(other.served) == 1)
         client.close()
         for one in (engine, other):
-            await asyncio.wait_for(one.served[0].left.wait(), 5)
+            await asyncio.wait_for(one.served[0].left.wait(), WAIT_S)
         assert rig.finished[0].status == 499 and not outcomes(rig)
 
 

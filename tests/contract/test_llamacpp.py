@@ -23,7 +23,8 @@ from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
 from glowplug.engines.process import anonymous_bytes
 from glowplug.engines.samples import sample_weights_path
-from tests.contract.engine_rig import WAIT_S, EngineCase, engine_case, until_idle
+from tests.contract.engine_rig import EngineCase, engine_case, until_idle
+from tests.waiting import WAIT_S
 
 Q4_0, Q4_1 = 2, 3  # kinds of tensors in a GGUF file
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]

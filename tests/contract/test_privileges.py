@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from glowplug.bus.memory_bus import matches
-from glowplug.bus.nats_bus import NatsBus
+from glowplug.bus.nats_bus import NatsBus, arrive
 from glowplug.events import encode
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM, ROOT, commands_to, facts_of, is_telemetry
@@ -90,7 +90,7 @@ async def watching(server: NatsProcess) -> AsyncIterator[tuple[Client, set[str]]
     client = await nats.connect(server.url.replace("//", "//witness:sees-all@"), allow_reconnect=False)
     try:
         await client.subscribe(">", cb=see)
-        await client.flush()
+        await arrive(client)
         yield client, seen
     finally:
         await client.close()
@@ -102,7 +102,7 @@ async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -
     async with watching(server) as (witness, seen), guest(server, user) as client:
         for subject in subjects:
             await client.publish(subject, b"{}")
-        await client.flush()
+        await arrive(client)
         await witness.publish(LAST, b"")  # what came before it has been seen when this has
         await until(lambda: LAST in seen, "the last message is seen")
         return seen & subjects
@@ -137,13 +137,6 @@ async def test_a_user_publishes_what_is_declared_and_nothing_else(bus_server: Na
                 await client.jetstream(timeout=5).publish(subject, b"{}")  # and its answer comes
 
 
-async def _publish(witness: Client, subjects: Iterable[str]) -> None:
-    for subject in subjects:
-        await witness.publish(subject, b"{}")
-    await witness.flush()
-    await asyncio.sleep(0.01)  # callbacks of whoever hears it run
-
-
 @users
 async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server: NatsProcess, user: str) -> None:
     others = [f"{inbox_of(f'nats://{other}@h')}.x" for other in USERS if other != user]
@@ -162,12 +155,12 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
                 received.add((filter_, msg.subject))
 
             await client.subscribe(filter_, cb=listen)
-        await client.flush()
-        async with asyncio.timeout(20):  # the server may take a moment to know of a subscription: so more than once
-            for _ in range(2):
-                await _publish(witness, [*SUBJECTS.values(), *others, "_INBOX.x", "$JS.API.x", "$JS.ACK.x"])
-            while not received >= declared:
-                await _publish(witness, SUBJECTS.values())
+        await arrive(client)
+        for subject in (*SUBJECTS.values(), *others, "_INBOX.x", "$JS.API.x", "$JS.ACK.x"):
+            await witness.publish(subject, b"{}")
+        await arrive(witness)
+        await arrive(client)  # the answer comes after whatever the server has for it
+        await until(lambda: received >= declared, "the callbacks have run")
     assert received == declared
 
 
@@ -246,9 +239,13 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
         await taken.publish(f"$JS.API.CONSUMER.MSG.NEXT.{FACTS_STREAM}.{mine}", b'{"batch":1}', reply=onto)
         pushed = {"deliver_subject": onto, "deliver_policy": "last", "ack_policy": "none"}
         await js.add_consumer(FACTS_STREAM, name=(reader := name()), durable_name=reader, **pushed)
-        await taken.flush()
-        kept = await js.stream_info(COMMANDS_STREAM, subjects_filter=SUBJECTS["request.waiting"])
-        assert kept.state.subjects, "it went where the answer was asked for"
+        await arrive(taken)
+
+        async def kept() -> bool:
+            info = await js.stream_info(COMMANDS_STREAM, subjects_filter=SUBJECTS["request.waiting"])
+            return bool(info.state.subjects)
+
+        await until(kept, "it went where the answer was asked for")
         last = stop(node, "i-after")
         await placer.publish(last)
         assert await listener.listen(1) == [last]

@@ -10,8 +10,7 @@ import pytest
 
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.output import Output
-
-WAIT_S = 30.0
+from tests.waiting import WAIT_S
 
 
 class Children:

@@ -17,8 +17,7 @@ from glowplug.domain.model import Model
 from glowplug.events.envelope import to_json
 from glowplug.state.redis_store import RedisStore
 from tests.ports import free_port
-
-START_S = 20.0
+from tests.waiting import WAIT_S
 
 
 @dataclass
@@ -59,7 +58,7 @@ class RouterProcess:
         return self
 
     async def until_ready(self) -> None:
-        async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
+        async with asyncio.timeout(WAIT_S), httpx.AsyncClient() as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get(f"{self.url}/ready")).status_code == 200:
@@ -77,7 +76,7 @@ class RouterProcess:
     async def ended(self) -> int:
         """Its exit status, once it has ended by itself."""
         assert self.process is not None
-        return await asyncio.wait_for(self.process.wait(), 30)
+        return await asyncio.wait_for(self.process.wait(), WAIT_S)
 
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:

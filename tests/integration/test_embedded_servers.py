@@ -15,9 +15,9 @@ from glowplug.bus.streams import stream_configs
 from glowplug.runtime.privileges import USERS, inbox_of
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildState
-from tests.integration.conftest import WAIT_S, Children, up
+from tests.integration.conftest import Children, up
 from tests.small_disk import small_disk
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 
 async def _killed(process: Child) -> None:

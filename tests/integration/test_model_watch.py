@@ -21,6 +21,7 @@ from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.files import NoAnswer
 from glowplug.weights.source import SourceFile, SourceInfo
 from services.autoscaler.model_watch import ModelWatch
+from tests.waiting import WAIT_S
 
 TWO = "---\nname: two\nengine: emulated\nweights_bytes: 10MiB\n"
 ALIASED = "name: other\naliases: [one]\nengine: emulated\nweights_bytes: 1MiB\n"
@@ -157,7 +158,7 @@ async def test_an_unreadable_directory_changes_nothing(at: Watched) -> None:
 
 async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force(at: Watched) -> None:
     os.mkfifo(at.folder / "a.yaml")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         await at.poll(b=one())
     assert set(at.models) == {"one"} and at.errors == {"a.yaml": "cannot be read: it is no regular file"}
 
@@ -186,7 +187,7 @@ async def test_a_mount_that_dies_keeps_its_models_in_force_and_holds_up_nothing_
     assert set(at.models) == {"one", "two"} and "the file system has not answered" in at.errors["a.yaml"]
     folder.answers.set()
     await at.poll(a=one(77))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         while at.errors:
             await at.poll()
     assert at.models["one"].keep_alive_s == 77

@@ -10,7 +10,7 @@ import nats
 import pytest
 from redis import Redis
 
-from glowplug.bus.nats_bus import NatsBus
+from glowplug.bus.nats_bus import NatsBus, arrive
 from glowplug.cli.doctor.servers import ask_store
 from glowplug.events.envelope import encode, to_json
 from glowplug.events.facts import InstanceFailed
@@ -71,7 +71,7 @@ async def poison_bus(url: str) -> None:
         for name in STREAM_SUBJECTS:
             for raw in ODD_EVENTS:
                 await client.publish(name, raw)
-        await client.flush()
+        await arrive(client)
     finally:
         await client.close()
 

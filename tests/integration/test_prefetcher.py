@@ -35,7 +35,7 @@ from tests.hub_server import HubServer
 from tests.ports import free_port
 from tests.servers import Infra
 from tests.trace_sink import TraceSink
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 from tests.weight_servers import WeightServer
 
 DATA = random.Random(11).randbytes(3_000_000)
@@ -63,7 +63,7 @@ class Prefetcher:
         return self
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.process.url + path, timeout=2)
+        return httpx.get(self.process.url + path, timeout=WAIT_S)
 
     async def send(self, payload: Any, epoch: int | None = None, event_id: str = "") -> None:
         event = Event(
@@ -449,7 +449,7 @@ async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher
     (tmp_path / "file").write_text("in the way")
     env = {**prefetcher.process.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}
     argv = [sys.executable, "-m", "services.prefetcher"]
-    run = await asyncio.to_thread(subprocess.run, argv, env=env, capture_output=True, text=True, timeout=20)
+    run = await asyncio.to_thread(subprocess.run, argv, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert run.returncode != 0
     assert run.stderr.splitlines()[-1] == (
         f"glowplug: cannot keep weights in GLOWPLUG_SHM_DIR={tmp_path / 'file/shm'}: Not a directory"

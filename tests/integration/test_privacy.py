@@ -14,6 +14,7 @@ from tests.contract.data_port_rig import FakeEngine, a_model, an_instance
 from tests.integration.router_process import RouterProcess, a_router, write_rows
 from tests.servers import NatsProcess, ValkeyProcess
 from tests.trace_sink import TraceSink
+from tests.waiting import WAIT_S
 
 PROMPT, KEY, WRONG_KEY, ADMIN = "canary-of-a-prompt", "canary-of-a-key", "canary-of-a-wrong-key", "canary-of-an-admin"
 ANSWER = '"content":"a"'  # what the scripted engine says
@@ -33,7 +34,7 @@ async def speak(router: RouterProcess) -> list[int]:
         ({"Authorization": f"Bearer {WRONG_KEY}"}, {"model": "m", **message}),
         ({}, {"model": "m", **message}),
     ]
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         statuses = [(await client.post(url, json=body, headers=headers)).status_code for headers, body in asked]
         broken = await client.post(
             url, content=b'{"model": "m", "messages": [{"content": "' + PROMPT.encode(), headers=key

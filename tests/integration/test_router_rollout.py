@@ -12,15 +12,15 @@ import pytest
 from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, a_model, an_instance, streaming
 from tests.integration.router_process import RouterProcess, chat_body, write_rows
 from tests.servers import Infra
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
-DELAY_S = 1.0
+DELAY_S = 3.0
 NUM_CLIENTS = 6
 
 
 class Balancer:
     """Copies bytes between a client and one of the backends that were ready when last asked, each in turn. It asks
-    twenty times in the time a router serves on; a backend that takes no connection is passed over."""
+    sixty times in the time a router serves on; a backend that takes no connection is passed over."""
 
     def __init__(self, backends: list[RouterProcess]) -> None:
         self._backends, self._ready = backends, set(range(len(backends)))
@@ -41,14 +41,14 @@ class Balancer:
             copy.cancel()
 
     async def _ask(self) -> None:
-        async with httpx.AsyncClient(timeout=1) as client:
+        async with httpx.AsyncClient(timeout=DELAY_S / 3) as client:
             while True:
                 for k, backend in enumerate(self._backends):
                     ok = False
                     with contextlib.suppress(httpx.HTTPError):
                         ok = (await client.get(f"{backend.admin_url}/ready")).status_code == 200
                     (self._ready.add if ok else self._ready.discard)(k)
-                await asyncio.sleep(DELAY_S / 20)
+                await asyncio.sleep(DELAY_S / 60)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for k in self._in_turn():
@@ -101,7 +101,7 @@ async def test_a_rolling_restart_of_two_routers_loses_no_request(infra: Infra, t
 
     async def client(keep_alive: bool) -> None:
         limits = httpx.Limits(max_keepalive_connections=1 if keep_alive else 0)
-        async with httpx.AsyncClient(timeout=30, limits=limits) as session:
+        async with httpx.AsyncClient(timeout=WAIT_S, limits=limits) as session:
             while not over.is_set():
                 try:
                     answer = await session.post(url, json=chat_body("rolled", stream=True))
@@ -132,10 +132,10 @@ async def test_a_router_that_leaves_serves_on_and_says_so(infra: Infra, tmp_path
     engine = await FakeEngine().start()
     await write_rows(infra.valkey.url, a_model("left"), an_instance("i-left", engine.url, model_key="left"))
     router = RouterProcess(infra.nats.url, infra.valkey.url, tmp_path)
-    await router.start(GLOWPLUG_DRAIN_DELAY_S="3", GLOWPLUG_SERVICE_ID="leaving-1")
-    async with httpx.AsyncClient() as client:
+    await router.start(GLOWPLUG_DRAIN_DELAY_S="10", GLOWPLUG_SERVICE_ID="leaving-1")
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         router.terminate()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while (await client.get(f"{router.admin_url}/ready")).status_code != 503:
                 await asyncio.sleep(0.01)
         assert (await client.get(f"{router.url}/ready")).json() == {"ready": False, "reason": "stopping"}

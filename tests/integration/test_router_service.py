@@ -12,7 +12,7 @@ from glowplug.events.subjects import facts_of
 from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, a_model, an_instance, streaming
 from tests.integration.router_process import a_router, chat_body, write_rows
 from tests.servers import Infra, NatsProcess, ValkeyProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 
 def fact(data: object, number: int = 0) -> Event:
@@ -67,10 +67,10 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         async def ask() -> httpx.Response:
             headers = {"x-request-id": "r-1", "traceparent": trace}
             url = f"{router.url}/v1/chat/completions"
-            return await client.post(url, json=chat_body("held-one"), headers=headers, timeout=20)
+            return await client.post(url, json=chat_body("held-one"), headers=headers, timeout=WAIT_S)
 
         asked = asyncio.create_task(ask())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not any(e.type == "request.waiting" for e in heard):
                 if asked.done():  # the model's fact has not come yet
                     asked = asyncio.create_task(ask())
@@ -110,7 +110,7 @@ async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Pat
             assert await anext(parts) == TOKEN
             router.terminate()
             late = None
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 while late is None or late.status_code != 503:
                     try:
                         late = await client.post(url, json=body)

@@ -16,8 +16,8 @@ import pytest
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.sweep import MARK, processes_of, sweep
-from tests.integration.conftest import WAIT_S, Children, up
-from tests.waiting import until, wait_until
+from tests.integration.conftest import Children, up
+from tests.waiting import WAIT_S, until, wait_until
 
 SLEEP = "import time; time.sleep(600)"
 

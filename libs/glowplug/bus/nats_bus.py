@@ -6,8 +6,9 @@ sent."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import nats
 from nats.aio.client import Client
@@ -34,6 +35,7 @@ PUBLISH_TIMEOUT_S = 3.0
 RETRY_S = 0.25
 CLOSE_S = 2.0
 ANSWER_S = 1.0  # a server that lives answers a ping, and stores a message, within it
+ARRIVE_S = 5.0  # a server that lives has taken a subscription within it, however busy its machine
 PING_LEFT_S = 60  # by then the connection of a ping without an answer has been given up
 REFUSED = (NatsError, OSError, TimeoutError)
 NOT_STORED = (TimeoutError, ServiceUnavailableError)  # what a stream that stores nothing answers, or does not
@@ -250,7 +252,7 @@ class NatsBus:
                 headers = {"Nats-Msg-Id": event.event_id}
                 if event.traceparent:
                     headers["traceparent"] = event.traceparent
-                await self._store(stream, subject, raw, headers)
+                await self._store(stream, subject, raw, headers, PUBLISH_TIMEOUT_S)
             else:
                 await self._nc.publish(subject, raw)
         except NoStreamResponseError as error:
@@ -261,9 +263,7 @@ class NatsBus:
                 await self._storing.refused(stream, error)
             raise BusUnavailable(f"{subject}: {error!r}") from error
 
-    async def _store(
-        self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float = PUBLISH_TIMEOUT_S
-    ) -> None:
+    async def _store(self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Publish to a stream and wait until it has stored the message. Raises what REFUSED names."""
         async with asyncio.timeout(timeout_s) as scope:
             self._in_flight.add(scope)
@@ -278,11 +278,15 @@ class NatsBus:
 
     async def _answers(self) -> bool:
         """Whether the server, from which nothing has come for a while, answers a ping in time."""
-        # A flush that is given up would break the client when its answer comes after all: this one is left to end.
-        ping = asyncio.create_task(self._nc.flush(timeout=PING_LEFT_S))
+        return await self._answered(self._nc.flush(timeout=PING_LEFT_S), ANSWER_S)
+
+    async def _answered(self, flush: Coroutine[Any, Any, None], within_s: float) -> bool:
+        """Whether the server answers what is flushed in time. A flush that is given up would break the client when its
+        answer comes after all: this one is left to end."""
+        ping = asyncio.create_task(flush)
         self._pings.add(ping)
         ping.add_done_callback(self._pinged)
-        await asyncio.wait({ping}, timeout=ANSWER_S)
+        await asyncio.wait({ping}, timeout=within_s)
         return self.connected and ping.done() and not ping.cancelled() and ping.exception() is None
 
     def _pinged(self, ping: asyncio.Task[None]) -> None:
@@ -295,8 +299,8 @@ class NatsBus:
             callback = self._core_callback(handler)
             for subject in filters:
                 await self._nc.subscribe(subject, cb=callback)
-            with contextlib.suppress(*REFUSED):
-                await self._nc.flush(timeout=1)  # the server knows of them before anything more is sent
+            if not await self._answered(arrive(self._nc), ARRIVE_S):
+                log.warning("the server has not said that it knows of the subscription to %s", ", ".join(filters))
             return
         reader = self._readers[durable] = _Reader(durable, tuple(filters), handler)
         reader.task = asyncio.create_task(self._read(reader))
@@ -412,14 +416,26 @@ class NatsBus:
 
     async def close(self) -> None:
         readers = [reader.task for reader in self._readers.values() if reader.task is not None]
-        tasks = [*self._tasks, *self._pings, *readers]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._nc.options:
-            return  # never connected: there is nothing to close
-        with contextlib.suppress(*REFUSED):
-            await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
+        await _cancel(*self._tasks, *readers)
+        if self._nc.options:  # else it never connected, and there is nothing to close
+            with contextlib.suppress(*REFUSED):
+                await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
+        await _cancel(*self._pings)  # after the connection: an answer to a ping that is given up would break it
+
+
+async def arrive(client: Client) -> None:
+    """Wait until the server has what this client has sent. Raises what `Client.flush` raises.
+
+    One flush does not say so: its ping goes to the socket at once and overtakes what waits for the client's writer.
+    When the answer is there the writer has run, and the ping of a second flush comes after all of it."""
+    for _ in range(2):
+        await client.flush(timeout=PING_LEFT_S)
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _log_error(error: Exception) -> None:

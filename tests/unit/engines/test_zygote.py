@@ -15,11 +15,10 @@ import pytest
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines import process
 from glowplug.engines.zygote import Zygote
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and forks that are no threads")
 
-WAIT_S = 20.0
 # A host that says what it is, then waits for SIGTERM.
 HOST = """
     import json, os, pathlib, signal, sys

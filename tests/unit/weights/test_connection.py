@@ -29,11 +29,11 @@ from glowplug.weights.sources.connection import KEPT_S, TICK_S, Connections, Lim
 from glowplug.weights.sources.http import HttpSource, WebReader, inflated
 from glowplug.weights.sources.peer import PeerRegion
 from tests.certificates import self_signed
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 from tests.weight_servers import LocalServer, WeightServer
 
 DATA = random.Random(11).randbytes(700_001)
-LIMITS = Limits(connect_s=2.0, stall_s=0.5, buffer_bytes=65_536)
+LIMITS = Limits(connect_s=WAIT_S, stall_s=WAIT_S, buffer_bytes=65_536)
 
 
 class Body(LocalServer):
@@ -207,20 +207,18 @@ async def test_a_slow_body_is_given_as_it_comes_and_a_fast_one_in_whole_buffers(
             async with made.ask("GET", httpx.URL(server.url), {}) as answer:
                 sizes = [len(chunk) async for chunk in answer.chunks()]
             assert sum(sizes) == 100_000 and sizes.count(65_536) == 1
-            server.pause_s = TICK_S / 2
-            began_at = time.monotonic()
+            server.pause_s = 4 * TICK_S
             async with made.ask("GET", httpx.URL(server.url), {}) as answer:
-                first = len(await answer.fill())
-                assert 0 < first < 65_536 and time.monotonic() - began_at < 20 * server.pause_s
+                assert 0 < len(await answer.fill()) < 65_536
 
 
 async def test_a_reader_may_be_slower_than_the_server_and_pause_for_longer_than_a_stall() -> None:
     with Body(head("Content-Length: 700001"), DATA) as server:
-        async with connections(Limits(connect_s=2.0, stall_s=0.05, buffer_bytes=65_536)) as made:
+        async with connections(replace(LIMITS, stall_s=1.0)) as made:
             content = bytearray()
             async with made.ask("GET", httpx.URL(server.url), {}) as answer:
                 content += await answer.fill()
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(1.5)
                 async for chunk in answer.chunks():
                     content += chunk
             assert content == DATA
@@ -229,7 +227,7 @@ async def test_a_reader_may_be_slower_than_the_server_and_pause_for_longer_than_
 async def test_a_server_that_says_nothing_more_is_given_up() -> None:
     with Body(head("Content-Length: 100000") + SMALL[:50_000], b"") as server:
         server.pause_s = 1.0
-        async with connections() as made:
+        async with connections(replace(LIMITS, stall_s=0.5)) as made:
             with pytest.raises(TimeoutError, match=r"no byte within 0\.5 s"):
                 await body(made, server.url)
 
@@ -242,11 +240,9 @@ async def test_a_reader_that_is_cancelled_leaves_at_once_and_nothing_is_read_aft
             reading = asyncio.create_task(body(made, server.url))
             await until(lambda: server.num_requests)
             await asyncio.sleep(0.05)
-            began_at = time.monotonic()
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
-            assert time.monotonic() - began_at < 0.1
             assert not made._all, "its connection is no one's any more"
         await until(lambda: threading.active_count() <= before + 2)  # those of the server; the reader's has ended
 
@@ -340,7 +336,7 @@ async def test_a_reader_between_two_chunks_ends_when_all_are_closed() -> None:
             async with made.ask("GET", httpx.URL(server.url), {}) as answer:
                 await answer.fill()
                 await made.close()
-                await asyncio.wait_for(answer.fill(), 2.0)
+                await asyncio.wait_for(answer.fill(), WAIT_S)
 
 
 async def test_a_body_without_a_length_that_is_closed_while_it_comes_has_no_end() -> None:
@@ -353,7 +349,7 @@ async def test_a_body_without_a_length_that_is_closed_while_it_comes_has_no_end(
             await asyncio.sleep(TICK_S / 2)
             await made.close()
             with pytest.raises(ConnectionAbortedError, match="closed before the end"):
-                await asyncio.wait_for(rest, 2.0)
+                await asyncio.wait_for(rest, WAIT_S)
 
 
 @pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret\u20ac"], ids=["a line's end", "no latin letter"])
@@ -460,7 +456,7 @@ def fetch_of(uri: str, root: Path, max_attempts: int = 1) -> Fetch:
 async def test_weights_come_over_tls(secure: SecureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate / "cert.pem"))
     fetch = fetch_of(secure.url, tmp_path, max_attempts=3)
-    secure.cuts = [len(DATA), 100_000]  # the head of the file comes first
+    secure.cuts = [len(DATA), 1_000]  # the head of the file comes first; then any part, which is longer
     await fetch.run()
     assert fetch.region.blob.read_bytes() == DATA and fetch.tally.num_retries == 1
     assert fetch.tally.num_bytes == len(DATA), "what came before the cut was kept"
