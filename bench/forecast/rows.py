@@ -117,7 +117,7 @@ def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
 def _measured(
     load: Load, made: dict[str, Forecasts], low: Forecasts, high: Forecasts, with_mlstm: bool
 ) -> tuple[Errors, list[float]]:
-    if with_mlstm and load.group != "ServeGen":
+    if with_mlstm:
         made[MLSTM] = of_one(lambda: PreserveWorkload(WINDOW_S), load.counts)
     return {name: errors(load, of) for name, of in made.items()}, coverage(load, low, high)
 

@@ -27,11 +27,11 @@ async def http_answer(
     url: str, timeout_s: float = PROBE_TIMEOUT_S, *, max_body_bytes: int = _BODY_BYTES
 ) -> tuple[int, bytes]:
     """Status and beginning of the body of one GET; (0, b"") when no answer comes in time."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    request = f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
     writer = None
     try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "127.0.0.1", parts.port or 80  # ValueError: a port that is not known yet
+        request = f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(request.encode())

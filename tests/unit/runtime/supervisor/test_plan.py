@@ -153,6 +153,7 @@ async def test_nobody_there_is_status_zero() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         assert await http_status(f"http://127.0.0.1:{sock.getsockname()[1]}/ready", timeout_s=1) == 0
+    assert await http_status("http://127.0.0.1:-1/ready", timeout_s=1) == 0, "a server that has not said its port yet"
 
 
 def test_backoff_grows_to_its_cap_and_starts_almost_at_once() -> None:
