@@ -125,8 +125,8 @@ def base_image() -> str:
     except RuntimeError:
         if has_image(STAND_IN):
             return STAND_IN
-    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        raise NoEngine(f"{BASE} cannot be pulled, and only root with debootstrap can make a stand-in")
+    if os.geteuid() != 0 or not (shutil.which("mmdebstrap") or shutil.which("debootstrap")):
+        raise NoEngine(f"{BASE} cannot be pulled, and only root with mmdebstrap or debootstrap can make a stand-in")
     try:
         run("sh", "tests/compose/base_image.sh", STAND_IN, timeout_s=600.0)
     except RuntimeError as error:
