@@ -96,6 +96,8 @@ class Engine:
                 self.process.wait()
             self.process = None
         if self.folder is not None:
+            # The daemon leaves its network namespace mounted, and what is mounted cannot be removed.
+            run("umount", "-q", str(self.folder / "exec-root/netns/default"), check=False)
             # a hundred thousand files: the last test's time limit is not for them
             subprocess.Popen(["rm", "-rf", self.folder], stderr=subprocess.DEVNULL, start_new_session=True)
 
