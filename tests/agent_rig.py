@@ -16,7 +16,9 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import process
 from glowplug.engines.drivers import driver
+from glowplug.engines.emulated import EmulatedDriver
 from glowplug.engines.port import EngineDriver
+from glowplug.engines.probe import sample_sum
 from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
 from glowplug.events.envelope import Event, from_json
 from glowplug.state.memory_store import MemoryStore
@@ -26,7 +28,7 @@ from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent.service import AgentService
 from services.agent.settings import AgentSettings
 from tests.fleet_builder import MIB, a_model, an_event
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 NODE = "node-1"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -54,6 +56,17 @@ async def complete(url: str, *, headers: dict[str, str] | None = None, **fields:
     body = {"model": "tiny", "prompt": "tell", "max_tokens": 4} | fields
     async with httpx.AsyncClient(timeout=60) as client:
         return await client.post(f"{url}/v1/completions", json=body, headers=headers)
+
+
+async def until_runs(url: str, headers: dict[str, str] | None = None) -> None:
+    """Until an emulated engine runs a request."""
+    async with httpx.AsyncClient(timeout=WAIT_S, headers=headers) as client:
+
+        async def runs() -> bool:
+            metrics = await client.get(f"{url}/metrics")
+            return sample_sum(metrics.content, EmulatedDriver.in_flight_samples) > 0
+
+        await until(runs, "a request runs")
 
 
 def start_command(model: Model, instance_id: str, *, gpu: int = 0, node_id: str = NODE, epoch: int = 1) -> Event:

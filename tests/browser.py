@@ -23,7 +23,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 POLL_S = 0.05
 
 

@@ -75,7 +75,7 @@ class ConsoleUnderTest:
 
     async def get(self, path: str, **query: str) -> httpx.Response:
         """What the console answers, whatever its status."""
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.get(self.url + path, params=query or None)
 
     async def read(self, path: str, **query: str) -> Any:
@@ -87,7 +87,7 @@ class ConsoleUnderTest:
     async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
         """What the console answers to an export, protobuf unless `headers` say otherwise; an empty one is left out."""
         given = {name: value for name, value in {"Content-Type": PROTOBUF, **headers}.items() if value}
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.post(f"{self.url}/v1/traces", content=body, headers=given)
 
     async def export(self, request: ExportTraceServiceRequest) -> None:

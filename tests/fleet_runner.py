@@ -31,7 +31,6 @@ max_wait_s: 60
 engine_args: {{profile: "llama-2-7b/h800"}}
 """
 GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
-WAIT_S = 60.0
 
 
 @dataclass

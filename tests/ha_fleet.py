@@ -55,7 +55,7 @@ class Process:
             self.process = None
 
     def get(self, path: str) -> Any:
-        return httpx.get(self.url + path, timeout=5).json()
+        return httpx.get(self.url + path, timeout=30).json()
 
     def health(self) -> dict[str, Any]:
         """`/health`, or {} when it does not answer."""
@@ -70,7 +70,7 @@ class Process:
 
     def ready(self) -> bool:
         try:
-            return httpx.get(self.url + "/ready", timeout=2).status_code == 200
+            return httpx.get(self.url + "/ready", timeout=10).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -167,7 +167,7 @@ class HaFleet:
 
     def instances(self, model: str = "", gone: bool = False) -> list[dict[str, Any]]:
         placer = self.leader("placer") or self.pair("placer")[0]
-        rows = httpx.get(placer.url + "/v1/instances", params={"model": model, "gone": gone}, timeout=5).json()
+        rows = httpx.get(placer.url + "/v1/instances", params={"model": model, "gone": gone}, timeout=30).json()
         found: list[dict[str, Any]] = rows["data"]
         return found
 

@@ -1,8 +1,9 @@
-"""Ports for servers that tests start: reserved across processes for as long as this process lives.
+"""Ports for servers that tests start: reserved across processes until they are given back or this process ends.
 
 A port that was bound to be found free, and closed again, can be taken by anybody before its server binds it. These lie
 below the ports that the kernel gives to outgoing connections and above those that `glowplug up --port-base 0` looks at,
-and each is held by a lock on a file, so that no two test processes get the same one.
+and each is held by a lock on a file, so that no two test processes get the same one. A server that is killed and
+started again finds its port free: nothing else is given it meanwhile.
 """
 
 import fcntl
@@ -34,6 +35,13 @@ def free_ports(size: int, host: str = "127.0.0.1") -> int:
         if not any(port in _locks for port in wanted) and _reserve(wanted, host):
             return base
     raise NoFreePorts(f"no {size} free ports in a row between {FIRST} and {LAST}")
+
+
+def give_back(port: int) -> None:
+    """A port of `free_port` that its server has left for good. Nothing when it is not reserved."""
+    file = _locks.pop(port, None)
+    if file is not None:
+        os.close(file)
 
 
 def _reserve(wanted: range, host: str) -> bool:

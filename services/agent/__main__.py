@@ -1,5 +1,5 @@
 """`python -m services.agent`."""
 
-from services.agent.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.agent.main")

@@ -1,5 +1,5 @@
 """`python -m services.autoscaler`."""
 
-from services.autoscaler.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.autoscaler.main")

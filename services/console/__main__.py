@@ -1,5 +1,5 @@
-"""`python -m services.console`"""
+"""`python -m services.console`."""
 
-from services.console.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.console.main")

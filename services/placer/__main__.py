@@ -1,5 +1,5 @@
 """`python -m services.placer`."""
 
-from services.placer.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.placer.main")

@@ -1,5 +1,5 @@
 """`python -m services.predictor`."""
 
-from services.predictor.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.predictor.main")

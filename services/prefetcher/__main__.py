@@ -1,5 +1,5 @@
 """`python -m services.prefetcher`."""
 
-from services.prefetcher.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.prefetcher.main")

@@ -1,5 +1,5 @@
 """`python -m services.router`."""
 
-from services.router.main import main
+from glowplug.runtime.entry import run_service
 
-main()
+run_service("services.router.main")

@@ -18,7 +18,7 @@ from redis import Redis
 from tests.chaos.test_kill_services import under_load
 from tests.ha_fleet import ADMIN, START_S, HaFleet, Process, emulated
 from tests.servers import Infra, NatsProcess, ValkeyProcess
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 LEASE_S = 2.0
@@ -97,7 +97,7 @@ def test_the_store_is_away_for_longer_than_a_lease(fleet: HaFleet) -> None:
     fleet.infra.valkey.kill()
     wait_until("nobody leads", lambda: not any(fleet.leader(s) for s in ("placer", "autoscaler")), TAKEN_OVER_S)
     assert fleet.chat("warm").status_code == 200
-    refused = httpx.post(fleet.pair("autoscaler")[0].url + "/v1/models/warm/pin", headers=ADMIN, timeout=10)
+    refused = httpx.post(fleet.pair("autoscaler")[0].url + "/v1/models/warm/pin", headers=ADMIN, timeout=WAIT_S)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_leader"
     fleet.infra.valkey.start()
     assert fleet.chat("cold-0").status_code == 200
@@ -114,7 +114,7 @@ def test_an_emptied_store_takes_the_lead_from_nobody_and_every_row_comes_back(fl
         keys = {row["name"] for row in fleet.roles("autoscaler")[1].get("/v1/models")["data"]}
         return {"by-hand", "warm"} <= keys and {i["model_key"] for i in fleet.instances("warm")} == {"warm"}
 
-    wait_until("rows are written again", restored, 20)
+    wait_until("rows are written again", restored)
     assert {s: fleet.roles(s)[0].name for s in before} == before
     assert {s: fleet.roles(s)[0].health()["epoch"] for s in before} == epochs
     assert fleet.chat("cold-2").status_code == 200
@@ -123,11 +123,11 @@ def test_an_emptied_store_takes_the_lead_from_nobody_and_every_row_comes_back(fl
 def test_the_leader_dies_while_the_store_is_emptied_and_no_model_is_forgotten(fleet: HaFleet) -> None:
     leader, standby = fleet.roles("autoscaler")
     deploy(leader, "kept-by-hand")
-    wait_until("the standby knows it", lambda: knows(standby, "kept-by-hand"), 10)
+    wait_until("the standby knows it", lambda: knows(standby, "kept-by-hand"))
     leader.kill()
     flush(fleet)
     wait_until("the standby leads", standby.leads, TAKEN_OVER_S, 0.02)
-    wait_until("its row is written again", lambda: "kept-by-hand" in names(standby), 10)
+    wait_until("its row is written again", lambda: "kept-by-hand" in names(standby))
     assert fleet.chat("warm").status_code == 200
 
 
@@ -148,7 +148,7 @@ def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fleet: HaFleet) -> No
     for service in ("placer", "autoscaler"):
         leader, standby = fleet.roles(service)
         leader.signal(signal.SIGTERM)
-        wait_until("the standby leads", standby.leads, 10, 0.02)
+        wait_until("the standby leads", standby.leads, TAKEN_OVER_S, 0.02)
         assert leader.process is not None and leader.process.wait(60) == 0
         assert fleet.chat("cold-0").status_code == 200
 

@@ -41,7 +41,7 @@ def traffic(fleet: Fleet, models: list[str], seconds: float, per_second: float) 
 
 
 def ready_reason(fleet: Fleet, service: str) -> str:
-    return str(httpx.get(f"{fleet.process(service)['url']}/ready", timeout=5).json()["reason"])
+    return str(httpx.get(f"{fleet.process(service)['url']}/ready", timeout=30).json()["reason"])
 
 
 def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
@@ -77,5 +77,5 @@ def _problem_of(fleet: Fleet) -> str:
     """Of NATS, by its own /healthz: fleet.json cannot be written now."""
     (ports,) = (fleet.state_dir / "nats").glob("nats-server_*.ports")
     monitor = json.loads(ports.read_text())["monitoring"][0]
-    answer = httpx.get(f"{monitor}/healthz", timeout=5)
+    answer = httpx.get(f"{monitor}/healthz", timeout=30)
     return str(answer.json().get("error", ""))

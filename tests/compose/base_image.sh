@@ -2,15 +2,20 @@
 # Makes a stand-in for the base image of deploy/docker/Dockerfile where no registry can be reached: Debian bookworm with its
 # own Python 3.11. The certificates and pip's configuration of this machine go along, so that pip works inside a build.
 # For tests only: never push such an image, nor one built from it.
-# usage: base_image.sh TAG      needs root, debootstrap and a container engine
+# usage: base_image.sh TAG      needs root, mmdebstrap or debootstrap, and a container engine
 set -eu
 tag=$1
 docker=${DOCKER:-docker}
 root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
-debootstrap --variant=minbase --include=python3,python3-pip,ca-certificates bookworm "$root" >"$root.log" 2>&1 || {
-    tail -n 5 "$root.log" >&2; rm -f "$root.log"; exit 1; }
-rm -rf "$root.log" "$root/etc/ssl/certs" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+trap 'rm -rf "$root" "$root.log"' EXIT
+packages=python3,python3-pip,ca-certificates
+if command -v mmdebstrap >/dev/null; then  # it takes two thirds of the work
+    make_root() { mmdebstrap --quiet --mode=root --format=directory --variant=minbase --include="$packages" bookworm "$root"; }
+else
+    make_root() { debootstrap --variant=minbase --include="$packages" bookworm "$root"; }
+fi
+make_root >"$root.log" 2>&1 || { tail -n 5 "$root.log" >&2; exit 1; }
+rm -rf "$root/etc/ssl/certs" "$root"/var/cache/apt/*.bin "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 cp -rL /etc/ssl/certs "$root/etc/ssl/certs"
 [ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/pip.conf"
 ln -sf python3 "$root/usr/bin/python"

@@ -96,6 +96,8 @@ class Engine:
                 self.process.wait()
             self.process = None
         if self.folder is not None:
+            # The daemon leaves its network namespace mounted, and what is mounted cannot be removed.
+            run("umount", "-q", str(self.folder / "exec-root/netns/default"), check=False)
             # a hundred thousand files: the last test's time limit is not for them
             subprocess.Popen(["rm", "-rf", self.folder], stderr=subprocess.DEVNULL, start_new_session=True)
 
@@ -125,8 +127,8 @@ def base_image() -> str:
     except RuntimeError:
         if has_image(STAND_IN):
             return STAND_IN
-    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        raise NoEngine(f"{BASE} cannot be pulled, and only root with debootstrap can make a stand-in")
+    if os.geteuid() != 0 or not (shutil.which("mmdebstrap") or shutil.which("debootstrap")):
+        raise NoEngine(f"{BASE} cannot be pulled, and only root with mmdebstrap or debootstrap can make a stand-in")
     try:
         run("sh", "tests/compose/base_image.sh", STAND_IN, timeout_s=600.0)
     except RuntimeError as error:

@@ -14,7 +14,7 @@ from glowplug.domain.errors import EngineFailed, EngineMisconfigured
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import Ability, EngineDriver, EngineSettings, Sleeper
 from tests.contract.engine_rig import EngineCase
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 ROOT = Path(__file__).parents[2]
 SERVERS = f"""
@@ -65,7 +65,7 @@ def sleeper(made: EngineDriver) -> Sleeper:
 
 
 async def answer(url: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         return await client.post("/v1/completions", json={"prompt": "x"})
 
 

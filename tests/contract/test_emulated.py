@@ -10,7 +10,7 @@ import pytest
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineSettings, Sleeper
 from tests.contract.engine_rig import EngineCase, engine_case
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 FAST = {"time_scale": 50.0, "launch_s": 0.0, "warmup_s": 0.0}
 
@@ -25,7 +25,7 @@ async def test_a_crash_in_the_middle_breaks_the_stream_without_an_end(case: Engi
     report = await case.start(engine_args={**FAST, "faults": {"crash_at_token": 5}})
     body = {"prompt": "x", "max_tokens": 50, "ignore_eos": True, "stream": True}
     seen = b""
-    async with httpx.AsyncClient(base_url=report.handle.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=WAIT_S) as client:
         with pytest.raises(httpx.HTTPError):
             async with client.stream("POST", "/v1/completions", json=body) as answer:
                 async for part in answer.aiter_bytes():
@@ -70,7 +70,7 @@ async def test_it_sleeps_and_wakes_and_its_kv_cache_can_be_cut(case: EngineCase)
     report = await case.start(engine_args=FAST, kv_bytes=1 << 30, context_tokens=64)
     driver, handle = case.driver, report.handle
     assert isinstance(driver, Sleeper)
-    async with httpx.AsyncClient(base_url=handle.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=handle.url, timeout=WAIT_S) as client:
         body = {"prompt": "x", "max_tokens": 8, "ignore_eos": True}
         assert (await client.get("/admin/kv")).json() == {"used_bytes": 0, "total_bytes": 1 << 30}
         await driver.limit_kv(handle, 100 << 20)

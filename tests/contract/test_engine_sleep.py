@@ -26,7 +26,7 @@ from glowplug.telemetry.semconv import HEADER_REFUSED
 from tests.arriving_region import ArrivingRegion
 from tests.contract.data_port_rig import a_model, a_rig, an_instance, post
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -216,8 +216,7 @@ async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, be
     handle = (await case.start()).handle
     answer = (await continued(handle, "One two three"))["text"]
     running = asyncio.gather(*(continued(handle, f"Chapter {n}. Once", 400) for n in range(4)), return_exceptions=True)
-    while not await case.driver.num_in_flight(handle):
-        await asyncio.sleep(0.02)
+    await until(lambda: case.driver.num_in_flight(handle), "they run")
     try:
         await sleeper(case).sleep(handle, becomes)
     except EngineFailed:
@@ -311,7 +310,7 @@ async def test_requests_sent_while_it_falls_asleep_are_all_answered(case: Engine
             else:
                 rig.tell(an_instance(f"i-{number}", awake.url, InstanceState.DRAINING, revision=2))
                 rig.tell(an_instance(f"i-{number}", awake.url, revision=3))  # its drain is taken back
-            answers = await asyncio.wait_for(asyncio.gather(*(client.answer() for client in clients)), 30)
+            answers = await asyncio.wait_for(asyncio.gather(*(client.answer() for client in clients)), WAIT_S)
             assert [(a.status, a.complete) for a in answers] == [(200, True)] * 2, (number, is_asleep, answers)
             rig.tell(an_instance(f"i-{number}{'-awake' * is_asleep}", "", InstanceState.STOPPED, revision=4))
     assert num_asleep, "some came too late for it"

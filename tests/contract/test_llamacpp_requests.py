@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract.data_port_rig import Answer, Rig, a_model, a_rig, an_instance, post
 from tests.contract.engine_rig import engine_case
+from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 MIB = 1 << 20
@@ -43,7 +44,7 @@ def schema(value: Any) -> dict[str, Any]:
 
 async def ask(rig: Rig, path: str, fields: dict[str, Any]) -> Answer:
     body = json.dumps(BODIES.get(path, {}) | fields).encode()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         return await rig.ask(post(f"/v1/{path}", body))
 
 

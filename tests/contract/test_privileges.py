@@ -37,7 +37,7 @@ from glowplug.state.redis_store import RedisStore
 from tests.contract.bus_rig import Listener, name, stop
 from tests.house.tree import ROOT as TREE
 from tests.servers import NatsProcess, ValkeyProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 LAST = f"{ROOT}.the.last"
 PASSWORDS = {variable(user): f"the-secret-of-{user}" for user in USERS}
@@ -117,7 +117,7 @@ def new_bus(server: NatsProcess, user: str) -> NatsBus:
 async def bus_of(server: NatsProcess, user: str) -> AsyncIterator[NatsBus]:
     bus = new_bus(server, user)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await bus.connect()
             yield bus
     finally:
@@ -134,7 +134,7 @@ async def test_a_user_publishes_what_is_declared_and_nothing_else(bus_server: Na
         assert await let_through(bus_server, user, SUBJECTS.values()) == wanted(user)
         for subject in wanted(user):
             if not is_telemetry(".".join(subject.split(".")[3:5])):
-                await client.jetstream(timeout=5).publish(subject, b"{}")  # and its answer comes
+                await client.jetstream(timeout=30).publish(subject, b"{}")  # and its answer comes
 
 
 @users
@@ -216,7 +216,7 @@ async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_pat
         router = new_bus(server, "router")
         waiting = asyncio.create_task(router.connect())
         async with bus_of(server, STREAMS_OWNER):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, WAIT_S)
         assert router.connected
         await router.close()
 
@@ -233,7 +233,7 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
         guest(bus_server, "router") as taken,
     ):
         await agent.subscribe([commands_to("agent", node)], listener, durable=name())
-        js, mine = taken.jetstream(timeout=5), name()
+        js, mine = taken.jetstream(timeout=30), name()
         await js.add_consumer(FACTS_STREAM, name=mine, durable_name=mine, deliver_policy="new")
         await js.publish(SUBJECTS["request.waiting"], encode(evil))
         await taken.publish(f"$JS.API.CONSUMER.MSG.NEXT.{FACTS_STREAM}.{mine}", b'{"batch":1}', reply=onto)

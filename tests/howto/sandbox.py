@@ -18,6 +18,7 @@ import psutil
 from glowplug.runtime.supervisor.probe import free_block
 from tests.house.tree import files
 from tests.howto.blocks import ROOT, Block, Page, expected, shows
+from tests.waiting import WAIT_S
 
 BLOCK_S = 150.0
 POLL_S = 0.02
@@ -149,7 +150,7 @@ class Sandbox:
             for process in left:
                 _signal(process, signal.SIGKILL)
             psutil.wait_procs(left, timeout=1)
-        self._shell.wait(5)
+        self._shell.wait(WAIT_S)
 
     def _processes(self) -> list[psutil.Process]:
         """Living processes that carry our mark."""

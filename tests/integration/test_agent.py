@@ -27,13 +27,14 @@ from tests.agent_rig import (
     resume_command,
     start_command,
     stop_command,
+    until_runs,
     write_weights,
 )
 from tests.contract.continuation_rig import decoded
 from tests.contract.data_port_rig import a_rig, post
 from tests.contract.test_data_port_moves import outcomes
 from tests.fleet_builder import MIB
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ async def test_start_serve_drain_stop(rig: AgentRig) -> None:
     assert rig.used_bytes() == 100 * MIB
     write_weights(rig.settings.shm_dir, model)
     ready = await rig.reaches("i-1", InstanceState.READY)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         answer = await client.post(f"{ready.url}/v1/chat/completions", json=asked)
     assert answer.status_code == 200 and answer.json()["choices"]
@@ -112,7 +113,7 @@ async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(rig: Agent
 async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
     url = (await rig.run(emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0}))).url
     request = asyncio.create_task(complete(url, max_tokens=40, ignore_eos=True))
-    await asyncio.sleep(0.3)
+    await until_runs(url)
     await rig.send(stop_command("i-1"))
     await rig.reaches("i-1", InstanceState.DRAINING)
     answer = await request

@@ -10,7 +10,7 @@ import pytest
 
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import InstanceState
-from tests.agent_rig import DormantRig, complete, emulated_model, stop_command, write_weights
+from tests.agent_rig import DormantRig, complete, emulated_model, stop_command, until_runs, write_weights
 from tests.fleet_builder import MIB
 from tests.waiting import until
 
@@ -97,7 +97,7 @@ async def test_a_draining_engine_gives_up_kv_cache_for_a_replica_and_finishes_wh
     wide = replace(live.model, kv_bytes=230 * MIB, context_tokens=64, engine_args={"time_scale": 1.0, "launch_s": 0.0})
     url = (await live.run(wide)).url
     running = asyncio.create_task(complete(url, model=wide.name, max_tokens=48, ignore_eos=True))
-    await asyncio.sleep(0.2)
+    await until_runs(url)
     await live.send(stop_command("i-1"), becomes="prewarmed")
     await until(lambda: live.granted().get("kv", 0) < 100, "its KV cache is cut")
     assert not running.done()

@@ -21,7 +21,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.engines.process import is_alive
 from tests.agent_rig import DormantRig, complete, start_command, stop_command
 from tests.fleet_builder import MIB
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 S = InstanceState
 BECOMES = {"falls": "swapped_out", "asleep": "swapped_out", "wakes": "swapped_out"} | dict.fromkeys(
@@ -161,7 +161,7 @@ async def test_engines_that_hang(tmp_path: Path) -> None:
 async def test_engines_that_refuse(rig: Faulty) -> None:
     """They live on and say no: so does one that answers otherwise after its wake than before its sleep."""
     await rig.serving(*BECOMES)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         for name in BECOMES:
             no = {"sleep_failure" if name in ("falls", "settles") else "wake_failure": f"no, says {name}"}
             url = rig.handle(name)["url"]

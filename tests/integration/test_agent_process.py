@@ -28,7 +28,7 @@ from glowplug.state.redis_store import RedisStore
 from tests.agent_rig import complete, emulated_model, start_command, stop_command, write_weights
 from tests.ports import free_ports
 from tests.servers import Infra, NatsProcess, ValkeyProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 T = TypeVar("T")
 ARGV = (sys.executable, "-m", "services.agent")
@@ -206,7 +206,7 @@ async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
 
 async def test_second_agent_refuses(agent: AgentProcess) -> None:
     assert agent.process is not None
-    second = await asyncio.to_thread(subprocess.run, ARGV, env=agent.env, capture_output=True, timeout=30)
+    second = await asyncio.to_thread(subprocess.run, ARGV, env=agent.env, capture_output=True, timeout=WAIT_S)
     assert second.returncode == 1
     last = second.stderr.decode().strip().splitlines()[-1]
     assert (
@@ -332,7 +332,7 @@ async def test_the_first_process_reaps_what_lost_its_parent(tmp_path: Path, infr
         async def reaped() -> bool:
             return not any(child.name() == "sleep" for child in first.children())
 
-        await until(inherited, "the orphan is a child of the agent", 5.0)
+        await until(inherited, "the orphan is a child of the agent")
         await until(reaped, "the orphan is reaped")
 
 

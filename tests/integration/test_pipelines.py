@@ -16,7 +16,7 @@ from glowplug.controllers.agent.record import State
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
 from tests.pipeline_rig import PipelineRig, on_the_last_nodes, pipelines, quick, staged_model
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 S = InstanceState
 
@@ -34,7 +34,8 @@ async def test_a_pipeline_serves_and_becomes_one_engine_under_a_request(rig: Pip
     first = await rig.reaches("i", State.READY)
     assert (first.num_stages, first.max_concurrency, rig.granted("node-1")) == (2, 4, {"i": 80})
     assert rig.granted("node-2") == {"i.1": 80} and rig.holding("i.1").state is State.READY
-    assert (await httpx.AsyncClient().get(f"{first.url}/v1/models")).status_code == 401, "its key is asked for"
+    refused = await httpx.AsyncClient(timeout=WAIT_S).get(f"{first.url}/v1/models")
+    assert refused.status_code == 401, "its key is asked for"
     answering = asyncio.create_task(rig.ask(first, 600))
     await rig.consolidate("i")
     await until(lambda: rig.holding("i").instance.consolidating, "it has memory for all of the model")

@@ -204,14 +204,14 @@ async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Pa
     absent = prefetcher.get(f"/v1/fetches/{'0' * 64}").json()
     assert (absent["stage"], absent["num_bytes"], absent["message"]) == ("absent", 0, "")
     body = {"weights": {"uri": "hf:org/one"}}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         assert (await client.post(f"{prefetcher.process.url}/v1/fetches", json=body)).status_code == 401
 
 
 async def dropped_over_rest(prefetcher: Prefetcher) -> None:
     url = f"{prefetcher.process.url}/v1/cache/{SHA}/drop"
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         assert (await client.post(url)).status_code == 401
         assert (await client.post(url, headers=headers)).status_code == 200
         again = await client.post(url, headers=headers)

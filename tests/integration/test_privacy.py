@@ -1,6 +1,5 @@
 """No prompt, answer or key is in any log, event, row, file, metric or trace of a router at its most talkative."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tests.contract.data_port_rig import FakeEngine, a_model, an_instance
 from tests.integration.router_process import RouterProcess, a_router, write_rows
 from tests.servers import NatsProcess, ValkeyProcess
 from tests.trace_sink import TraceSink
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 PROMPT, KEY, WRONG_KEY, ADMIN = "canary-of-a-prompt", "canary-of-a-key", "canary-of-a-wrong-key", "canary-of-an-admin"
 ANSWER = '"content":"a"'  # what the scripted engine says
@@ -74,7 +73,8 @@ async def test_secrets_stay_where_they_belong(own_nats: NatsProcess, own_valkey:
         env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
         async with a_router(own_nats.url, own_valkey.url, tmp_path, **env) as router:
             statuses = await speak(router)
-            await asyncio.sleep(1.5)  # telemetry and spans go out
+            await until(lambda: any(b"request.finished" in one for one in received), "telemetry goes out")
+            await until(lambda: any(b"glowplug-router" in one for one in sink.bodies), "spans go out")
             found = await everything(router, own_valkey, tmp_path)
             router.terminate()
             await router.ended()

@@ -19,6 +19,10 @@ def fact(data: object, number: int = 0) -> Event:
     return Event(event_id=f"e-{id(data)}-{number}", type=data.TYPE, occurred_at=0.0, issuer="t", data=data)  # type: ignore[attr-defined]
 
 
+def a_client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=WAIT_S)
+
+
 def _loads(event: Event) -> dict[str, object]:
     return getattr(event.data, "loads", {})
 
@@ -29,7 +33,7 @@ async def test_tables_serve_and_outlive_the_store_the_bus_and_a_restart(
     """Warm models are served with NATS and Valkey dead, even by a router that starts while they are."""
     engine = await FakeEngine().start()
     await write_rows(own_valkey.url, a_model(), an_instance("i-1", engine.url))
-    async with a_router(own_nats.url, own_valkey.url, tmp_path) as router, httpx.AsyncClient() as client:
+    async with a_router(own_nats.url, own_valkey.url, tmp_path) as router, a_client() as client:
         url = f"{router.url}/v1/chat/completions"
 
         async def served() -> bool:
@@ -60,11 +64,14 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
     await bus.subscribe([facts_of("request.waiting")], hear, durable="test-waiting")
     engine = await FakeEngine().start()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with a_router(infra.nats.url, infra.valkey.url, tmp_path) as router, httpx.AsyncClient() as client:
-        await asyncio.sleep(0.5)  # the durable consumer of a new router begins at the end of the facts
-        await bus.publish(fact(ModelDeployed(model=a_model("held-one"))))
+    async with (
+        a_router(infra.nats.url, infra.valkey.url, tmp_path) as router,
+        a_client() as client,
+    ):
 
         async def ask() -> httpx.Response:
+            """Its model's fact goes before it: a router that has just come reads the facts from some moment on."""
+            await bus.publish(fact(ModelDeployed(model=a_model("held-one"))))
             headers = {"x-request-id": "r-1", "traceparent": trace}
             url = f"{router.url}/v1/chat/completions"
             return await client.post(url, json=chat_body("held-one"), headers=headers, timeout=WAIT_S)
@@ -72,7 +79,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         asked = asyncio.create_task(ask())
         async with asyncio.timeout(WAIT_S):
             while not any(e.type == "request.waiting" for e in heard):
-                if asked.done():  # the model's fact has not come yet
+                if asked.done():  # the model's fact has not reached the router
                     asked = asyncio.create_task(ask())
                 await asyncio.sleep(0.02)
         queue = (await client.get(f"{router.admin_url}/v1/queue")).json()["data"]
@@ -103,7 +110,10 @@ async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Pat
     engine = await FakeEngine(streaming(TOKEN, gate, DONE)).start()
     model, instance = a_model("drained"), an_instance("i-d", engine.url, model_key="drained")
     await write_rows(infra.valkey.url, model, instance)
-    async with a_router(infra.nats.url, infra.valkey.url, tmp_path) as router, httpx.AsyncClient() as client:
+    async with (
+        a_router(infra.nats.url, infra.valkey.url, tmp_path) as router,
+        a_client() as client,
+    ):
         url, body = f"{router.url}/v1/chat/completions", chat_body("drained", stream=True)
         async with client.stream("POST", url, json=body) as stream:
             parts = stream.aiter_raw()
@@ -113,7 +123,8 @@ async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Pat
             async with asyncio.timeout(WAIT_S):
                 while late is None or late.status_code != 503:
                     try:
-                        late = await client.post(url, json=body)
+                        # One that is sent before the signal has come is a stream that waits for the gate.
+                        late = await client.post(url, json=body, timeout=2.0)
                     except httpx.TransportError:  # a connection that was idle is closed, maybe just as it is used
                         await asyncio.sleep(0.01)
             assert late.json()["error"]["code"] == "router_stopping" and late.headers["retry-after"] == "1"
@@ -135,7 +146,10 @@ async def test_a_taken_port_is_one_clear_line(infra: Infra, tmp_path: Path) -> N
 
 async def test_both_ports_of_the_process_obey_the_settings(infra: Infra, tmp_path: Path) -> None:
     env = {"GLOWPLUG_ALLOWED_HOSTS": "known.example", "GLOWPLUG_ALLOWED_ORIGINS": "https://app.example"}
-    async with a_router(infra.nats.url, infra.valkey.url, tmp_path, **env) as router, httpx.AsyncClient() as client:
+    async with (
+        a_router(infra.nats.url, infra.valkey.url, tmp_path, **env) as router,
+        a_client() as client,
+    ):
         for url in (f"{router.url}/v1/models", f"{router.admin_url}/policies"):
 
             async def status(url: str = url, **headers: str) -> int:

@@ -149,12 +149,59 @@ async def test_long_lines_and_halves_reach_the_log(children: Children) -> None:
     assert process.tail[-1] == "half"
 
 
-async def test_a_start_that_never_answers_is_ended_and_made_again_with_the_reason_told(children: Children) -> None:
+async def test_a_start_that_never_answers_is_made_again_with_twice_the_time_and_the_reason_told(
+    children: Children,
+) -> None:
     process = children.make(python(SLEEP, is_ready=never), start_timeout_s=0.2)
     process.start()
     await until(lambda: process.num_restarts >= 2)
-    assert process.exit_reason == "killed by SIGKILL (no answer within 0.2 s of its start)"
-    await until(lambda: "ended and started again: no answer within 0.2 s" in said(process))
+    await until(lambda: "ended and started again: no answer within 0.2 s of its start" in said(process))
+    await until(lambda: "ended and started again: no answer within 0.4 s of its start" in said(process))
+    assert process.exit_reason.startswith("killed by SIGKILL (no answer within 0.")
+
+
+async def test_a_start_that_is_answered_gives_the_next_one_the_first_ones_time(children: Children) -> None:
+    answers = {"now": False}
+
+    async def is_ready(_pid: int) -> bool:
+        return answers["now"]
+
+    process = children.make(python(SLEEP, is_ready=is_ready), start_timeout_s=0.2)
+    process.start()
+    await until(lambda: "no answer within 0.2 s" in said(process))
+    answers["now"] = True
+    await until(process.ready.is_set)
+    num_before = said(process).count("no answer within 0.2 s")
+    answers["now"] = False
+    process.kill()
+    await until(lambda: said(process).count("no answer within 0.2 s") > num_before)
+
+
+async def test_an_error_of_the_asking_is_told_once_and_the_process_is_asked_again(
+    children: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = {"ready": 2, "live": 2}
+
+    async def is_ready(_pid: int) -> bool:
+        errors["ready"] -= 1
+        if errors["ready"] >= 0:
+            raise KeyError("no such row")
+        return True
+
+    async def is_live() -> bool:
+        errors["live"] -= 1
+        if errors["live"] >= 0:
+            raise KeyError("no such row")
+        return True
+
+    made = replace(python(SLEEP, is_ready=is_ready), is_live=is_live)
+    process = children.make(made, live_poll_s=0.01)
+    await up(process)
+    await until(lambda: errors["live"] < -2)
+    assert process.num_restarts == 0 and process.state is ChildState.READY
+    assert said(process).count("cannot ask how child does, it is left to run: KeyError('no such row')") == 1
+    (record,) = [record for record in caplog.records if record.name.endswith("supervisor.child")]
+    assert record.exc_info is not None and record.exc_info[0] is KeyError
 
 
 async def test_a_start_that_answers_and_is_not_ready_is_left_to_wait(children: Children) -> None:

@@ -31,7 +31,7 @@ from services.agent.stage_moves import KV_MOVES_S
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -192,7 +192,7 @@ async def test_a_hung_engine_core_is_noticed_though_the_server_answers(lane: Lan
     handle = (await lane.start()).handle
     core_of(handle).suspend()
     assert "has not answered for" in await until_unhealthy(lane, handle)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         assert (await client.get(f"{handle.url}/health")).status_code == 200  # what vLLM itself says
     await lane.driver.stop(handle, 0.5)
     assert not lane.driver.adopt(handle)

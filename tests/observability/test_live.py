@@ -49,7 +49,7 @@ class Prometheus:
     url: str
 
     def get(self, path: str, **params: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=10)
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=30)
         body = answer.json()
         assert body["status"] == "success", (params, body)
         return body["data"]
@@ -185,7 +185,7 @@ def test_a_node_that_stops_speaking_raises_its_alert_and_ends_it(fleet: Fleet, p
     agent = fleet.process("agent-2")
     os.kill(agent["pid"], signal.SIGSTOP)
     try:
-        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts(), within_s=90)
+        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts())
     finally:
         os.kill(agent["pid"], signal.SIGCONT)
-    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts(), within_s=60)
+    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts())

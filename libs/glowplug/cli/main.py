@@ -7,6 +7,7 @@ import typer
 
 from glowplug import __version__
 from glowplug.cli.terminal import CliError, say
+from glowplug.runtime.entry import importing
 from glowplug.runtime.supervisor.errors import FleetError
 
 _PANELS: dict[str, tuple[str, ...]] = {  # panel of the help -> modules of this package, each with the verb it has
@@ -68,7 +69,9 @@ def version() -> None:
 def main() -> None:
     """The console script."""
     try:
-        app_of(sys.argv[1] if len(sys.argv) > 1 else "")()
+        with importing():
+            app = app_of(sys.argv[1] if len(sys.argv) > 1 else "")
+        app()
     except (CliError, FleetError) as error:
         say(f"glowplug: {error}", err=True)
         sys.exit(error.exit_code)

@@ -9,6 +9,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceLoading
 from tests import console_story as story
 from tests.console_server import API_KEY, DONE, ConsoleUnderTest, FakeOwner, addresses, event, piece, serving
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -110,7 +111,7 @@ async def test_stop_ends_the_generation_and_keeps_what_came(at: ConsoleUnderTest
     await expect(page.locator(ANSWER)).to_have_text("Once upon")
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator(".turn.model")).to_contain_text("Stopped.")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         await owner.left.wait()
     await expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 

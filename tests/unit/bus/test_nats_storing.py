@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from glowplug.bus.nats_bus import Storing
+from tests.waiting import WAIT_S
 
 FACTS, COMMANDS = "FACTS", "COMMANDS"
 
@@ -41,7 +42,7 @@ async def watching(storing: Storing, connected: bool = True) -> AsyncIterator[No
 
 
 async def until(storing: Storing, *, refuses: bool) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while bool(storing.refusal) is not refuses:
             await asyncio.sleep(0.001)
 

@@ -11,6 +11,7 @@ from glowplug.events.facts import InstanceStopped, ModelUndeployed
 from services.console.stream import Client, Hub, TooManyClients
 from services.console.trace_store import TraceStore
 from tests import console_story as story
+from tests.waiting import WAIT_S
 
 NOW = 5_000.0
 
@@ -98,6 +99,6 @@ async def test_closing_lets_every_page_go() -> None:
     reading = asyncio.create_task(take(client, 99))
     await asyncio.sleep(0)
     hub.close()
-    assert [name for name, _ in await asyncio.wait_for(reading, 5)] == ["fleet"]
+    assert [name for name, _ in await asyncio.wait_for(reading, WAIT_S)] == ["fleet"]
     with pytest.raises(TooManyClients):
         hub.join(view, NOW)

@@ -11,6 +11,7 @@ import pytest
 
 from glowplug_vllm import hops
 from glowplug_vllm.hops import Described, FromPrevious, HopBroken, ToNext
+from tests.waiting import WAIT_S
 
 SMALL = [(("hidden_states", "bfloat16", [2, 3]), b"0123456789ab"), (("residual", "bfloat16", [0, 3]), b"")]
 
@@ -29,7 +30,7 @@ class Store:
 
     def get(self, key: str) -> bytes:
         with self._changed:
-            assert self._changed.wait_for(lambda: key in self._held, 5.0)
+            assert self._changed.wait_for(lambda: key in self._held, WAIT_S)
             return self._held[key]
 
 

@@ -16,7 +16,7 @@ from glowplug.memory.pool import ChunkPool
 from glowplug.memory.slots import Slot
 from glowplug.memory.switch import URGENT_BYTES, Source, WeightsLate, activate, donate, evict, prewarm
 from glowplug.weights.region import Region
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 CHUNK = 4096
 CRITICAL, PREWARM, BACKGROUND = CopyClass.CRITICAL, CopyClass.PREWARM, CopyClass.BACKGROUND
@@ -94,7 +94,7 @@ def test_an_urgent_copy_waits_for_what_is_under_way_alone() -> None:
     copier.wait(pieces)
     wait_until("the background goes on", lambda: len(memory.begun) == 8, every_s=0.001)
     memory.done |= set(range(6, 10))
-    background.join(timeout=5)
+    background.join(timeout=WAIT_S)
     assert memory.begun[6:] == [10] * 4 and all(piece.is_done for piece in pieces)
 
 

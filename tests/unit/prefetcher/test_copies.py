@@ -25,6 +25,7 @@ from services.prefetcher.fetcher import Fetcher
 from services.prefetcher.metrics import PrefetcherMetrics
 from tests.small_disk import small_disk
 from tests.unit.controllers.prefetcher.test_prefetcher import fetch
+from tests.waiting import WAIT_S
 from tests.weight_servers import WeightServer
 
 DATA = random.Random(6).randbytes(900_001)
@@ -58,7 +59,7 @@ class Node:
                 self.sources.append(effect.payload.source)
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not done():
                 await self.step(await self.queue.get())
 
@@ -195,7 +196,7 @@ async def held_write(node: Node, ref: WeightsRef, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(disk, "STEP_BYTES", 100_000)
     monkeypatch.setattr(disk.os, "pread", slow)
     await node.step(Tick())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while len(reads) < 2:
             await asyncio.sleep(0.001)
     return goes_on

@@ -23,6 +23,7 @@ from glowplug.state.port import StoreUnavailable
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import a_node, an_event
+from tests.waiting import WAIT_S
 
 LEASE_S = 6.0
 STOP = StopInstance(target="node-1", instance_id="i-1", reason="test")
@@ -241,6 +242,6 @@ async def test_a_term_that_fails_stops_the_service(group: Group) -> None:
     group.b.shell.lead = failing  # type: ignore[method-assign]
     await group.a.candidate.resign()
     await group.b.step(2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await group.b.stopping.wait()
     assert group.b.stopping.is_set()

@@ -27,7 +27,7 @@ from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import a_node, an_event
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 UNSAMPLED = PARENT[:-2] + "00"
@@ -383,7 +383,7 @@ async def test_an_essential_part_that_fails_stops_its_service() -> None:
         raise OSError("gone")
 
     essential(asyncio.create_task(failing()), stopping)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await stopping.wait()
     assert stopping.is_set()
 

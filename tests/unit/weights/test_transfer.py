@@ -13,6 +13,7 @@ from glowplug.weights.source import SourceFile, SourceInfo
 from glowplug.weights.sources.peer import STALL_S
 from glowplug.weights.transfer import Holder, Holding, PeerBusy, Tally, Transfer
 from glowplug.weights.writer import RegionWriter
+from tests.waiting import WAIT_S
 
 KIB = 1024
 DATA = random.Random(3).randbytes(1 << 20)  # in 64 pieces of 16 KiB
@@ -148,7 +149,7 @@ async def test_a_peer_that_is_busy_is_asked_again(tmp_path: Path) -> None:
         part_bytes=512 * KIB,
         clock=lambda: next(ticks) * 0.4,
     )
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         await transfer.bring([(0, len(DATA))])
     assert scene.taken_over.is_set() and peer.lost is None
     writer.close()

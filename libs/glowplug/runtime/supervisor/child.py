@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.05
 CRASH_LOOP_STARTS, CRASH_LOOP_WINDOW_S = 4, 60.0
+MOST_START_TIMEOUTS = 16  # a start is given at most this many times the first start's time
 READY_POLL_S = 0.05
 LIVE_POLL_S = 2.0
 FOLLOW_S = 0.1  # how often what the process has written is read for the terminal
@@ -62,6 +63,15 @@ def backoff_s(num_crashes: int, longest_s: float) -> float:
     return float(min(longest_s, FIRST_WAIT_S * 4 ** min(num_crashes - 1, 16)))
 
 
+def start_limit_s(num_unanswered: int, first_s: float) -> float:
+    """Seconds without an answer after which a start is given up, when `num_unanswered` starts before it were.
+
+    Twice the time of the start before: a machine that is too busy for one start within `first_s` is no faster with the
+    next. 0: no limit.
+    """
+    return first_s * min(1 << min(num_unanswered, 16), MOST_START_TIMEOUTS)
+
+
 def _die_with_parent(parent_pid: int) -> Callable[[], None]:
     """What the child does between fork and exec: ask the kernel for SIGTERM when its parent dies."""
 
@@ -84,7 +94,7 @@ class Child:
     longest_wait_s: float = 10.0
     hang_misses: int = 8  # unanswered questions in a row after which a process that hangs is killed; 0: it is left
     live_poll_s: float = LIVE_POLL_S
-    start_timeout_s: float = 60.0  # without an answer after which a start is given up and made again; 0: never
+    start_timeout_s: float = 60.0  # without an answer after which the first start is given up; 0: never
     state: ChildState = ChildState.WAITING
     pid: int = 0
     num_restarts: int = 0
@@ -97,6 +107,7 @@ class Child:
     _log: LogFile = field(init=False)
     _stopping: bool = False
     _ended_for: str = ""  # why we ended its process
+    _num_unanswered: int = 0  # starts in a row that were given up
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
 
@@ -169,26 +180,46 @@ class Child:
             self._say(f"[supervisor] ended: {self.exit_reason}; starting it again")
 
     async def _watch(self, pid: int) -> None:
-        """What one life of the process is asked: is it ready, does it still answer, does it do its work?"""
-        if not await self._becomes_ready(pid):
-            await self._end(f"no answer within {self.start_timeout_s:g} s of its start")
-            return
-        self.ready_at = time.time()
-        self.crash_looping.clear()
-        self.ready.set()
-        self._set(ChildState.READY)
-        await self._end(await self._until_it_fails())
+        """What one life of the process is asked: is it ready, does it still answer, does it do its work?
 
-    async def _becomes_ready(self, pid: int) -> bool:
-        """False when nothing has answered for `start_timeout_s`. A process that answers and is not ready says itself
-        what it waits for, and a new start of it would not bring that."""
+        An error of the asking says nothing of the process: it is reported, and the process is asked again.
+        """
+        is_reported = False
+        while True:
+            try:
+                await self._end(await self._until_it_must_end(pid))
+                return
+            except Exception as error:
+                if not is_reported:
+                    log.exception("cannot ask how %s does", self.spec.name)
+                    self.output.notice(f"cannot ask how {self.spec.name} does, it is left to run: {error!r}")
+                is_reported = True
+            await asyncio.sleep(self.live_poll_s)
+
+    async def _until_it_must_end(self, pid: int) -> str:
+        """Why the process must be ended and started again; waits until there is a reason."""
+        if self.state is ChildState.STARTING:
+            limit_s = start_limit_s(self._num_unanswered, self.start_timeout_s)
+            if not await self._becomes_ready(pid, limit_s):
+                self._num_unanswered += 1
+                return f"no answer within {limit_s:g} s of its start"
+            self._num_unanswered = 0
+            self.ready_at = time.time()
+            self.crash_looping.clear()
+            self.ready.set()
+            self._set(ChildState.READY)
+        return await self._until_it_fails()
+
+    async def _becomes_ready(self, pid: int, limit_s: float) -> bool:
+        """False when nothing has answered for `limit_s` (0: it waits on). A process that answers and is not ready says
+        itself what it waits for, and a new start of it would not bring that."""
         answered_at = asked_at = time.monotonic()
         while not await self.spec.is_ready(pid):
             now = time.monotonic()
             if self.spec.is_live is not None and now - asked_at >= self.live_poll_s:
                 asked_at = now
                 answered_at = now if await self.spec.is_live() else answered_at
-            if self.start_timeout_s and now - answered_at > self.start_timeout_s:
+            if limit_s and now - answered_at > limit_s:
                 return False
             await asyncio.sleep(READY_POLL_S)
         return True

@@ -42,7 +42,7 @@ class FleetSettings(BaseSettings):
     ready_timeout_s: float = Field(60.0, gt=0)
     stop_grace_s: float = Field(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
     restart_max_s: float = Field(10.0, gt=0)  # longest wait between two restarts of one process
-    start_timeout_s: float = Field(60.0, ge=0)  # a process that has not answered so long is killed; 0: never
+    start_timeout_s: float = Field(60.0, ge=0)  # unanswered, a first start is killed; the next get twice; 0: never
     hang_misses: int = Field(8, ge=0)  # unanswered liveness probes, 2 s apart, before a process is killed; 0: never
     min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less free in the state directory
     log_max_bytes: int = Field(10 * 1024 * 1024, ge=4096)  # per process; one older file is kept

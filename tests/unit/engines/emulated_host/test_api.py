@@ -15,7 +15,7 @@ from glowplug.engines.emulated_host.engine import Engine, EngineConfig
 from glowplug.engines.emulated_host.faults import Faults
 from glowplug.engines.emulated_host.http import MAX_BODY_BYTES, Connection
 from glowplug.engines.emulated_host.profiles import PROFILES
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -38,7 +38,7 @@ async def serving(*, time_scale: float = 1000.0, **changes: Any) -> AsyncIterato
     server = await loop.create_server(lambda: Connection(api), "127.0.0.1", 0)
     stepping = asyncio.ensure_future(engine.run())
     host, port = server.sockets[0].getsockname()
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=WAIT_S) as client:
         yield engine, client
     stepping.cancel()
     server.close()

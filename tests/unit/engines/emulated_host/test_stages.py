@@ -18,7 +18,7 @@ from glowplug.engines.emulated_host.http import Connection
 from glowplug.engines.emulated_host.profiles import PROFILES
 from glowplug.engines.emulated_host.stages import StageLink, StageLost, StepPart
 from glowplug.engines.emulated_host.text import answer_tokens
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 PROFILE = PROFILES["qwen2.5-7b/a10"]
 GIB = 1 << 30
@@ -58,7 +58,7 @@ class Stage:
         self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         self.steps = asyncio.ensure_future(self.engine.run())
         headers = {"authorization": f"Bearer {self.api_key}"}
-        self.client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+        self.client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=WAIT_S)
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         return await self.client.post(path, json=body or {})
@@ -210,7 +210,7 @@ async def test_a_consolidation_is_given_up_and_asked_for_again() -> None:
         asked = asyncio.create_task(first.ask("/stage/consolidate", WHOLE))
         await asyncio.sleep(0.05)
         assert (await first.ask("/stage/abandon")).json() == {"is_whole": False, "kv_tokens": 0}
-        await asyncio.wait([asked], timeout=5)
+        await asyncio.wait([asked], timeout=WAIT_S)
         assert asked.done() and first.engine.num_stages == 2
         first.engine.config = replace(first.engine.config, time_scale=50.0)
         assert (await first.ask("/stage/consolidate", WHOLE)).status_code == 200
@@ -225,7 +225,7 @@ async def test_without_a_stage_the_engine_ends(how: str) -> None:
         await until(lambda: later.engine.carried.kv_tokens, "a step passes through the later stage")
         harm(later, how)
         with pytest.raises(StageLost, match=r"no answer in 0.3 s|Incomplete|Connect"):
-            await asyncio.wait_for(first.steps, 5)
+            await asyncio.wait_for(first.steps, WAIT_S)
         answering.cancel()
 
 

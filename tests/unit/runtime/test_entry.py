@@ -1,0 +1,31 @@
+"""A service's modules are imported with the collector off, and run with it on."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from glowplug.runtime.entry import run_service
+
+MODULE = """
+import gc
+WHILE_IMPORTED = gc.isenabled()
+seen = []
+def main():
+    seen.append(gc.isenabled())
+"""
+
+
+def test_a_service_is_imported_without_the_collector_and_runs_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_service_of_a_test.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        run_service("a_service_of_a_test")
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    import a_service_of_a_test as made
+
+    assert not made.WHILE_IMPORTED and made.seen == [True]
