@@ -9,7 +9,7 @@ docker=${DOCKER:-docker}
 root=$(mktemp -d)
 trap 'rm -rf "$root" "$root.log"' EXIT
 packages=python3,python3-pip,ca-certificates
-if command -v mmdebstrap >/dev/null; then  # it takes two thirds of the work
+if command -v mmdebstrap >/dev/null; then  # the same for less work
     make_root() { mmdebstrap --quiet --mode=root --format=directory --variant=minbase --include="$packages" bookworm "$root"; }
 else
     make_root() { debootstrap --variant=minbase --include="$packages" bookworm "$root"; }
