@@ -102,19 +102,17 @@ class Combined:
         """Each window ahead with its band; those after the last horizon that is weighed repeat it."""
         if self._ended_at is None:
             return ()
-        made = []
+        made, expected_by_step = [], self._expected()
         for step in range(num_ahead):
-            expected, low, high = self._expected(step)
+            expected, low, high = expected_by_step[min(step, len(expected_by_step) - 1)]
             made.append(
                 forecast_of(
-                    Reading(*map(float, expected)),
+                    Reading(*expected),
                     self._ended_at + step * self.window_s,
                     self.window_s,
                     now_s,
                     NAME,
-                    quantiles=tuple(
-                        Quantile(share, *map(float, loads)) for share, loads in zip(QUANTILES, (low, high), strict=True)
-                    ),
+                    quantiles=(Quantile(QUANTILES[0], *low), Quantile(QUANTILES[1], *high)),
                     anomaly=self._anomaly,
                 )
             )
@@ -130,12 +128,11 @@ class Combined:
         pairs = ((loads[:, at].tolist(), weights[:, at].tolist()) for at in range(len(NAMES)))
         return {name: list(zip(*pair, strict=True)) for name, pair in zip(NAMES, pairs, strict=True)}
 
-    def _expected(self, step: int) -> tuple[Array, Array, Array]:
-        """(expected, low, high), each by kind."""
+    def _expected(self) -> list[list[list[float]]]:
+        """By window ahead: (expected, low, high), each by kind."""
         if self._mixture is None:
-            nothing = np.zeros(len(UNITS))
-            return nothing, nothing, nothing
-        return self._mixture.at(min(step, self.params.num_horizons - 1))
+            return np.zeros((1, 3, len(UNITS))).tolist()
+        return self._mixture.loads.transpose(2, 0, 1).tolist()
 
 
 class Mixture:
@@ -155,7 +152,7 @@ class Mixture:
         self._together = np.zeros((num_ahead, num_kinds, num_ahead))  # what was said of it all, log, likewise
         self._scale = np.zeros(num_kinds)  # what a window brings on average
         self._bands = Bands(num_kinds, num_ahead)
-        self._lows = self._highs = self._middle = np.zeros((num_kinds, num_ahead))
+        self.loads = np.zeros((3, num_kinds, num_ahead))  # expected, low and high of each window ahead
         self._spike: tuple[Mask, Array] | None = None  # kinds bounded in the last window, what stands in for them
 
     def close(self, load: Array, peers: Array | None) -> str:
@@ -175,11 +172,7 @@ class Mixture:
 
     def at(self, step: int) -> tuple[Array, Array, Array]:
         """(expected, low, high) of the window so many after the next, by kind."""
-        if self._experts.count == 0:
-            nothing = np.zeros(len(self._units))
-            return nothing, nothing, nothing
-        rows = (self._middle, self._lows, self._highs)
-        middle, low, high = (np.maximum(np.exp(row[:, step]) - self._units, 0.0) for row in rows)
+        middle, low, high = self.loads[:, :, step]
         return middle, low, high
 
     @property
@@ -221,9 +214,11 @@ class Mixture:
             return
         back = np.arange(ahead)
         rows = (self._experts.count - 1 - back) % len(self._said)
-        said = self._said[rows, :, back].transpose(1, 0, 2).astype(float)
-        least = np.maximum(load, np.maximum(0.1 * self._scale, 1e-9))[:, None, None]
-        off = np.abs(np.maximum(np.exp(said) - self._units[:, None, None], 0.0) - load[:, None, None]) / least
+        units, came, least = (
+            of.astype(np.float32)[:, None, None]
+            for of in (self._units, load, np.maximum(load, np.maximum(0.1 * self._scale, 1e-9)))
+        )
+        off = np.abs(np.maximum(np.exp(self._said[rows, :, back].transpose(1, 0, 2)) - units, 0.0) - came) / least
         losses = np.minimum(off, MAX_LOSS)
         self._weights.learn(losses[..., :NUM_EXPERTS], is_known)
         self._across.learn(losses[..., NUM_EXPERTS:NUM_MIXED], is_known)
@@ -236,7 +231,8 @@ class Mixture:
         said = self._said[at]
         said[..., :NUM_EXPERTS] = alone = self._experts.ahead(peers)
         there = np.isfinite(alone)
-        by_rule = np.einsum("mkhn,khn->khm", self._weights.of(there), np.where(there, alone, 0.0))
+        filled = np.where(there, said[..., :NUM_EXPERTS], np.float32(0.0))
+        by_rule = np.einsum("mkhn,khn->khm", self._weights.of(there), filled).astype(float)
         said[..., NUM_EXPERTS:NUM_MIXED] = by_rule
         mixed = np.einsum("khm,khm->kh", self._across.of(np.isfinite(by_rule))[0], by_rule)
         day = alone[..., DAYS_ALIKE]
@@ -245,9 +241,9 @@ class Mixture:
         lean = np.where(trust > 0.0, day, mixed) - mixed
         said[..., NUM_MIXED + 1] = mixed + trust * lean
         self._leans = trust * self._likened.of(np.isfinite(said[..., NUM_MIXED:]))[0, ..., 1]
-        self._middle = mixed + self._leans * lean
-        self._together[at] = self._middle
-        self._lows, self._highs = self._bands.around(self._middle)
+        self._together[at] = middle = mixed + self._leans * lean
+        around = np.stack((middle, *self._bands.around(middle)))
+        self.loads = np.maximum(np.exp(around) - self._units[:, None], 0.0)
 
 
 class Bands:

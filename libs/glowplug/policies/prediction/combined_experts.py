@@ -15,7 +15,6 @@ load (the fields of `Reading`), H windows ahead, N experts, D windows a season (
 `NAMES` lists them in the order of the last axis. Holt (1957) as damped by Gardner and McKenzie (1985).
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -109,7 +108,7 @@ class Experts:
         self._load_means = np.zeros((len(LOAD_MEANS), num_kinds))
         self._holts = np.zeros((len(HOLTS), 2, num_kinds))  # level and trend
         self._csp_sums = np.zeros((num_kinds, per_day), np.float32)
-        self._csp_last: deque[tuple[Array, Array | None]] = deque(maxlen=CSP_ERRORS)  # newest first: load, error
+        self._csp_last = np.zeros((2, CSP_ERRORS, num_kinds))  # loads and errors of the last windows, newest first
         self._ridge = Ridge(num_kinds, num_ahead)
         steps = np.arange(1, num_ahead + 1)
         within = (steps - 1) % per_day + 1  # of a season, where a season is shorter than the horizon
@@ -200,8 +199,8 @@ class Experts:
 
     def _add_csp(self, load: Array, at: int) -> None:
         days, slot = at // self.per_day, at % self.per_day
-        error = load - self._csp_sums[:, slot] / days if days else None
-        self._csp_last.appendleft((load, error))
+        self._csp_last[:, 1:] = self._csp_last[:, :-1].copy()
+        self._csp_last[:, 0] = load, load - self._csp_sums[:, slot] / max(1, days)
         self._csp_sums[:, slot] += load
 
     def _csp_ahead(self) -> Array:
@@ -209,8 +208,8 @@ class Experts:
         slots = numbers % self.per_day
         days = (self.count - slots + self.per_day - 1) // self.per_day  # learned of each slot
         season = self._csp_sums[:, slots] / np.maximum(1, days)
-        errors = weighted([error for _, error in self._csp_last if error is not None], len(self.units))
-        loads = weighted([load for load, _ in self._csp_last], len(self.units))
+        loads = weighted(self._csp_last[0, : self.count])
+        errors = weighted(self._csp_last[1, : max(0, self.count - self.per_day)])  # none in the first season
         expected = np.where(days > 0, season + errors[:, None], loads[:, None])
         found: Array = np.log(np.maximum(expected, 0.0) + self.units[:, None])
         return found
@@ -225,7 +224,7 @@ class Experts:
             here = season.above[0, : season.known]  # z - S_k now
             found[:, :, 3] = self._naive + (here[0] - z)[:, None]
             found[:, :, 4] = here[0][:, None]
-            found[:, :, 5] = season.before.mean(axis=0) + (here.mean(axis=0) - z)[:, None]
+            found[:, :, 5] = season.profile + (here.mean(axis=0) - z)[:, None]
         return found
 
     def _at(self, number: int) -> Array:
@@ -240,6 +239,7 @@ class Season:
     ) -> None:
         self.num_sides, self.num = kinds.num_sides, sum(len(of) for of in kinds[1:])
         self.known, self.before = 0, np.empty(0)  # seasons back; (k, K, H): S_k
+        self.profile = np.empty(0)  # (K, H): mean of S_k
         num_days = len(offsets)
         self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
         # The mean square of z - S_k, over the days as `level` weighs them by the shortest memory.
@@ -247,10 +247,15 @@ class Season:
         self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
         self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
         self._moments = np.zeros((len(MEMORIES), 3, num_days, num_kinds))  # weight, sum, sum of squares
+        self._keep, self._rates = np.array(MEMORIES)[:, None, None, None], np.array(RATES)[:, None, None]
         self._days, self._profiles, self._weeks, self._analogs = (
             _fades(pairs, steps)
             for pairs in (kinds.days, kinds.profiles, kinds.weeks, [(alpha, rho) for *_, alpha, rho in kinds.analogs])
         )
+        sorts = [(kind, memory) for kind, memory, _, _ in kinds.analogs]
+        self._memories = np.array([memory for _, memory in sorts])
+        self._are_shapes = np.array([kind == "shape" for kind, _ in sorts], float)[:, None, None]
+        self._nearest = sorts.index(("level", 0))  # the analog that `distances` is about
 
     def smooth(self, newest_first: Array, at: int) -> None:
         """The means that window `at` is a part of, of z of the last windows (K, 2 sides + 1); of the newest ones as far
@@ -269,12 +274,14 @@ class Season:
         numbers = at - np.arange(1, known + 1) * self._per_day
         error = z - self._smooth[:, numbers % self._smooth.shape[1]].T  # (k, K)
         is_new = numbers == 0
-        rates = np.where(is_new[:, None], 1.0, np.array(RATES)[:, None, None])
+        rates = np.where(is_new[:, None], 1.0, self._rates)
         above = self.above[:, :known]
         above += rates * (error - above)
         moments = self._moments[:, :, :known]
-        moments *= np.array(MEMORIES)[:, None, None, None]
-        moments += np.stack((np.ones_like(error), error, error * error))
+        moments *= self._keep
+        moments[:, 0] += 1.0
+        moments[:, 1] += error
+        moments[:, 2] += error * error
 
     def look_back(self, at: int) -> None:
         """S_k of every target after window `at`; none of them in the first season."""
@@ -282,6 +289,7 @@ class Season:
         if self.known:
             where = (at + self._offsets[: self.known]) % self._smooth.shape[1]
             self.before = self._smooth[:, where].astype(float).transpose(1, 0, 2)
+            self.profile = self.before.mean(axis=0)
 
     def ahead(self, found: Array) -> None:
         """What its experts expect, into (K, H, num). NaN stays where they know too little."""
@@ -292,28 +300,25 @@ class Season:
         found[:, :, :until] = self.before[0][..., None] + above[rates, 0].T[:, None, :] * fades
         (rates, fades), at = self._profiles, until
         until = at + len(self._kinds.profiles)
-        profile, level = self.before.mean(axis=0), above.mean(axis=1)
-        found[:, :, at:until] = profile[..., None] + level[rates].T[:, None, :] * fades
+        level = above.mean(axis=1)
+        found[:, :, at:until] = self.profile[..., None] + level[rates].T[:, None, :] * fades
         (rates, fades), at = self._analogs, until
-        for row, (kind, memory, _, _) in enumerate(self._kinds.analogs):
-            shares = self._likeness(kind, memory)
-            if (kind, memory) == ("level", 0):
-                weight, _, second = self._moments[0, :, : self.known]
-                self.distances = (shares * second / weight).sum(axis=0)
-            levels = (shares * above[rates[row]]).sum(axis=0)
-            found[:, :, at + row] = np.einsum("dk,dkh->kh", shares, self.before) + levels[:, None] * fades[:, row]
+        shares = self._likeness()
+        levels = (shares * above[rates]).sum(axis=1)  # (n, K)
+        until = at + len(self._kinds.analogs)
+        found[:, :, at:until] = np.einsum("ndk,dkh->khn", shares, self.before) + levels.T[:, None, :] * fades
         if self.known == NUM_DAYS:
-            (rates, fades), at = self._weeks, at + len(self._kinds.analogs)
-            found[:, :, at:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
+            rates, fades = self._weeks
+            found[:, :, until:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
 
-    def _likeness(self, kind: str, memory: int) -> Array:
-        """(k, K), of sum 1 over k: how much this day is like each of those before."""
-        weight, first, second = self._moments[memory, :, : self.known]
-        mean = first / weight
-        variance = second / weight - (mean * mean if kind == "shape" else 0.0)
-        variance = np.maximum(variance, 0.0)
-        likeness = 1.0 / (variance + 0.05 * variance.min(axis=0) + 1e-4) ** 2
-        shares: Array = likeness / likeness.sum(axis=0)
+    def _likeness(self) -> Array:
+        """(n, k, K), of sum 1 over k: how much this day is like each of those before, as each analog sees it."""
+        weight, first, second = self._moments[:, :, : self.known].swapaxes(0, 1)
+        squares, mean = second / weight, first / weight
+        variance = np.maximum(squares[self._memories] - self._are_shapes * mean[self._memories] ** 2, 0.0)
+        likeness = 1.0 / (variance + 0.05 * variance.min(axis=1, keepdims=True) + 1e-4) ** 2
+        shares: Array = likeness / likeness.sum(axis=1, keepdims=True)
+        self.distances = (shares[self._nearest] * squares[0]).sum(axis=0)
         return shares
 
 
@@ -359,12 +364,11 @@ class Ridge:
         return found
 
 
-def weighted(newest_first: Sequence[Array], num_kinds: int) -> Array:
-    """WarmServe Eq. 3 as it is meant (erratum E1): their mean, with weights that halve from each to the one before."""
-    if not newest_first:
-        return np.zeros(num_kinds)
+def weighted(newest_first: Array) -> Array:
+    """WarmServe Eq. 3 as it is meant (erratum E1): the mean of the rows, with weights that halve from each to the one
+    before; zeros of no row."""
     weights = 0.5 ** np.arange(len(newest_first))
-    found: Array = weights @ np.stack(newest_first) / weights.sum()
+    found: Array = weights @ newest_first / max(float(weights.sum()), 1.0)
     return found
 
 

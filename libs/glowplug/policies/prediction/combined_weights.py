@@ -93,8 +93,8 @@ class Weights:
             np.array(of, np.float32)[:, None, None, None]
             for of in zip(*((rule.memory, rule.eta, rule.prior_windows, rule.share) for rule in rules), strict=True)
         )
-        self._prior = prior.astype(np.float32)
         self._for_prior = windows * np.sqrt(np.arange(1, num_ahead + 1, dtype=np.float32))[:, None]
+        self._priors = prior.astype(np.float32) * self._for_prior
         self._losses = np.zeros((len(rules), num_kinds, num_ahead, num), np.float32)  # discounted sums
         self._counts = np.zeros_like(self._losses)
 
@@ -111,15 +111,23 @@ class Weights:
 
     def of(self, there: Mask) -> Array:
         """(M, K, H, N), of sum 1 over N; of those that say something now (K, H, N)."""
-        seen = self._counts > 0
-        means = np.divide(self._losses, self._counts, out=np.zeros_like(self._losses), where=seen)
-        best = np.where(seen & there, means, np.inf).min(axis=3, keepdims=True)
+        silent = np.where(there, np.float32(0.0), np.float32(np.inf))
+        means = np.full_like(self._losses, np.inf)
+        np.divide(self._losses, self._counts, out=means, where=self._counts > 0)
+        means += silent
+        best = means.min(axis=3, keepdims=True)
         best = np.where(np.isfinite(best), np.maximum(best, np.float32(1e-4)), np.float32(1.0))
-        blended = (self._losses + best * self._prior * self._for_prior) / (self._counts + self._for_prior)
-        least = np.where(there, blended, np.inf).min(axis=3, keepdims=True)
-        raw = np.where(there, np.exp(-np.minimum(self._eta * (blended / least - 1), np.float32(50.0))), 0.0)
-        alike = there / there.sum(axis=2, keepdims=True)
-        found: Array = (1 - self._share) * raw / raw.sum(axis=3, keepdims=True) + self._share * alike
+        blended = np.multiply(best, self._priors, out=means)
+        blended += self._losses
+        blended /= self._counts + self._for_prior
+        blended += silent
+        over = np.divide(blended, blended.min(axis=3, keepdims=True), out=blended)
+        over -= np.float32(1.0)
+        over *= -self._eta
+        found: Array = np.exp(np.maximum(over, np.float32(-50.0), out=over), out=over)
+        found *= there
+        found *= (1 - self._share) / found.sum(axis=3, keepdims=True)
+        found += self._share * (there / there.sum(axis=2, keepdims=True, dtype=np.float32))
         return found
 
 
