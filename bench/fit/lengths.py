@@ -2,15 +2,18 @@
 
     python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --out length_model.npz
     python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --judge length_model.npz
+    python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --splits "" 101 102 103 104 105
 
 CONVERSATIONS.json is an array of {"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]} (ShareGPT's
 form; a file that is cut off is read as far as it goes). Lengths are in tokens of that tokenizer; without one a token
-is 4.3 characters. A fifth of the conversations, by a hash of `--split` and their number, is held out from the training
-and judged; the file that is written is of the training part alone, so that a later `--judge` of that split says the
-same. `--errors FILE` writes what bench/papers gives its routers for expected lengths: how far the judged file is off.
+is 4.3 characters. A fifth of the conversations, by a hash of `--split` and their id, is held out from the training and
+judged; the file that is written is of the training part alone, so that a later `--judge` of that split says the same.
+ShareGPT's long conversations are cut into pieces, whose ids differ after the last underscore: all are in one part.
+`--splits` trains and judges once for each of those splits, and writes no file. `--errors FILE` writes what bench/papers
+gives its routers for expected lengths: how far the judged file is off.
 
 Training needs lightgbm and scipy, `--tokenizer` tokenizers: no service does. Training on 61,000 answers takes about
-three minutes of one core, judging less than one.
+a minute of one core that has nothing else to do, reading them as long.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,10 @@ import numpy as np
 
 from glowplug.policies.prediction.length_model import VERSION, LengthModel
 from glowplug.policies.prediction.length_text import CHARS_PER_TOKEN, NUM_BUCKETS, Described, Turn, describe
+from glowplug.policies.prediction.response_length import ResponseLengths
 
 BEYOND = (40, 90, 160, 270, 400, 600)  # tokens: a head each
-ALPHA, NUM_STEPS = 0.6, 40  # of the ridge: its penalty, and steps of its solution
+ALPHA, NUM_STEPS = 30.0, 40  # of the ridge: its penalty, and steps of its solution
 NUM_FOLDS, NUM_PARTS = 4, 10  # of its own training; parts of the conversations, of which two are held out
 LEAST_TEXTS = 3  # that have a word which is weighed
 TREES = {"objective": "l1", "learning_rate": 0.05, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 40}
@@ -39,6 +43,7 @@ TOKENS_LEFT = 300.0  # a head's unit
 LEAST = 50  # answers for a band of their own
 EDGES = np.log1p([20.0, 50.0, 100.0, 150.0, 200.0, 270.0, 350.0, 450.0, 600.0])
 SHARES = np.linspace(0.025, 0.975, 20)  # of the errors that --errors writes
+NUM_BEFORE, NUM_AFTER, NUM_ORDERS = 1000, 120, 500  # answers of --shift, and random orders of them
 LENGTH_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)  # actual lengths over their median
 
 
@@ -48,15 +53,20 @@ class Asked:
 
     turns: Sequence[Turn]
     answer: str
-    part: int  # of NUM_PARTS, by its conversation; the last two are held out
+    conversation: str  # its id, the same for all pieces of it
 
-    @property
-    def held_out(self) -> bool:
-        return self.part >= NUM_PARTS - 2
+    def held_out(self, split: str) -> bool:
+        return part(split, self.conversation) >= NUM_PARTS - 2
 
 
-def conversations(path: Path) -> Iterator[list[dict[str, str]]]:
-    """Each as its messages."""
+@lru_cache(maxsize=1 << 16)
+def part(split: str, conversation: str) -> int:
+    """Of NUM_PARTS; the last two are held out. `split` names a division into parts."""
+    return int(hashlib.md5(f"{split}{conversation}".encode()).hexdigest(), 16) % NUM_PARTS
+
+
+def conversations(path: Path) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Each piece: the id of its conversation, and its messages."""
     text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
     at = text.index("[") + 1
     while True:
@@ -66,43 +76,49 @@ def conversations(path: Path) -> Iterator[list[dict[str, str]]]:
             found, at = decoder.raw_decode(text, at)
         except ValueError:
             return
-        yield found["conversations"]
+        yield found["id"].rpartition("_")[0] or found["id"], found["conversations"]
 
 
-def asked(path: Path, split: str = "") -> Iterator[Asked]:
-    """Every turn of a person that has an answer. `split` names a division into parts."""
-    for number, messages in enumerate(conversations(path)):
+def asked(path: Path) -> Iterator[Asked]:
+    """Every turn of a person that has an answer."""
+    for conversation, messages in conversations(path):
         turns = [Turn(m["value"], m["from"] == "gpt") for m in messages]
-        part = int(hashlib.md5(f"{split}{number}".encode()).hexdigest(), 16) % NUM_PARTS
         for at in range(1, len(turns)):
             if messages[at]["from"] == "gpt" and messages[at - 1]["from"] == "human":
-                yield Asked(turns[:at], turns[at].text, part)
+                yield Asked(turns[:at], turns[at].text, conversation)
 
 
 class Answers:
-    """What is said of every answer, its length, and the part its conversation is in. `described`: of those held out."""
+    """What is said of every answer, its length, and the part its conversation is in."""
 
-    def __init__(self, path: Path, tokenizer: Path | None, split: str) -> None:
-        texts, parts, later, seconds, numbers = [], [], [], [], []
+    def __init__(self, path: Path, tokenizer: Path | None) -> None:
+        texts, later, seconds, numbers = [], [], [], []
         words, around = [], []
-        self.described: dict[int, Described] = {}
-        for number, one in enumerate(asked(path, split)):
+        self._conversations: list[str] = []
+        for one in asked(path):
             began = time.thread_time()
             said = describe(one.turns)
             seconds.append(time.thread_time() - began)
             texts.append(one.answer)
-            parts.append(one.part)
+            self._conversations.append(one.conversation)
             later.append(said.has_answers)
             numbers.append(said.numbers)
             for hashes, found in ((said.words, words), (said.around, around)):
                 found.append(np.fromiter(hashes, dtype=np.int32, count=len(hashes)))
-            if one.held_out:
-                self.described[number] = said
-        self.seconds, self.part, self.later = np.array(seconds), np.array(parts), np.array(later)
-        self.held_out = self.part >= NUM_PARTS - 2
+        self.seconds, self.later = np.array(seconds), np.array(later)
         self.tokens = np.array(num_tokens(texts, tokenizer))
         self.numbers = np.array(numbers, dtype=np.float32)
         self._hashed = (words, around)
+        self.divide("")
+
+    def divide(self, split: str) -> None:
+        """Hold out what this split does."""
+        self.part = np.array([part(split, conversation) for conversation in self._conversations])
+        self.held_out = self.part >= NUM_PARTS - 2
+
+    def described(self, row: int) -> Described:
+        words, around = (set(rows[row].tolist()) for rows in self._hashed)
+        return Described(self.numbers[row].tolist(), words, around, bool(self.later[row]))
 
     @cached_property
     def words(self) -> Any:
@@ -163,7 +179,9 @@ def heads_of(answers: Answers) -> tuple[Any, Any, Any]:
     wanted = np.stack([logs, logs - plain, left, *beyond], axis=1).astype(np.float32)
     num_texts = np.bincount(answers.words[mine].indices, minlength=NUM_BUCKETS)
     kept = np.flatnonzero(num_texts >= LEAST_TEXTS)
-    words = answers.words[:, kept].tocsr()
+    # A word says the more the fewer texts have it: it is weighed by that, and so punished the less for its weight.
+    rarity = np.log(mine.sum() / num_texts[kept]).astype(np.float32)
+    words = answers.words[:, kept].multiply(rarity).tocsr()
     heads = np.zeros_like(wanted)
     for fold in range(NUM_FOLDS):
         rest, one = mine & (answers.part % NUM_FOLDS != fold), mine & (answers.part % NUM_FOLDS == fold)
@@ -171,7 +189,7 @@ def heads_of(answers: Answers) -> tuple[Any, Any, Any]:
         heads[one] = words[one] @ weights + bias
     weights, bias = ridge(words[mine], wanted[mine])
     whole = np.zeros((NUM_BUCKETS, len(bias)), np.float32)
-    whole[kept] = weights
+    whole[kept] = rarity[:, None] * weights
     return whole, bias, heads
 
 
@@ -246,27 +264,45 @@ def bands(tokens: Any, logs: Any, later: Any) -> dict[str, Any]:
     return {"low": low, "high": high}
 
 
-def judge(model: LengthModel, answers: Answers) -> tuple[Any, Any]:
-    """Print how far it is off, on what is held out. Returns (expected, actual) tokens."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a file says of the answers held out, beside what they were; all in tokens, but `ms` of CPU for each."""
+
+    tokens: Any
+    low: Any
+    high: Any
+    actual: Any
+    later: Any
+    constant: float  # the median of the training's answers
+    ms: Any
+
+    def cells(self, some: Any = slice(None)) -> str:
+        """Of the answers chosen: what `compared` says, and the share in the band."""
+        return f"{compared(self.tokens[some], self.actual[some], self.constant)} | {self.inside(some):.1%}"
+
+    def below(self, some: Any = slice(None)) -> float:
+        """By how much of it our mean absolute error is less than that of the constant."""
+        error, base = np.abs(self.tokens - self.actual)[some], np.abs(self.constant - self.actual)[some]
+        return float(1 - error.mean() / base.mean())
+
+    def inside(self, some: Any = slice(None)) -> float:
+        """The share that lies in the band."""
+        return float(((self.actual >= self.low) & (self.actual <= self.high))[some].mean())
+
+
+def judge(model: LengthModel, answers: Answers) -> Judged:
+    """How far it is off, on what is held out."""
     rows = np.flatnonzero(answers.held_out)
     seconds, found = [], []
     for row in rows:
+        described = answers.described(row)
         began = time.thread_time()
-        found.append(model.expect(answers.described[row]))
+        found.append(model.expect(described))
         seconds.append(time.thread_time() - began)
-    total = (np.array(seconds) + answers.seconds[rows]) * 1e3
-    tokens, actual = np.array([one.tokens for one in found]), answers.tokens[rows]
-    low, high = np.array([one.low for one in found]), np.array([one.high for one in found])
+    said = np.array([(one.tokens, one.low, one.high) for one in found]).T
     constant = float(np.median(answers.tokens[~answers.held_out]))
-    print(f"{len(rows)} answers held out, median {np.median(actual):.0f} tokens; {time.strftime('%Y-%m-%d')}")
-    print("| | constant | ours | below it | within 25 / 50 / 100 | in the 80 % band |\n|---|---|---|---|---|---|")
-    for name, some in (("all", slice(None)), ("first turns", ~answers.later[rows]), ("later", answers.later[rows])):
-        inside = ((actual >= low) & (actual <= high))[some].mean()
-        print(f"| {name} | {compared(tokens[some], actual[some], constant)} | {inside:.1%} |")
-    p50, p99 = np.percentile(total, [50, 99])
-    text = np.median(answers.seconds[rows]) * 1e3
-    print(f"CPU per answer: p50 {p50:.3f} ms, p99 {p99:.3f} ms, of which the text {text:.3f} at the median")
-    return tokens, actual
+    ms = (np.array(seconds) + answers.seconds[rows]) * 1e3
+    return Judged(*said, answers.tokens[rows], answers.later[rows], constant, ms)
 
 
 def compared(tokens: Any, actual: Any, constant: float) -> str:
@@ -274,6 +310,58 @@ def compared(tokens: Any, actual: Any, constant: float) -> str:
     error, base = np.abs(tokens - actual), np.abs(constant - actual).mean()
     within = " / ".join(f"{(error <= limit).mean():.0%}" for limit in (25, 50, 100))
     return f"{base:.1f} | {error.mean():.1f} | {1 - error.mean() / base:.1%} | {within}"
+
+
+def show(judged: Judged) -> None:
+    """Print it as a table."""
+    median = np.median(judged.actual)
+    print(f"{len(judged.actual)} answers held out, median {median:.0f} tokens; {time.strftime('%Y-%m-%d')}")
+    print("| | constant | ours | below it | within 25 / 50 / 100 | in the 80 % band |\n|---|---|---|---|---|---|")
+    for name, some in (("all", slice(None)), ("first turns", ~judged.later), ("later", judged.later)):
+        print(f"| {name} | {judged.cells(some)} |")
+    p50, p99 = np.percentile(judged.ms, [50, 99])
+    print(f"CPU per answer: p50 {p50:.3f} ms, p99 {p99:.3f} ms")
+
+
+def show_splits(answers: Answers, splits: Sequence[str]) -> None:
+    """Train and judge for each; print a row for each, their means and their worst."""
+    print("| split | constant | ours | below it | within 25 / 50 / 100 | in the band | first turns below | in band |")
+    print("|---|---|---|---|---|---|---|---|")
+    rows = []
+    for split in splits:
+        answers.divide(split)
+        judged = judge(LengthModel(train(answers)), answers)
+        first = ~judged.later
+        rows.append([judged.below(), judged.inside(), judged.below(first), judged.inside(first)])
+        cells = f"{judged.cells()} | {judged.below(first):.1%} | {judged.inside(first):.1%}"
+        print(f"| {split or 'shipped'} | {cells} |", flush=True)
+    every = np.array(rows)
+    worst = [*every.min(0)]
+    for column in (1, 3):  # of a band the one that is furthest from four of five
+        worst[column] = every[np.abs(every[:, column] - 0.8).argmax(), column]
+    for name, (below, inside, first_below, first_inside) in (("mean", every.mean(0)), ("worst", worst)):
+        print(f"| {name} | | | {below:.1%} | | {inside:.1%} | {first_below:.1%} | {first_inside:.1%} |")
+
+
+def show_shift(judged: Judged, factor: float) -> None:
+    """Print how soon the band, times the ratio that serving teaches, holds answers that are `factor` times as long as
+    those of the training: from a model's first answer, and from when one that gave a thousand answers changes."""
+    print(f"answers {factor:g} times as long: share in the band, ratio (median), by answers seen since")
+    for num_before in (0, NUM_BEFORE):
+        inside, ratios = np.zeros((NUM_ORDERS, NUM_AFTER)), np.zeros((NUM_ORDERS, NUM_AFTER))
+        for order in range(NUM_ORDERS):
+            rows = np.random.default_rng(order).integers(len(judged.actual), size=num_before + NUM_AFTER)
+            lengths = ResponseLengths()
+            for at, row in enumerate(rows, -num_before):
+                actual = round(judged.actual[row] * (factor if at >= 0 else 1.0))
+                if at >= 0:
+                    ratio = ratios[order, at] = lengths.text_ratio
+                    inside[order, at] = judged.low[row] * ratio <= actual <= judged.high[row] * ratio
+                lengths.learn(1, actual, int(judged.tokens[row]))
+        for first in range(0, NUM_AFTER, 10):
+            some = slice(first, first + 10)
+            shown = f"{inside[:, some].mean():.1%}, {np.median(ratios[:, some]):.2f}"
+            print(f"{num_before} before, {first} to {first + 9} since: {shown}")
 
 
 ERRORS = """# How far the length model of bench/fit/lengths.py is off: expected over actual length, on {num} answers of
@@ -290,8 +378,9 @@ ratios = [
 """
 
 
-def errors(tokens: Any, actual: Any, by: str) -> str:
-    """The ratios of `tokens` to `actual` by how long the answer is, as TOML."""
+def errors(judged: Judged, by: str) -> str:
+    """The ratios of expected to actual length by how long the answer is, as TOML."""
+    tokens, actual = judged.tokens, judged.actual
     median = float(np.median(actual))
     bins, ratio = np.searchsorted(LENGTH_EDGES, actual / median, side="right"), tokens / np.maximum(1, actual)
     rows = [np.quantile(ratio[bins == at], SHARES) for at in range(len(LENGTH_EDGES) + 1)]
@@ -315,17 +404,26 @@ def main() -> None:
     parser.add_argument("--split", default="", help="another name holds out other conversations")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--judge", type=Path)
+    parser.add_argument("--splits", nargs="+", metavar="NAME", help="train and judge for each, write no file")
     parser.add_argument("--errors", type=Path)
+    parser.add_argument("--shift", type=float, help="how soon a model that answers so many times as long is followed")
     args = parser.parse_args()
-    answers = Answers(args.conversations, args.tokenizer, args.split)
+    answers = Answers(args.conversations, args.tokenizer)
+    if args.splits:
+        show_splits(answers, args.splits)
+        return
+    answers.divide(args.split)
     if args.judge is None:
         out = args.out or Path("length_model.npz")
         np.savez_compressed(out, **train(answers))
         print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
         args.judge = out
-    tokens, actual = judge(LengthModel.read(args.judge), answers)
+    judged = judge(LengthModel.read(args.judge), answers)
+    show(judged)
+    if args.shift:
+        show_shift(judged, args.shift)
     if args.errors is not None:
-        args.errors.write_text(errors(tokens, actual, f"split {args.split!r}"), encoding="utf-8")
+        args.errors.write_text(errors(judged, f"split {args.split!r}"), encoding="utf-8")
 
 
 if __name__ == "__main__":

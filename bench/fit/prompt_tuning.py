@@ -173,8 +173,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     parts: dict[bool, list[Asked]] = {False: [], True: []}
-    for one in asked(args.conversations, args.split):
-        parts[one.held_out].append(one)
+    for one in asked(args.conversations):
+        parts[one.held_out(args.split)].append(one)
     for held_out, num in ((False, args.samples), (True, args.judge)):
         Random(2).shuffle(parts[held_out])
         parts[held_out] = parts[held_out][: num or None]

@@ -1,6 +1,7 @@
 """Which of a request's texts are turns of a conversation, in every API that generates text."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,48 @@ def test_of_a_long_conversation_its_first_and_last_turns_are_read() -> None:
     found = turns(b"/v1/chat/completions", messages=talk)
     assert [found[0].text, found[1].text, found[-1].text] == ["0", str(500 - NUM_TURNS), "499"]
     assert len(found) == NUM_TURNS + 1
+
+
+CHAT = b"/v1/chat/completions"
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 100_000 * "A"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+ODD = {
+    "nothing": [{"role": "user", "content": ""}],
+    "null": [{"role": "user", "content": None}],
+    "no pieces": [{"role": "user", "content": []}],
+    "a picture": [{"role": "user", "content": [PICTURE]}],
+    "a picture and a text": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, PICTURE]}],
+    "emoji": [{"role": "user", "content": "\U0001f3f3\ufe0f\u200d\U0001f308" * 100}],
+    "zeros": [{"role": "user", "content": "\0\0"}],
+    "digits of other scripts": [{"role": "user", "content": "\u0663\u0663 words, \u00b2\u00b3 pages, 9,,9k lines"}],
+    "a system prompt alone": [{"role": "system", "content": "Be terse."}],
+    "an answer to go on with": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}],
+    "a tool": [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ],
+}
+
+
+@pytest.mark.parametrize("messages", ODD.values(), ids=ODD)
+def test_messages_of_any_content_are_expected_to_have_an_answer(messages: list[dict[str, object]]) -> None:
+    lengths = open_lengths("")
+    assert lengths is not None
+    asked = read_body(CHAT, json.dumps({"model": "m", "messages": messages}).encode(), READERS)
+    assert 1 <= text_tokens(asked, lengths) <= 160_000
+
+
+@pytest.mark.parametrize("text", ["word ", "a", "9", "1,", "?", "a'", "\n", "\u6f22", "\U0001f600"])
+def test_a_prompt_of_100_000_characters_takes_milliseconds(text: str) -> None:
+    lengths = open_lengths("")
+    assert lengths is not None
+    content = text * (100_000 // len(text))
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+    asked = read_body(CHAT, body, READERS)
+    began = time.thread_time()
+    assert text_tokens(asked, lengths) >= 1
+    assert time.thread_time() - began < 0.05, "its work grows with the length of the text"
 
 
 def test_the_setting_names_a_file_or_none(tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ class ResponseLengths:
         tokens = max(1, round(expected))
         return min(tokens, max_tokens) if max_tokens > 0 else tokens
 
+    @property
+    def text_ratio(self) -> float:
+        """By what the length that a text says is multiplied: the median ratio of this model's answers to it."""
+        return math.exp(self._text.log_ratio)
+
     def learn(self, prompt_tokens: int, response_tokens: int, text_tokens: int = 0) -> None:
         """One whole answer, and what its text had said."""
         if response_tokens < 1:
