@@ -355,6 +355,21 @@ class Rig:
     def tick(self) -> None:
         self.table.take(Tick())
 
+    @contextlib.asynccontextmanager
+    async def ticking(self) -> AsyncIterator[None]:
+        """Time passes for the controller meanwhile, as in a router."""
+
+        async def tick_for_ever() -> None:
+            while True:
+                self.tick()
+                await asyncio.sleep(0.05)
+
+        ticker = asyncio.create_task(tick_for_ever())
+        try:
+            yield
+        finally:
+            ticker.cancel()
+
     async def until(self, condition: Callable[[], bool]) -> None:
         await until(condition, every_s=0.002)
 
