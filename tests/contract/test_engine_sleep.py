@@ -291,7 +291,7 @@ async def test_an_engine_that_refuses_sleeps_at_once_and_answers_nothing_until_i
 async def test_requests_sent_while_it_falls_asleep_are_all_answered(case: EngineCase, awake: EngineHandle) -> None:
     """A router that believes it READY sends at any moment of its sleep: the engine serves on, or the next answers.
 
-    A refusal that arrives after the fact that it serves on keeps the router off it for a second, so time has to pass."""
+    A refusal that arrives after the fact that it serves on keeps the router off it for a second: time has to pass."""
     if not isinstance(case.driver, RefusingSleeper):
         pytest.skip("its engines refuse nothing")
     name, num_asleep = "Contract/Tiny", 0
