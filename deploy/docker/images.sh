@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds every image, or those named, and prints what each weighs.
 # usage: images.sh [build|list|sbom] [IMAGE...]
-# DOCKER names the engine's command, DOCKER_BUILD_ARGS goes to each build (e.g. "--network host"), VERSION is the tag and
-# IMAGE_PREFIX what stands before the names, as in .env.
+# DOCKER names the engine's command, VERSION is the tag and IMAGE_PREFIX what stands before the names, as in .env.
+# DOCKER_BUILD_ARGS goes to each build, after its own arguments (e.g. "--network host").
 set -eu
 cd "$(dirname "$0")/../.."
 docker=${DOCKER:-docker}
@@ -33,12 +33,13 @@ build() {
         [ "$packages" = - ] && packages=
         [ "$libraries" = - ] && libraries=
         printf 'building %s/%s:%s\n' "$prefix" "$name" "$version"
+        # Of two values of one build argument docker takes the last: what the caller gives comes after the table's.
         # shellcheck disable=SC2086
-        "$docker" build -q ${DOCKER_BUILD_ARGS:-} -f deploy/docker/Dockerfile --target "$stage" \
+        "$docker" build -q -f deploy/docker/Dockerfile --target "$stage" \
             --build-arg SERVICE="$service" --build-arg NAME="$name" --build-arg EXTRAS="$extras" \
             --build-arg PACKAGES="$packages" --build-arg LIBRARIES="$libraries" --build-arg VERSION="$version" \
             --build-arg REVISION="$revision" --build-arg SOURCE="$source" \
-            -t "$prefix/$name:$version" . >/dev/null || exit 1
+            ${DOCKER_BUILD_ARGS:-} -t "$prefix/$name:$version" . >/dev/null || exit 1
     done
 }
 

@@ -122,6 +122,18 @@ def test_what_is_built_is_what_make_images_builds() -> None:
     assert built == rows
 
 
+def test_a_build_argument_of_the_caller_outweighs_the_table_s(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\n[ $1 = build ] && printf '%s\\n' \"$@\" >{tmp_path}/given\nexit 0\n")
+    docker.chmod(0o755)
+    asked = {"DOCKER": str(docker), "DOCKER_BUILD_ARGS": "--build-arg EXTRAS=router"}
+    subprocess.run(
+        ["sh", ROOT / "deploy/docker/images.sh", "build", "router"], env=os.environ | asked, check=True, timeout=60
+    )
+    given = (tmp_path / "given").read_text().splitlines()
+    assert [word for word in given if word.startswith("EXTRAS=")][-1] == "EXTRAS=router"  # docker takes the last
+
+
 def test_no_secret_stands_in_a_file() -> None:
     secret = re.compile(r"TOKEN|KEY|PASSWORD|SECRET|NATS_URL|REDIS_URL")
     for name, stated in services().items():

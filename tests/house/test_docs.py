@@ -7,8 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from glowplug.events import document as events_document
+from glowplug.runtime.supervisor.samples import sample_files
 from glowplug.telemetry import document as metrics_document
 from tests.house.tree import ROOT, files, files_in, python, text, tree
 
@@ -35,6 +37,13 @@ def test_the_table_of_capabilities_is_what_the_drivers_declare() -> None:
     readme = text("README.md")
     assert capabilities.table() in readme, capabilities.__doc__
     assert capabilities.written(readme) == readme
+
+
+def test_the_readme_asks_the_model_that_make_up_asks() -> None:
+    """`glowplug up` prints a request to the first model that the router lists, which sorts them by name."""
+    names = sorted(yaml.safe_load(file.read_text())["name"] for file in sample_files("llamacpp"))
+    asked = re.findall(r"""-d '{"model": "([^"]+)", "stream": true""", text("README.md"))
+    assert asked == names[:1]
 
 
 def test_the_readme_pairs_each_service_with_the_policies_that_its_settings_choose() -> None:
