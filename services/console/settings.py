@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from glowplug.runtime.rest import MAX_BODY_BYTES
 from glowplug.runtime.settings import ServiceSettings
 
 
@@ -14,7 +15,7 @@ class ConsoleSettings(ServiceSettings):
     trace_max_bytes: int = Field(32 << 20, ge=1 << 16)
     trace_max_spans: int = Field(2000, ge=1)  # of one trace
     trace_disk: bool = True  # traces are in <state_dir>/console/traces.sqlite and survive a restart
-    otlp_max_body_bytes: int = Field(4 << 20, ge=1024)  # as sent
+    otlp_max_body_bytes: int = Field(4 << 20, ge=1024, le=MAX_BODY_BYTES)  # as sent
     otlp_max_plain_bytes: int = Field(16 << 20, ge=1024)  # once unpacked
     otlp_max_held_bytes: int = Field(32 << 20, ge=1024)  # bodies of all exports being read; past it they get 503
     events_kept: int = Field(4000, ge=1)  # of each class: facts, commands, telemetry
@@ -31,7 +32,7 @@ class ConsoleSettings(ServiceSettings):
     placer_url: str = ""  # where operator actions on nodes go
     predictor_url: str = ""  # whose windows and forecasts are shown
     action_timeout_s: float = Field(15.0, gt=0)
-    chat_max_body_bytes: int = Field(2 << 20, ge=1024)
+    chat_max_body_bytes: int = Field(2 << 20, ge=1024, le=MAX_BODY_BYTES)
     chat_max_streams: int = Field(64, ge=1)  # through this console at once
     chat_silence_s: float = Field(600.0, gt=0)  # a router that sends nothing at all; a held stream gets comments
     requests_shown: int = Field(2000, ge=1)  # ended ones that are remembered

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import Depends
 
-from glowplug.runtime.rest import admin, make_app
+from glowplug.runtime.rest import MAX_BODY_BYTES, admin, make_app
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
 from tests.console_server import serving
@@ -141,6 +141,23 @@ async def test_curl_without_a_content_type_is_answered_at_the_data_port_alone() 
         assert (await client.post(path, content=CHAT, headers={"Content-Type": FORM})).status_code == 200
     async with admin_port("") as (url, path), httpx.AsyncClient(base_url=url) as client:
         assert (await client.post(path, content=BODY, headers={"Content-Type": FORM})).status_code == 415
+
+
+async def test_no_more_than_the_bound_of_a_body_is_read_whoever_sends_it() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * (1 << 20)
+
+    async with admin_port(KEY) as (url, path), httpx.AsyncClient(base_url=url) as client:
+        fits = BODY + b" " * (MAX_BODY_BYTES - len(BODY))
+        typed = {"Content-Type": JSON}
+        allowed = typed | {"Authorization": f"Bearer {KEY}"}
+        assert (await client.post(path, content=fits, headers=allowed)).status_code == 200
+        for content in (fits + b" ", parts()):
+            answer = await client.post(path, content=content, headers=typed)
+            assert answer.status_code == 413, answer.text
+            assert answer.json()["error"]["code"] == "request_too_large"
+            assert answer.headers["x-request-id"]
 
 
 async def test_a_stream_for_a_page_that_is_let_in_says_so_and_its_engine_does_not() -> None:

@@ -15,12 +15,11 @@ from starlette.responses import Response
 
 from glowplug.domain.errors import NotLeader, TooLarge
 from glowplug.runtime.leader import Candidate
-from glowplug.runtime.rest import refused
+from glowplug.runtime.rest import MAX_BODY_BYTES, refused
 
 log = logging.getLogger(__name__)
 API: Final = "/v1/"
 PASSED_ON: Final = "x-glowplug-passed-on"  # by whom: a call is passed on once
-MAX_BODY_BYTES: Final = 8 << 20
 TIMEOUT_S: Final = 10.0
 READS: Final = ("GET", "HEAD")
 # Of one connection, written anew by each sender, or of the page that sent it: that was judged here, by our own name.

@@ -1,7 +1,8 @@
 """The REST surface every service shares: health, metrics, OpenAI-shaped errors, the admin token; /docs as plain
 HTML.
 
-A request that the rules of web.py refuse never reaches the app, and every answer gets headers that browsers obey."""
+A request that the rules of web.py refuse never reaches the app, no body is read past a bound, and every answer gets
+headers that browsers obey."""
 
 import base64
 import hashlib
@@ -16,23 +17,24 @@ from string import Template
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glowplug import __version__
-from glowplug.domain.errors import GlowplugError, Unauthorized
+from glowplug.domain.errors import GlowplugError, TooLarge, Unauthorized
 from glowplug.runtime.identity import PROCESS
 from glowplug.runtime.web import WebRules
 from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.tally import exposition
 
 _PAGE: Final = Template(Path(__file__).with_name("docs_page.html").read_text(encoding="utf-8"))
+_CODES: Final = {404: "not_found", 405: "method_not_allowed", 413: TooLarge.code}
 _STYLE: Final = _PAGE.template.partition("<style>")[2].partition("</style>")[0]
 _HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 PAGE_HEADERS: Final = {
@@ -41,6 +43,7 @@ PAGE_HEADERS: Final = {
 }
 log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
+MAX_BODY_BYTES: Final = 8 << 20  # a body is read whole before anybody asks for the admin token
 # On every answer that does not say otherwise: it runs and loads nothing, is framed nowhere, and is what it says it is.
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -112,6 +115,7 @@ def make_app(
     async def docs() -> Response:
         return Response(render(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
+    app.add_middleware(Bounded)
     _errors(app)
     return app
 
@@ -148,12 +152,34 @@ def _errors(app: FastAPI) -> None:
         body = error_body(f"{where}: {first['msg']}", "invalid_request_error", "bad_request", where)
         return JSONResponse(body, status_code=400)
 
-    @app.exception_handler(HTTPException)
-    async def plain(_: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    @app.exception_handler(AnyHTTPException)
+    async def plain(_: Request, error: AnyHTTPException) -> JSONResponse:
+        code = _CODES.get(error.status_code, "http_error")
         return JSONResponse(
             error_body(str(error.detail), "invalid_request_error", code), error.status_code, headers=error.headers
         )
+
+
+class Bounded:
+    """An app that gets no more than MAX_BODY_BYTES of a body: its read of the next part raises HTTPException (413).
+
+    It is next to the routes, where FastAPI passes that exception on as it is; middleware between would wrap it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_bytes = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > MAX_BODY_BYTES:
+                raise HTTPException(TooLarge.status, f"the body has more than {MAX_BODY_BYTES} bytes")
+            return message
+
+        await self._app(scope, receive_bounded, send)
 
 
 class Guarded:
