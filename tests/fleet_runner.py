@@ -15,6 +15,7 @@ import httpx
 
 from glowplug.policies.registry import KINDS
 from glowplug.runtime.supervisor.plan import num_ports
+from glowplug.runtime.supervisor.samples import sample_files
 from glowplug.runtime.supervisor.sweep import processes_of
 from tests.ports import free_ports
 from tests.waiting import wait_until
@@ -161,6 +162,7 @@ def running() -> Iterator[Path]:
         try:
             said = glowplug(path, "up", "--detach", "--port-base", "0").stdout
             assert "curl -N http://127.0.0.1:" in said
+            assert all(file.stem[3:] in said for file in sample_files("llamacpp")), said
             yield path
         finally:
             glowplug(path, "down", check=False)

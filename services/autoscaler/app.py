@@ -128,10 +128,11 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """Every deployed model with its state; `errors` names model files that are not in force."""
+        """Every deployed model with its state; `errors` names model files that are not in force;
+        `files_read` says whether each file has been read since this process started."""
         controller = service.controller(AutoscalerController)
         rows = [model_row(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
-        return {"object": "list", "data": rows, "errors": watch.errors}
+        return {"object": "list", "data": rows, "errors": watch.errors, "files_read": watch.has_read}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

@@ -34,11 +34,13 @@ class ModelWatch:
         self._unanswered: dict[str, str] = {}  # file -> the reading of the directory that waits for it
         self._sizes: dict[str, Remembered] = {}  # file -> sizes that were answered for it, while others were not
         self.errors: dict[str, str] = {}
+        self.has_read = directory is None  # each file once: what it declares is in force, or it is among the errors
 
     async def run(self, shell: Shell) -> None:
         """Poll for ever."""
         while self._directory is not None:
             await self.poll(shell)
+            self.has_read = True
             await asyncio.sleep(self._poll_s)
 
     async def poll(self, shell: Shell) -> None:

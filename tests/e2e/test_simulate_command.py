@@ -234,7 +234,9 @@ def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> 
                 continue
         said, _ = command.communicate(timeout=90)
     os.close(terminal)
-    assert (command.returncode, said) == (130, b"")
+    # Python ends by the signal itself when Ctrl-C came inside of an `exec`, of a dataclass for one: 130 in a shell too
+    assert command.returncode in (130, -signal.SIGINT)
+    assert said == b""
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 

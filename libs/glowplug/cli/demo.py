@@ -132,9 +132,10 @@ def write_models(models_dir: Path, engine: str) -> None:
 
 async def story(fleet: Fleet, shown: Output) -> list[Row]:
     """The steps in order. A failed request is a row with an error; the story goes on."""
-    data, engine = fleet.plan.urls()["data"], fleet.settings.engine
+    urls, engine = fleet.plan.urls(), fleet.settings.engine
+    data = urls["data"]
     key = fleet.document()["api_key"]
-    models = await wait_for_models(data, key, at_least=len(sample_files(engine)))
+    models = await wait_for_models(urls, key)
     if not models:
         raise CliError("no model was registered")
     async with httpx.AsyncClient(base_url=data, headers=bearer(key), trust_env=False) as client:

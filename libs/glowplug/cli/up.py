@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import which
 from typing import Annotated, Any
@@ -38,7 +39,7 @@ from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import StateDir, read_fleet
 from glowplug.runtime.supervisor.sweep import engines_of, of_processes, sweep
 
-MODELS_WAIT_S = 10.0
+MODELS_WAIT_S = 30.0
 DOWN_WAIT_S = 60.0
 POLL_S = 0.1
 BANNER_HAS = "glowplug run"
@@ -85,7 +86,7 @@ async def banner(fleet: Fleet) -> str:
     """What to click and a curl line that works."""
     took_s = time.time() - fleet.started_at
     urls, document = fleet.plan.urls(), fleet.document()
-    models = await wait_for_models(urls["data"], document["api_key"])
+    models = await wait_for_models(urls, document["api_key"])
     key = document["api_key"]
     authorization = f" -H 'Authorization: Bearer {key}'" if key else ""
     first = models[0] if models else "MODEL"
@@ -130,17 +131,20 @@ def on_path(bin_dir: Path) -> list[str]:
     return [f"  `glowplug` is not on the path here: source {bin_dir / 'activate'}, or type {bin_dir / 'glowplug'}"]
 
 
-async def wait_for_models(data_url: str, api_key: str = "", at_least: int = 1) -> list[str]:
-    """Names the data port lists, once there are so many; those there are after a while."""
+async def wait_for_models(urls: Mapping[str, str], api_key: str = "") -> list[str]:
+    """Names the data port lists, once the model files have been read and it lists all they declare; those there are
+    after a while."""
     deadline = time.monotonic() + MODELS_WAIT_S
     names: list[str] = []
-    async with httpx.AsyncClient(trust_env=False, headers=bearer(api_key)) as client:
-        while len(names) < at_least and time.monotonic() < deadline:
+    async with httpx.AsyncClient(trust_env=False, headers=bearer(api_key), timeout=2) as client:
+        while time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
-                response = await client.get(f"{data_url}/v1/models", timeout=2)
-                names = [row["id"] for row in response.json()["data"]]
-            if len(names) < at_least:
-                await asyncio.sleep(POLL_S)
+                deployed = (await client.get(f"{urls['autoscaler']}/v1/models")).json()
+                listed = (await client.get(f"{urls['data']}/v1/models")).json()
+                names = [row["id"] for row in listed["data"]]
+                if deployed["files_read"] and {row["name"] for row in deployed["data"]} <= {*names}:
+                    break
+            await asyncio.sleep(POLL_S)
     return names
 
 
