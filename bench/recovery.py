@@ -1,17 +1,22 @@
-"""kill -9 of each process of the local fleet: seconds until the fleet is whole again, and what its clients saw.
+"""kill -9 of each process of the local fleet: seconds until the fleet is whole again, and the ends of its streams.
 
-`python -m bench.recovery` starts a fleet of its own (emulated engine, two nodes), keeps streams running against a warm
-model, and kills one process after the other. "Whole" is: the process is back under a new pid and every process is
-ready by its own word. The processes are real; the tokens are emulated.
+    python -m bench.recovery [--only NAME ...] [--json FILE]
+
+It starts a fleet of its own (emulated engine, two nodes), keeps streams running against a warm model, and kills one
+process after the other. The fleet is whole when the process is back under a new pid and every process reports that it
+is ready. The processes are real; the tokens are emulated.
 """
 
+import argparse
 import asyncio
 import os
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from bench.measured.data import data_option, markdown, markdown_row, write_data
 from tests.chaos.test_kill_services import Ledger, under_load
 from tests.fleet_runner import EMULATED, Fleet
 from tests.waiting import wait_until
@@ -19,10 +24,11 @@ from tests.waiting import wait_until
 VICTIMS = (
     "predictor-1", "placer-1", "autoscaler-1", "console-1", "prefetcher-1", "agent-1", "router-1", "nats", "valkey",
 )  # fmt: skip
+ENDS = ("done", "connection lost", "error event", "truncated")
 
 
 def kill_and_time(fleet: Fleet, name: str) -> float:
-    """Seconds from the kill until the fleet is whole."""
+    """Kill a process. Returns the seconds from the kill until the fleet is whole."""
     pid = int(fleet.process(name)["pid"])
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -43,19 +49,35 @@ def one(fleet: Fleet, name: str) -> tuple[float, Ledger]:
     return took[0], ledger
 
 
+def as_data(seen: Mapping[str, tuple[float, Ledger]]) -> dict[str, object]:
+    """The data by killed process: seconds until the fleet was whole again, and the ends of the clients' streams."""
+    return {
+        "killed": {
+            name: {"whole_again_s": seconds, "ends": dict(ledger.ends)} for name, (seconds, ledger) in seen.items()
+        }
+    }
+
+
 def main() -> None:
+    """Kill the processes in turn, print the table, and write the data to `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=VICTIMS, default=VICTIMS, metavar="NAME", help="kill these alone")
+    data_option(parser)
+    args = parser.parse_args()
+    seen: dict[str, tuple[float, Ledger]] = {}
     with tempfile.TemporaryDirectory(prefix="glowplug-recovery-") as folder:
         models = {"warm": EMULATED.format(name="warm", keep_alive_s=-1)}
         with Fleet.start(Path(folder), models) as fleet:
             fleet.chat("warm")
             print(f"cores {os.cpu_count()}, load {os.getloadavg()[0]:.1f}; 10 streams a second, emulated engine\n")
-            print("| killed | whole again, s | streams | done | connection lost | error event | truncated |")
-            print("|---|---|---|---|---|---|---|")
-            for name in VICTIMS:
-                seconds, ledger = one(fleet, name)
+            print(markdown(("killed", "whole again, s", "streams", *ENDS)))
+            for name in args.only:
+                seconds, ledger = seen[name] = one(fleet, name)
                 ends = ledger.ends
-                counts = " | ".join(str(ends[how]) for how in ("done", "connection lost", "error event", "truncated"))
-                print(f"| {name} | {seconds:.1f} | {sum(ends.values())} | {counts} |", flush=True)
+                print(
+                    markdown_row(name, f"{seconds:.1f}", sum(ends.values()), *(ends[how] for how in ENDS)), flush=True
+                )
+    write_data(args.json, as_data(seen))
 
 
 if __name__ == "__main__":

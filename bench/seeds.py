@@ -1,4 +1,4 @@
-"""200 seeds of every seeded simulation (tests/simulation), several at a time: python bench/seeds.py [--seeds 0..199]"""
+"""Run 200 seeds of every seeded simulation (tests/simulation) in parallel: python bench/seeds.py [--seeds 0..199]"""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Writes the table of what each engine can do into the README, from what the drivers declare:
+"""Writes the table of what each engine can do into docs/capabilities.md, from what the drivers declare:
 `python docs/capabilities.py`."""
 
 import re
@@ -8,16 +8,17 @@ from typing import Any
 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
-from glowplug.engines.drivers import NAMES, Declaration, declaration, driver
+from glowplug.engines.drivers import Declaration, declaration, driver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineSettings
 from glowplug.simulator.setup import ABILITIES
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).with_suffix(".md")
+LIBS = PAGE.parents[1] / "libs"
 _BETWEEN = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end of capabilities -->)", re.DOTALL)
-START = {
+START = {  # the engines of the table, in its order
     "llamacpp": "default",
     "vllm": "`make vllm-env`, then `make up ENGINE=vllm`",
-    "command": "a file of the node, [engines/command.md](docs/engines/command.md)",
+    "command": "a file of the node, [engines/command.md](engines/command.md)",
     "emulated": "`make up ENGINE=emulated`",
 }
 WHAT = {
@@ -53,14 +54,17 @@ CAN = {
     Ability.FIRST_LAYERS: "... holds the first layers alone (WarmServe section 4)",
     Ability.STREAM: "loads its weights while they arrive (HydraServe section 5)",
     Ability.SHARE: "reads its weights in host memory, with every other instance of its model",
+    Ability.ADAPTERS: "takes and gives up LoRA adapters while it serves ([adapters](adapters.md))",
     Ability.STAGES: "starts in pipeline stages (HydraServe)",
 }
+REMAPS = "switches models by remapping pages of GPU memory (WarmServe section 4.2)"
+REMAPPING = re.compile(r"^(from|import) glowplug\.memory\.(switch|slots|pool)\b", re.MULTILINE)
 DECLARED = {("command", Ability.PREWARM), ("command", Ability.SWAP)}  # by the node's file, of each server
 
 
 def table() -> str:
     """The rows, with a column for each engine and one for the simulator."""
-    engines = [declaration(name) for name in NAMES]
+    engines = [declaration(name) for name in START]
     out = [
         f"| | {' | '.join(f'`{engine.name}`' for engine in engines)} | simulator |",
         f"|---|{'---|' * (len(engines) + 1)}",
@@ -76,6 +80,7 @@ def table() -> str:
         out.append(_row(meaning, cells, "simulated" if field == "groups" else "no"))
     for ability, meaning in CAN.items():
         out.append(_row(meaning, [_can(engine, ability) for engine in engines], _simulated(ability)))
+    out.append(_row(REMAPS, ["real; not measured" if _remaps(engine.name) else "no" for engine in engines], "no"))
     out.append(_row("started by", [START[engine.name] for engine in engines], "`glowplug simulate`"))
     return "\n".join(out) + "\n"
 
@@ -91,8 +96,14 @@ def _can(engine: Declaration, ability: Ability) -> str:
     if not on_host:
         return _word(engine, False)
     asked = ability is Ability.SHARE and engine.capabilities.shares_when_asked
-    real = "real on host memory, with `weights_shared`" if asked else "real on host memory"
-    return f"{real}; on GPUs " + ("not measured" if on_gpus else "no")
+    return ("host" if on_gpus else "host only") + (", with `weights_shared`" if asked else "")
+
+
+def _remaps(engine: str) -> bool:
+    """Whether anything of an engine's takes its memory from the pool that remaps (`libs/glowplug/memory`)."""
+    files = [*LIBS.glob(f"glowplug/engines/{engine}*.py"), *LIBS.glob(f"glowplug/engines/{engine}_host/*.py")]
+    files += LIBS.glob(f"glowplug_{engine}/**/*.py")
+    return any(REMAPPING.search(file.read_text("utf-8")) for file in files)
 
 
 def _simulated(ability: Ability) -> str:
@@ -137,4 +148,4 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text("utf-8")), "utf-8")
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")

@@ -11,35 +11,45 @@ from glowplug.runtime.settings import ElectedSettings, ServiceSettings, SourceSe
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 # ruff: noqa: E501 - a row of a table is one line
-SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console")
-BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console", "operator")
+LOCAL = "The local fleet (`glowplug up`)"
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+USUAL = {("ge", 0), ("gt", 0), ("ge", 1), ("le", 65535)}  # what nobody would try
 INTRO = """\
 # Configuration
 
 Written by `python docs/configuration.py > docs/configuration.md`; change the settings classes, not this file.
 
-Everything is an environment variable. `glowplug up` hands its own environment on to every process it starts and adds
-addresses, ports and tokens, so a variable set there reaches the service that knows it. A service started by hand
-(`python -m services.<name>`) reads the same variables. Seconds and bytes everywhere. Models are configured by files,
-see [howto/models.md](howto/models.md).
+Every setting is an environment variable, in seconds and bytes. `glowplug up` hands its environment on to every process and
+adds addresses, ports, tokens and secrets, an embedded NATS and Valkey, and the console as receiver of traces, where they are empty;
+a service started by hand (`python -m glowplug.services.<name>`) reads the same variables.
+[Files](howto/models.md) configure the models; what each policy does: [policies](policies.md). The default stands in
+parentheses, unless it is empty. A value out of bounds ends the service at its start with one line that names the variable.
+"""
+ADVANCED = """\
+## Advanced
+
+Few fleets need another value than the default. Defaults and meanings stand in `services/<name>/settings.py`,
+`libs/glowplug/runtime/settings.py` (every service) and `libs/glowplug/runtime/supervisor/settings.py` (the local fleet).
 """
 OTHERS = """\
 ## Read elsewhere
 
-| variable | read by | meaning |
-|---|---|---|
-| `GLOWPLUG_<SERVICE>_URL` | command line | address of one service, for a fleet that `glowplug up` has not started: `GLOWPLUG_ROUTER_URL`, `GLOWPLUG_AUTOSCALER_URL` ... |
-| `GLOWPLUG_CACHE_DIR` | vLLM samples | where converted sample weights are kept (default `~/.cache/glowplug`) |
-| `GLOWPLUG_VLLM_ENV` | agent, `make vllm-env` | the environment vLLM is installed in (default `.venv-vllm` of the checkout) |
-| `GLOWPLUG_TRACE_IMPORTS` | parked vLLM process | set: write how long imports take |
-| `GLOWPLUG_DATA` | `glowplug simulate`, benches, tests | the folder of the public traces (default `shared/data` beside the checkout); without it traffic is generated |
-| `GLOWPLUG_SIM_SEEDS` | tests/simulation | the seeds to run instead of the usual ones: 17, 3,5 or 0..199 |
-| `GLOWPLUG_SERVER_PASSWORD` | deploy/k8s | a service's password at NATS and Valkey, put into its two addresses |
-| `GLOWPLUG_FLEET` | `glowplug up` | set on every process it starts, so that what a killed fleet left behind is found and ended |
-| `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG` | every service | as OpenTelemetry defines them |
-| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL_S3` | prefetcher, autoscaler, command line | for `s3:` weights; without a key requests go unsigned |
-| `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_SKIP_SIGNATURE`, `GOOGLE_BASE_URL` | prefetcher, autoscaler, command line | for `gs:` weights; without credentials those of the machine; `GOOGLE_SKIP_SIGNATURE=true` asks for public objects unsigned |
-| `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | prefetcher, autoscaler, command line | for `hf:` weights, as huggingface_hub defines them |
+- `GLOWPLUG_<SERVICE>_URL`: to the command line, the address of a service of a fleet that `glowplug up` has not started.
+- `XDG_CONFIG_HOME` (`~/.config`): folder with `glowplug/context.json`, the
+  [contexts](howto/README.md#several-fleets-json-and-tab).
+- `GLOWPLUG_CACHE_DIR` (`~/.cache/glowplug`): weights made of the sample weights.
+- `GLOWPLUG_VLLM_ENV` (`.venv-vllm` of the checkout): environment of vLLM.
+- `GLOWPLUG_DATA` (`shared/data` beside the checkout): the public traces, of `glowplug simulate`, benches and tests.
+- `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`: as OpenTelemetry defines them.
+- Prefetcher, autoscaler, router and command line: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`
+  and `AWS_ENDPOINT_URL_S3` for `s3:`, without a key unsigned; `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT`,
+  `GOOGLE_BASE_URL` for `gs:`, else the machine's credentials, or unsigned with `GOOGLE_SKIP_SIGNATURE=true`; `HF_TOKEN`,
+  `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` for `hf:`, as huggingface_hub defines them.
+- For developers: `GLOWPLUG_TRACE_IMPORTS` (the parked vLLM process logs how long its imports take), `GLOWPLUG_SIM_SEEDS` (seeds
+  of tests/simulation: 17, 3,5 or 0..199), `GLOWPLUG_RELEASE` (1: a figure older than its code fails).
+- Set by Glowplug itself: `GLOWPLUG_FLEET` (marks the processes of one `glowplug up`), `GLOWPLUG_SERVER_PASSWORD` (a service's
+  password on Kubernetes).
 """
 
 
@@ -50,16 +60,17 @@ def variable(cls: type[BaseSettings], name: str) -> str:
 
 
 def _default(value: Any) -> str:
+    """The default in parentheses; nothing for an empty one."""
     if value is None or value == "":
-        return "empty"
-    if isinstance(value, bool):
-        return f"`{int(value)}`"
-    return f"`{value.value if isinstance(value, Enum) else value}`"
+        return ""
+    shown = int(value) if isinstance(value, bool) else value.value if isinstance(value, Enum) else value
+    return f" (`{shown}`)"
 
 
 def _meaning(cls: type[BaseSettings], name: str, comment: str) -> str:
     info = cls.model_fields[name]
-    bounds = [f"{word} {getattr(m, key)}" for m in info.metadata for key, word in BOUNDS.items() if hasattr(m, key)]
+    found = [(key, getattr(m, key)) for m in info.metadata for key in BOUNDS if hasattr(m, key)]
+    bounds = [f"{BOUNDS[key]}{bound}" for key, bound in found if (key, bound) not in USUAL]
     words = [w for w in (comment, ", ".join(bounds)) if w]
     return "; ".join(words).replace("|", "/")
 
@@ -69,35 +80,61 @@ def own_fields(cls: type[BaseSettings]) -> list[str]:
     return [name for name in cls.model_fields if name in cls.__annotations__]
 
 
-def _table(title: str, cls: type[BaseSettings]) -> list[str]:
-    comments = comments_of(cls)
-    out = [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
-    for name in own_fields(cls):
-        meaning = _meaning(cls, name, comments.get(name, ""))
-        out.append(f"| `{variable(cls, name)}` | {_default(cls.model_fields[name].default)} | {meaning} |")
+def is_advanced(cls: type[BaseSettings], name: str) -> bool:
+    """Whether the page lists the setting by name only."""
+    extra = cls.model_fields[name].json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("advanced"))
+
+
+def _tables(found: dict[str, type[BaseSettings]]) -> list[str]:
+    """A list for each class, a variable once: where a later class has another default, its line says so."""
+    rows: dict[str, tuple[str, str, list[str]]] = {}  # variable -> title, default, meanings
+    for title, cls in found.items():
+        comments = comments_of(cls)
+        for name in own_fields(cls):
+            default, meaning = _default(cls.model_fields[name].default), _meaning(cls, name, comments.get(name, ""))
+            if is_advanced(cls, name):
+                continue
+            if variable(cls, name) not in rows:
+                rows[variable(cls, name)] = (title, default, [meaning])
+            elif title != LOCAL and default != rows[variable(cls, name)][1]:
+                rows[variable(cls, name)][2].append(
+                    f"{title.removeprefix('The ')}:{default.replace('(', '').replace(')', '') or ' empty'}"
+                )
+    out: list[str] = []
+    for title in found:
+        own = [(name, row) for name, row in rows.items() if row[0] == title]
+        lines = [f"- `{name}`{default}: {'; '.join(filter(None, said))}" for name, (_, default, said) in own]
+        out += [f"## {title}", "", *(line.removesuffix(": ") for line in lines), ""]
+    return out
+
+
+def _advanced(found: dict[str, type[BaseSettings]]) -> list[str]:
+    """One line of each class: names."""
+    out = [ADVANCED]
+    for title, cls in found.items():
+        names = [name for name in own_fields(cls) if is_advanced(cls, name)]
+        out += [f"- {title}: {', '.join(f'`{variable(cls, name)}`' for name in names)}"] if names else []
     return [*out, ""]
 
 
 def classes() -> dict[str, type[BaseSettings]]:
     """Title -> settings class, in the order of the page."""
     found: dict[str, type[BaseSettings]] = {
-        "The local fleet (`glowplug up`)": FleetSettings,
         "Every service": ServiceSettings,
-        "Autoscaler, placer and predictor": ElectedSettings,
+        "Autoscaler, placer, predictor and operator": ElectedSettings,
         "Prefetcher and autoscaler: sources of weights": SourceSettings,
     }
     for service in SERVICES:
-        module = importlib.import_module(f"services.{service}.settings")
+        module = importlib.import_module(f"glowplug.services.{service}.settings")
         found[f"The {service}"] = getattr(module, f"{service.capitalize()}Settings")
-    return found
+    return found | {LOCAL: FleetSettings}
 
 
 def document() -> str:
     """The whole page."""
-    out = [INTRO]
-    for title, cls in classes().items():
-        out += _table(title, cls)
-    return "\n".join([*out, OTHERS.rstrip(), ""])
+    found = classes()
+    return "\n".join([INTRO, *_tables(found), *_advanced(found), OTHERS.rstrip(), ""])
 
 
 if __name__ == "__main__":

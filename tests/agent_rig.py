@@ -19,14 +19,14 @@ from glowplug.engines.drivers import driver
 from glowplug.engines.emulated import EmulatedDriver
 from glowplug.engines.port import EngineDriver
 from glowplug.engines.probe import sample_sum
-from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
+from glowplug.events.commands import StartInstance, StopInstance
 from glowplug.events.envelope import Event, from_json
+from glowplug.services.agent.service import AgentService
+from glowplug.services.agent.settings import AgentSettings
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
-from services.agent.service import AgentService
-from services.agent.settings import AgentSettings
 from tests.fleet_builder import MIB, a_model, an_event
 from tests.waiting import WAIT_S, until
 
@@ -43,7 +43,7 @@ def emulated_model(name: str = "tiny", *, mib: int = 100, **fields: Any) -> Mode
 
 
 def write_weights(shm_dir: Path, model: Model, node_id: str = NODE, source: str = "file") -> Region:
-    """What the prefetcher leaves behind: complete weights of `model` in host memory."""
+    """Write complete weights of `model` into host memory, as the prefetcher does."""
     region = Region.at(shm_dir, node_id, region_digest(model.weights))
     region.begin()
     region.blob.write_bytes(b"seed")
@@ -52,14 +52,14 @@ def write_weights(shm_dir: Path, model: Model, node_id: str = NODE, source: str 
 
 
 async def complete(url: str, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-    """One completion that is asked of an engine."""
+    """Ask an engine for one completion."""
     body = {"model": "tiny", "prompt": "tell", "max_tokens": 4} | fields
     async with httpx.AsyncClient(timeout=60) as client:
         return await client.post(f"{url}/v1/completions", json=body, headers=headers)
 
 
 async def until_runs(url: str, headers: dict[str, str] | None = None) -> None:
-    """Until an emulated engine runs a request."""
+    """Wait until an emulated engine runs a request."""
     async with httpx.AsyncClient(timeout=WAIT_S, headers=headers) as client:
 
         async def runs() -> bool:
@@ -90,13 +90,8 @@ def stop_command(instance_id: str, *, grace_s: float = 30.0, node_id: str = NODE
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
 
 
-def resume_command(instance_id: str, *, node_id: str = NODE, epoch: int = 1) -> Event:
-    command = ResumeInstance(target=node_id, instance_id=instance_id, reason="wanted again")
-    return an_event(command, issuer="autoscaler-1", epoch=epoch)
-
-
 class AgentRig:
-    """`start()` and `stop()` may be called in turn: the state directory and the store live on."""
+    """An agent under test, which may be started again after `crash`: its state directory and store live on."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         given: dict[str, Any] = {
@@ -109,6 +104,7 @@ class AgentRig:
             "resync_s": 0.2,
             "drain_quiet_s": 0.05,
             "stop_grace_s": 2.0,
+            "health_timeout_s": 60.0,
         }
         self.settings = AgentSettings(**(given | settings))
         self.broker, self.store = MemoryBroker(), MemoryStore()
@@ -141,13 +137,13 @@ class AgentRig:
         return service
 
     async def run(self, model: Model, instance_id: str = "i-1", **fields: Any) -> Instance:
-        """An instance is started with its weights in host memory, and gets READY."""
+        """Start an instance whose weights are in host memory, and wait until it is READY."""
         write_weights(self.settings.shm_dir.absolute(), model)
         await self.send(start_command(model, instance_id), **fields)
         return await self.reaches(instance_id, InstanceState.READY)
 
     async def send(self, event: Event, **fields: Any) -> None:
-        """A command, whose `fields` may be others."""
+        """Send a command, with other values for `fields` if given."""
         await self.sender.publish(replace(event, data=replace(event.data, **fields)))
 
     async def stop(self, instance_id: str, **how: Any) -> Instance:
@@ -155,7 +151,7 @@ class AgentRig:
         return await self.reaches(instance_id, InstanceState.STOPPED)
 
     async def crash(self) -> None:
-        """What is left after a kill -9: engines and files. Nothing is drained, said or saved."""
+        """End the agent as kill -9 does: nothing is drained, published or saved; engines and files stay."""
         service = self.service
         for task in service._tasks:
             task.cancel()
@@ -186,7 +182,7 @@ class AgentRig:
         return [e.type for e in found if e.data.instance.instance_id == instance_id]
 
     def handle(self, instance_id: str) -> dict[str, Any]:
-        """The engine's handle as the agent wrote it down."""
+        """The engine's handle as the agent saved it."""
         path = self.settings.node_dir / "agent.json"
         written = json.loads(path.read_bytes()) if path.exists() else {"handles": {}}
         found: dict[str, Any] = written["handles"].get(instance_id, {})
@@ -220,12 +216,12 @@ class DormantRig(AgentRig):
 
     @property
     def processes(self) -> list[str]:
-        """Instances whose engine processes are written down."""
+        """Ids of the instances whose engine processes the agent has saved."""
         written = json.loads((self.settings.node_dir / "agent.json").read_bytes())
         return sorted(written["handles"])
 
     def kill(self, instance_id: str) -> None:
-        """kill -9 of an engine."""
+        """Kill an engine with SIGKILL."""
         handle = self.handle(instance_id)
         process.kill_group(handle["pid"], handle["pid_started_at"])
 
@@ -234,14 +230,14 @@ class DormantRig(AgentRig):
         return pid
 
     async def replica(self, model: Model, *, mib: int = 0, until: InstanceState = InstanceState.PREWARMED) -> Instance:
-        """r-1, whose worker names `mib` MiB, or leaves the bytes to the agent."""
+        """Start the replica r-1, whose worker has `mib` MiB; 0 leaves the bytes to the agent."""
         event = start_command(model, "r-1")
         workers = tuple(replace(w, num_bytes=mib * MIB) for w in event.data.workers)
         await self.send(event, replica=True, workers=workers)
         return await self.reaches("r-1", until)
 
     async def grow(self, instance_id: str = "i-1", source: str = "r-1", model: Model | None = None) -> Instance:
-        """A start from what lies dormant. The instance answers once it is READY."""
+        """Start an instance from a dormant one, and check that it answers once it is READY."""
         ready = await self.run(model or self.model, instance_id, source=source)
         answer = await complete(ready.url, model=self.model.name)
         assert answer.status_code == 200 and answer.json()["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""One agent's controller that is checked at each step and brings instances to a state in one call; what it is sent."""
+"""An agent's controller that is checked at each step and brings instances to a state in one call; its stimuli."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,8 +34,8 @@ WIDE = replace(MODEL, kv_bytes=160 * MIB, max_concurrency=32)  # M = 160 MiB, M/
 
 
 class CheckedAgent(AgentController):
-    """An agent's controller whose records, moves and bytes are checked after every stimulus and table. `seen` is every
-    pair of state and stimulus that it has come across, over all of them."""
+    """An agent's controller whose records, moves and bytes are checked after every stimulus and table. `seen`: all
+    pairs of state and stimulus that any such controller has met."""
 
     seen: ClassVar[set[tuple[State | None, type]]] = set()
 
@@ -68,12 +68,12 @@ class CheckedAgent(AgentController):
         return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].all_grants}
 
     def halves(self, instance_id: str, now_s: float) -> list[Effect]:
-        """Its process is up and its weights are in host memory."""
+        """Report that an instance's process is up and its weights are in host memory."""
         self.handle(msg.EngineLaunched(instance_id), now_s)
         return self.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
 
     def ready(self, now_s: float = 10.0, **fields: Any) -> Self:
-        """i-1 through its whole start, READY three seconds after `now_s`."""
+        """Bring i-1 through its whole start, to READY three seconds after `now_s`."""
         self.handle(start(**fields), now_s)
         self.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
         self.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
@@ -85,14 +85,14 @@ class CheckedAgent(AgentController):
         return self
 
     def stopped(self, instance_id: str = "i-1", now_s: float = 20.0) -> list[Effect]:
-        """An instance is stopped without a grace, and its process is gone a second later."""
+        """Stop an instance without a grace period; its process is gone a second later."""
         self.handle(stop(instance_id, grace_s=0), now_s)
         return self.handle(msg.EngineGone(instance_id), now_s + 1)
 
     def restarted(
         self, living: Iterable[str], now_s: float = 50.0, **fields: Any
     ) -> tuple["CheckedAgent", list[Effect]]:
-        """What follows an agent that was killed, and what it asks for. `fields` are `make`'s."""
+        """(next controller after the agent was killed, its effects). `fields` are those of `make`."""
         reborn = make(self.memory(), **fields)
         return reborn, reborn.handle(msg.Recalled(frozenset(living)), now_s)
 
@@ -102,30 +102,30 @@ class CheckedAgent(AgentController):
         return self
 
     def replica(self, instance_id: str = "r-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
-        """A replica, PREWARMED a second after `now_s`; `shared` MiB of its weights were seen to be shared."""
+        """Bring a replica to PREWARMED a second after `now_s`, with `shared` MiB of its weights reported as shared."""
         self.loading(instance_id, now_s, replica=True, **fields)
         self.handle(msg.EnginePrewarmed(instance_id, shared * MIB), now_s + 1)
         return self
 
     def serving(self, instance_id: str = "i-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
-        """An instance that is READY a second after `now_s`; `shared` MiB of its weights were seen to be shared."""
+        """Bring an instance to READY a second after `now_s`, with `shared` MiB of its weights reported as shared."""
         self.loading(instance_id, now_s, **fields)
         self.handle(msg.EngineReady(instance_id, "http://e", shared_bytes=shared * MIB), now_s + 1)
         return self
 
     def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:
-        """i-1 has nothing left to run."""
+        """Stop i-1 and report that it has no request left."""
         self.handle(stop(becomes=becomes), now_s)
         return self.handle(msg.InFlight("i-1", 0), now_s + 1)
 
     def asleep(self, becomes: str, now_s: float = 20.0, *, keeps: int = -1) -> Self:
-        """i-1 has drained and left its GPU two seconds after `now_s`, but for `keeps` bytes that were seen."""
+        """Drain i-1 and let it sleep two seconds after `now_s`, with `keeps` bytes reported as left on its GPU."""
         self.drained(becomes, now_s)
         self.handle(msg.EngineAsleep("i-1", keeps), now_s + 2)
         return self
 
     def draining(self) -> Self:
-        """i-1 of WIDE drains, to become a replica."""
+        """Drain i-1 of the model WIDE, to become a replica."""
         self.serving(model=WIDE)
         self.handle(stop(becomes="prewarmed"), 20.0)
         return self
@@ -147,8 +147,8 @@ def make(
     refuses: bool = False,
     groups_lack: Iterable[str] = (),
 ) -> CheckedAgent:
-    """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most `asleep_mib`
-    when it sleeps (0: that is not looked at); `refuses` what comes then."""
+    """Make an agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most
+    `asleep_mib` when it sleeps (0: unchecked). `refuses`: a sleeping engine refuses requests."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB, kind=gpu_kind) for n in range(gpus)])
     engines = {
         "emulated": msg.EngineKind(

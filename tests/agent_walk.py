@@ -1,4 +1,4 @@
-"""What seeded walks of one agent's controller have in common: its node, and how things are started there."""
+"""The common part of seeded walks of an agent's controller: its node, and the starts on it."""
 
 from dataclasses import replace
 from random import Random
@@ -28,7 +28,7 @@ PAIR = replace(a_model("pair", weights_bytes=130 * MIB, kv_bytes=201 * MIB, max_
 
 
 class Walk:
-    """One agent of two GPUs, and what it has written down."""
+    """A walk of one agent with two GPUs, and the memory that the agent has saved."""
 
     params: ClassVar[AgentParams] = PARAMS
     mib: ClassVar[int] = 400  # of each GPU

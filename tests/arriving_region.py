@@ -1,13 +1,14 @@
-"""Weights of this machine that land in a region at a given rate, in the order in which an engine reads them: what a
-fetch over a slow link looks like to an engine."""
+"""Local weights that arrive in a region at a given rate, in the order in which an engine reads them, as by a fetch over
+a slow link."""
 
 import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
+from glowplug.domain.gguf import NeedMore
 from glowplug.domain.model import WeightsRef
-from glowplug.weights.order import Header, NeedMore, read_header, reading_order
+from glowplug.weights.order import Header, read_header, reading_order
 from glowplug.weights.pieces import read_landed, read_layout
 from glowplug.weights.region import Region, RegionInfo
 from glowplug.weights.source import SourceFile, SourceInfo
@@ -15,7 +16,7 @@ from glowplug.weights.writer import RegionWriter
 
 
 class ArrivingRegion:
-    """One region below `folder`. Nothing has landed before `land`."""
+    """One region below `folder`, into which nothing arrives before `land`."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self._source, self.is_directory = source, source.is_dir()
@@ -35,7 +36,7 @@ class ArrivingRegion:
         self._left = [piece for piece in self._pieces() if there.gaps(*self._span(piece))]
 
     def _pieces(self) -> list[int]:
-        """In the order in which they are read; a piece that belongs to several ranges comes with the first."""
+        """The pieces in the order in which they are read; a piece in several ranges comes with the first."""
         layout = self.writer.layout
         assert layout is not None
         headers = {f.path: header for f in layout.files if (header := _header(self._file(f.path))) is not None}
@@ -51,12 +52,12 @@ class ArrivingRegion:
         return self._source / name if name else self._source
 
     def layout(self) -> dict[str, Any]:
-        """As layout.json has it."""
+        """The layout in the form of layout.json."""
         assert self.writer.layout is not None
         return self.writer.layout.to_json()
 
     def taken_up(self) -> "ArrivingRegion":
-        """The same, by another writer: what a prefetcher does after its restart."""
+        """The same region with a new writer, as after a restart of the prefetcher."""
         return ArrivingRegion(self._source, self.region.directory.parent)
 
     def put(self, piece: int) -> int:
@@ -73,14 +74,14 @@ class ArrivingRegion:
         return last - first
 
     async def land(self, ratio: float = 1.0, bytes_per_s: float = float("inf")) -> None:
-        """Land the next bytes, until so much of all has landed."""
+        """Land the next bytes, until the share `ratio` of all bytes has landed."""
         began, num_bytes = time.monotonic(), 0
         while self._left and self.writer.landed.total < ratio * self.num_bytes:
             num_bytes += self.put(self._left.pop(0))
             await asyncio.sleep(max(0.0, began + num_bytes / bytes_per_s - time.monotonic()))
 
     def complete(self) -> None:
-        """Everything is there, and checked."""
+        """Mark the region complete and verified."""
         assert self.writer.landed.total == self.num_bytes
         info = RegionInfo(
             path=str(self.root.absolute()), num_bytes=self.num_bytes, sha256="", source="file", seconds=1.0
@@ -103,7 +104,7 @@ def _header(path: Path) -> Header | None:
 
 
 def has_landed(directory: Path, first: int, last: int) -> bool:
-    """Whether every byte of [first, last) of the region in that directory may be read."""
+    """Return whether all bytes in [first, last) of the region in a directory may be read."""
     layout = read_layout(directory)
     assert layout is not None
     pieces = layout.touched(first, last)

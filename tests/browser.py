@@ -5,12 +5,13 @@ The page's security policy stays on, so nothing may need `eval` in the page: pol
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Literal
 
-from playwright.async_api import Browser, ConsoleMessage, Error, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Error, Page, ViewportSize, async_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MISSING = "no chromium on this machine (apt-get install chromium)"
@@ -23,25 +24,41 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+VIEWPORT: ViewportSize = {"width": 1440, "height": 900}
+COLOURS: Literal["dark"] = "dark"
 PATIENCE_S = 90.0
+CLOSE_S = 20.0
 POLL_S = 0.05
+log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
 async def browsing(*flags: str) -> AsyncIterator[Browser]:
-    """One headless browser with a fresh profile."""
+    """One headless browser with a fresh profile. One that does not answer at its end is left: its driver's pipe closes
+    with this process, and a lane is not kept for it."""
     assert CHROMIUM, MISSING
-    async with async_playwright() as driver:
+    driver = await async_playwright().start()
+    try:
         chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
         try:
             yield chromium
         finally:
-            await chromium.close()
+            await _ended(chromium.close())
+    finally:
+        await _ended(driver.stop())
+
+
+async def _ended(closing: Coroutine[Any, Any, None]) -> None:
+    """Wait for an end, and say so where it does not come within `CLOSE_S`."""
+    try:
+        await asyncio.wait_for(closing, CLOSE_S)
+    except TimeoutError:
+        log.warning("the browser did not end within %g s, and is left", CLOSE_S)
 
 
 async def new_page(browser: Browser, complaints: list[str], **options: Any) -> Page:
-    """A fresh tab, 1440 by 900 and dark unless told otherwise, whose complaints are collected."""
-    tab = await browser.new_page(**{"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark", **options})
+    """Open a tab, 1440 by 900 and dark unless `options` differ, whose errors and warnings go to `complaints`."""
+    tab = await browser.new_page(**{"viewport": VIEWPORT, "color_scheme": COLOURS, **options})
     tab.set_default_timeout(PATIENCE_S * 1000)
     listen(tab, complaints)
     return tab
@@ -59,7 +76,8 @@ def listen(page: Page, complaints: list[str]) -> None:
 
 
 async def until(page: Page, script: str, within_s: float = PATIENCE_S) -> Any:
-    """Wait until a JavaScript expression is true in the page, and return it. AssertionError says what is shown."""
+    """Wait until a JavaScript expression is true in the page, and return it. Raises AssertionError with the page's
+    text."""
     last: object = None
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Certificates of 127.0.0.1 for servers of tests, each signed by itself."""
+"""Self-signed certificates of 127.0.0.1 for servers of tests."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def self_signed(directory: Path) -> None:
-    """Write cert.pem and key.pem there, good for a day."""
+    """Write cert.pem and key.pem into a directory, valid for a day."""
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "weights")]), datetime.now(UTC)
     certificate = (

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,21 +16,25 @@ from tests import lanes
 from tests.servers import Infra, NatsProcess, ValkeyProcess
 
 LONGEST_ID = 40
+os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/gp-config-{os.getpid()}"  # not the contexts of a person
+# With this package jsonschema takes 2.4 s of CPU to import, for the grammar of IRIs, which no schema of ours has.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-settings.register_profile(
-    "house",
-    deadline=None,
-    derandomize=True,  # the same examples each time: a failure is a report, not a rumour
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("house")
+for _lane, _num_examples in lanes.EXAMPLES.items():
+    settings.register_profile(
+        _lane,
+        max_examples=_num_examples,
+        deadline=None,
+        derandomize=True,  # the same examples each time, so that failures are reproducible
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
 
 
 @contextlib.contextmanager
 def _folder(name: str) -> Iterator[Path]:
-    """Short, since a path to a Unix socket may not be long."""
+    """A temporary folder with a short path, since the path of a Unix socket must not be long."""
     with tempfile.TemporaryDirectory(prefix=f"gp-{name}-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -59,26 +65,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=every, help="run the tests of one lane (tests/lanes.py)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile(config.option.lane or lanes.FAST)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of the other lane is not even read."""
+    """Do not import files of the other lane; the long lane has tests in many files."""
     path = _relative(collection_path, config)
-    if collection_path.suffix != ".py" or path in lanes.BOTH:
+    if collection_path.suffix != ".py" or path in lanes.BOTH or config.option.lane == lanes.LONG:
         return None
-    wanted = lanes.SYSTEM if config.option.lane == lanes.LONG else config.option.lane
-    return True if wanted not in (None, lanes.lane(path)) else None
+    return True if config.option.lane not in (None, lanes.lane(path)) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each test gets its group; what takes longest comes first; in files of both lanes the marker `vllm` decides."""
+    """Give each test its group, and sort the longest first. Markers decide on the lane in files of both lanes."""
     ranks, others = {}, []
     for item in items:
         path = _relative(item.path, config)
-        is_vllm = item.get_closest_marker("vllm") is not None
-        own = lanes.lane(path, is_vllm=is_vllm) if item.get_closest_marker("long") is None else lanes.LONG
-        if config.option.lane not in (None, own):
+        is_vllm, is_system, is_long = (item.get_closest_marker(name) is not None for name in ("vllm", "system", "long"))
+        own = {lanes.LONG} if is_long else {lanes.lane(path, is_marked=is_vllm or is_system)}
+        own |= {lanes.LONG} if lanes.is_property(path) else set()
+        if config.option.lane and config.option.lane not in own:
             others.append(item)
-        item.add_marker(pytest.mark.xdist_group(lanes.group(path, item.nodeid, is_vllm=is_vllm)))
+        if item.get_closest_marker("xdist_group") is None:  # the test names no group itself
+            item.add_marker(pytest.mark.xdist_group(lanes.group(path, item.nodeid, is_vllm=is_vllm)))
         ranks[item] = lanes.rank(path, is_vllm=is_vllm)
     if others:
         config.hook.pytest_deselected(items=others)
@@ -87,14 +98,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Without its group a test runs in any process, and the fleet of its file is built anew in each."""
+    """Fail if tests lack their groups: then a file's tests would run in any process, and each would build its fleet."""
     if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist hands no groups to this pytest: see the versions in pyproject.toml")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Long bytes make no name: what is packed anew in each process (with its time of day) would differ there."""
-    return argname if isinstance(val, bytes) and len(val) > LONGEST_ID else None
+    """Name long values by their argument: bytes that each process packs anew (with a time) would give other names, and
+    a text of megabytes would go to the reports, once for each thing that is said of its test."""
+    return argname if isinstance(val, bytes | str) and len(val) > LONGEST_ID else None
 
 
 def _relative(path: Path, config: pytest.Config) -> str:
@@ -102,7 +114,7 @@ def _relative(path: Path, config: pytest.Config) -> str:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Tests run on asyncio's own loop; the data port runs on uvloop, as in production, and its answers on both."""
+    """Run tests on asyncio's own loop, those of the data port on uvloop as in production, and its answers on both."""
     if not item.path.name.startswith("test_data_port"):
         return {"asyncio": asyncio.new_event_loop}
     factories: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop}

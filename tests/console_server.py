@@ -1,10 +1,11 @@
-"""A console over a memory bus and store, served on a real port inside the test's own loop; and a router, an
-autoscaler and a placer in one that note what the console passes on to them."""
+"""A console over a memory bus and store, served on a real port in the test's own loop; and a fake router, autoscaler
+and placer in one, which records what the console passes on to it."""
 
 import asyncio
 import contextlib
 import itertools
 import json
+import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -18,15 +19,16 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.events import Event
+from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.rest import error_body
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
+from glowplug.services.console.app import Console, build_app
+from glowplug.services.console.handlers import Feed
+from glowplug.services.console.metrics import ConsoleMetrics
+from glowplug.services.console.otlp import PROTOBUF
+from glowplug.services.console.settings import ConsoleSettings
 from glowplug.state.memory_store import MemoryStore
-from services.console.app import Console, build_app
-from services.console.handlers import Feed
-from services.console.metrics import ConsoleMetrics
-from services.console.otlp import PROTOBUF
-from services.console.settings import ConsoleSettings
 from tests import console_story as story
 from tests.waiting import WAIT_S
 
@@ -37,7 +39,7 @@ _numbers = itertools.count(1000)
 
 @dataclass
 class StoppableClock:
-    """The console's clock: the real one until it is stopped; then it stands still but for `forward`."""
+    """A clock for the console: real time until `stop`; then it moves only by `forward`."""
 
     stopped_at: float = 0.0
 
@@ -70,11 +72,11 @@ class ConsoleUnderTest:
         await asyncio.sleep(0.01)
 
     async def tell(self, *payloads: object) -> None:
-        """Publish these as facts of now."""
+        """Publish payloads as facts of the present time."""
         await self.publish(*(story.fact(data, self.clock(), next(_numbers)) for data in payloads))
 
     async def get(self, path: str, **query: str) -> httpx.Response:
-        """What the console answers, whatever its status."""
+        """The console's answer, whatever its status."""
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.get(self.url + path, params=query or None)
 
@@ -85,7 +87,8 @@ class ConsoleUnderTest:
         return answer.json()
 
     async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
-        """What the console answers to an export, protobuf unless `headers` say otherwise; an empty one is left out."""
+        """The console's answer to an export, protobuf unless `headers` differ; a header with an empty value is left
+        out."""
         given = {name: value for name, value in {"Content-Type": PROTOBUF, **headers}.items() if value}
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.post(f"{self.url}/v1/traces", content=body, headers=given)
@@ -96,7 +99,7 @@ class ConsoleUnderTest:
         assert answer.status_code == 200, answer.text
 
     async def messages(self, path: str) -> AsyncGenerator[tuple[str, Any], None]:
-        """Name and data of each server-sent event."""
+        """(name, data) of each server-sent event."""
         async with httpx.AsyncClient(timeout=WAIT_S) as client, client.stream("GET", self.url + path) as answer:
             assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
             name = ""
@@ -109,11 +112,18 @@ class ConsoleUnderTest:
 
 @contextlib.asynccontextmanager
 async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
-    """A console on a port of its own, fed by doubles in memory."""
+    """A console on a port of its own, fed by doubles in memory. Without a `state_dir` it gets one for its time."""
+    with tempfile.TemporaryDirectory(prefix="gp-console-", ignore_cleanup_errors=True) as folder:
+        async with _serving(**{"state_dir": folder, **settings}) as console:
+            yield console
+
+
+@contextlib.asynccontextmanager
+async def _serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     registry, broker, store = CollectorRegistry(), MemoryBroker(), MemoryStore()
     given = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
     clock = StoppableClock()
-    console = Console(given, ConsoleMetrics(registry), clock=clock)
+    console = Console(given, ConsoleMetrics(registry), clock=clock, keys=KeyReader(store, clock))
 
     async def connect() -> None:
         return None
@@ -157,7 +167,8 @@ DONE = event(choices=[], usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
 
 @dataclass
 class FakeOwner:
-    """It answers chats with `script`, bytes as they stand and an Event where it waits; actions with 202."""
+    """A fake router, autoscaler and placer. Answers chats with `script` (bytes to send, Events to wait for), and
+    actions with 202."""
 
     url: str = ""
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
@@ -165,7 +176,7 @@ class FakeOwner:
     refuses: dict[str, Any] | None = None  # a whole error answer for chats, with its "status"
     api_key: str = ""
     prices: dict[str, Any] = field(default_factory=dict)  # by GPU
-    hold: asyncio.Event | None = None  # actions are answered only then
+    hold: asyncio.Event | None = None  # actions are answered only once it is set
     head_at_once: bool = True
     emulated: bool = True
     num_sent: int = 0
@@ -185,7 +196,7 @@ class FakeOwner:
 
     @property
     def chats(self) -> list[dict[str, Any]]:
-        """The bodies of the chats asked for."""
+        """The bodies of all chat requests."""
         return [json.loads(body) for _, path, _, body in self.asked if path == "/v1/chat/completions"]
 
     async def chat(self, request: Request) -> Response:
@@ -257,7 +268,7 @@ class FakeOwner:
 
 @contextlib.asynccontextmanager
 async def owning() -> AsyncIterator[FakeOwner]:
-    """A FakeOwner on a port of its own."""
+    """Serve a FakeOwner on a port of its own."""
     owner = FakeOwner()
     server, owner.url = await serve_rest(owner.app(), ServiceSettings())
     try:

@@ -1,4 +1,4 @@
-"""A made-up fleet and its traces, as real events and real OTLP: what the console's tests and screenshots show."""
+"""A made-up fleet and its traces, as real events and real OTLP, for the console's tests and screenshots."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,14 +26,15 @@ from glowplug.events.facts import (
     RequestRejected,
     RequestWaiting,
     RouterLoadReported,
+    RouterRequestsFinished,
 )
+from glowplug.services.console import otlp
+from glowplug.services.console.fleet_view import FleetView
 from glowplug.telemetry import semconv
-from services.console import otlp
-from services.console.fleet_view import FleetView
 from tests.fleet_builder import a_model, a_node, an_instance
 
 MIB = 1 << 20
-MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"  # of which no view may make elements
+MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"  # which every view must escape
 PHASE_SECONDS = {
     PhaseName.DECIDE: (0.0, 0.018),
     PhaseName.FETCH: (0.02, 0.61),
@@ -45,7 +46,7 @@ Value = str | int | float | bool
 
 
 def trace_id(seed: int) -> str:
-    """A trace id that cannot be mistaken for another seed's."""
+    """The trace id of a seed, unique to it."""
     return f"{seed + 1:032x}"
 
 
@@ -55,7 +56,7 @@ def traceparent(seed: int) -> str:
 
 @dataclass
 class Trace:
-    """Makes the spans of one trace that begins at `at`. Ids are small numbers, parent 0 is none."""
+    """A maker of the spans of one trace that begins at `at`. Ids are small numbers; parent 0 is none."""
 
     seed: int
     at: float
@@ -89,7 +90,7 @@ class Trace:
 
 
 def pairs(attributes: Mapping[str, Value]) -> list[KeyValue]:
-    """Attributes as OTLP has them."""
+    """Attributes in OTLP's form."""
     fields = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
     return [
         KeyValue(key=key, value=AnyValue(**{fields[type(value)]: value}))  # type: ignore[arg-type]
@@ -115,7 +116,7 @@ def received(request: ExportTraceServiceRequest, **options: bool) -> otlp.Batch:
 
 
 def cold_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    """A request that woke its model: every service has its part."""
+    """The trace of a request with a cold start, with spans of every service."""
     span = Trace(seed, at).span
     about: dict[str, Value] = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id}
     instance: dict[str, Value] = {semconv.ATTR_INSTANCE_ID: f"i-{seed:04x}", semconv.ATTR_NODE_ID: "node-2"}
@@ -161,7 +162,7 @@ def warm_trace(seed: int, at: float, model: str, request_id: str) -> ExportTrace
 
 
 def failed_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    """An engine that died, and a span whose parent never came."""
+    """The trace of a request whose engine died, with a span whose parent never came."""
     span = Trace(seed, at).span
     about = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id, semconv.ATTR_EMULATED: True}
     return export(
@@ -174,7 +175,7 @@ def failed_trace(seed: int, at: float, model: str, request_id: str) -> ExportTra
 
 
 def predicted_trace(seed: int, at: float) -> ExportTraceServiceRequest:
-    """What the router and an agent really send: hold, phases with one prediction missing, prefill and decode."""
+    """The trace that the router and an agent really send: hold, phases with one prediction missing, first token."""
     span = Trace(seed, at).span
     about: dict[str, Value] = {semconv.ATTR_MODEL: "smol-poet", semconv.ATTR_REQUEST_ID: f"req-{seed}"}
     phases = {"decide": (0.0, 0.02, 0.02), "fetch": (0.02, 0.9, 0.6), "launch": (0.02, 1.5, 0.0)}
@@ -202,7 +203,7 @@ def model(key: str, name: str, mib: int, engine: str = "llamacpp", **changes: An
 
 
 def instance(key: str, model_key: str, node: str, state: InstanceState, at: float, **changes: Any) -> Instance:
-    """An instance on GPU 0 of `node`, asked for at `at`."""
+    """An instance on GPU 0 of `node`, created at `at`."""
     made = an_instance(key, model_key, state, gpu_id=f"{node}/0", mib=256, revision=5)
     made = replace(made, engine="llamacpp", created_at=at, changed_at=at + 1.734)
     if state is InstanceState.READY:
@@ -232,13 +233,15 @@ def grants(holder: str, weights_mib: int, kv_mib: int) -> tuple[Grant, ...]:
 
 
 def fact(data: Any, at: float, number: int = 0, traceparent: str = "") -> Event:
-    """`data` as an event from a made-up writer."""
+    """`data` as an event from a made-up writer; the end of a request as the router's report of it."""
+    if isinstance(data, RequestFinished):
+        data = RouterRequestsFinished(router_id=data.router_id, requests=(data,), traceparents=(traceparent,))
     id_ = f"e-{data.TYPE}-{number}-{at}"
     return Event(event_id=id_, type=data.TYPE, occurred_at=at, issuer="story-1", data=data, traceparent=traceparent)
 
 
 def view(now: float) -> FleetView:
-    """The fleet of `fleet_events` as a console has it whose bus and store answer."""
+    """A console's view of the fleet of `fleet_events`, with bus and store connected."""
     seen = FleetView()
     for name in ("bus", "store"):
         seen.source(name, True, now)
@@ -248,7 +251,7 @@ def view(now: float) -> FleetView:
 
 
 def fleet_events(now: float) -> list[Event]:
-    """Six models on three nodes in every state worth drawing."""
+    """The events of six models on three nodes, in all states that the console draws."""
     models = [
         model("smol-chat", "smol-chat", 139, pinned=True),
         model("smol-poet", "smol-poet", 139),
@@ -315,6 +318,7 @@ def request_finished(number: int, at: float) -> RequestFinished:
         tokens_exact=number != 4,
         cold=cold,
         emulated=model_key == "big-emulated",
+        stream=True,
     )
 
 
@@ -343,7 +347,8 @@ def decisions(now: float) -> list[DecisionRecord]:
 
 
 def placement(now: float) -> list[Event]:
-    """A request waits, so an instance is asked for, placed by decision d-9, and is ready: each causes the next."""
+    """The chain of events of one placement: a request waits, an instance is asked for, placed by decision d-9,
+    ready."""
     waiting = RequestWaiting(
         model_key="smol-poet", request_id="req-w", router_id="router-1", num_waiting=1, waiting_since=now,
         deadline_at=now + 60,

@@ -16,7 +16,7 @@ _count = itertools.count(1)
 
 
 def a_model(name: str = "m", *, mib: int = 100, **fields: Any) -> Model:
-    """A model of `mib` MiB in all (no KV)."""
+    """A model of `mib` MiB of weights and no KV cache, unless `fields` differ."""
     given: dict[str, Any] = {
         "name": name,
         "key": model_key(name),
@@ -77,7 +77,7 @@ def an_event(
 
 
 def instance_event(instance: Instance, code: str = "") -> Event:
-    """The fact that publishes the state of `instance`; `code` of one that has FAILED."""
+    """The fact that publishes the state of `instance`. `code`: the error of an instance that has FAILED."""
     return an_event(fact_of(instance, code))
 
 

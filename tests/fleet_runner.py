@@ -28,15 +28,16 @@ kv_bytes: 1GiB
 max_concurrency: 64
 max_queue: 1000
 keep_alive_s: {keep_alive_s}
-max_wait_s: 60
+max_wait_s: 180
 engine_args: {{profile: "llama-2-7b/h800"}}
 """
 GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
+READY_S = "240"  # a dozen processes start at once, beside those of other tests
 
 
 @dataclass
 class Fleet:
-    """One fleet in `state_dir`. `models_dir` is watched by its autoscaler."""
+    """One fleet in `state_dir`, whose autoscaler watches `models_dir`."""
 
     state_dir: Path
     models_dir: Path
@@ -54,7 +55,7 @@ class Fleet:
         fleet = cls(
             root / "state",
             models_dir,
-            inherited | {"GLOWPLUG_MODELS_DIR": str(models_dir), "GLOWPLUG_READY_TIMEOUT_S": "120"} | env,
+            inherited | {"GLOWPLUG_MODELS_DIR": str(models_dir), "GLOWPLUG_READY_TIMEOUT_S": READY_S} | env,
         )
         base = free_ports(num_ports(nodes))
         done = fleet.cli("up", "-d", "-q", "--engine", engine, "--nodes", str(nodes), "--port-base", str(base))
@@ -62,7 +63,7 @@ class Fleet:
         wait_until("models registered", lambda: len(fleet.models()) == len(models))
         return fleet
 
-    def cli(self, *args: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+    def cli(self, *args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run `glowplug ARGS` against this fleet."""
         command = [sys.executable, "-m", "glowplug.cli.main", *args]
         env = self.env | {"GLOWPLUG_STATE_DIR": str(self.state_dir)}
@@ -70,7 +71,7 @@ class Fleet:
 
     @property
     def secrets(self) -> set[str]:
-        """Every secret its state directory holds."""
+        """All secrets in the fleet's state directory."""
         kept = json.loads((self.state_dir / "secrets.json").read_text())
         return {*kept.pop("passwords").values(), *kept.values()}
 
@@ -87,7 +88,7 @@ class Fleet:
         return {"Authorization": f"Bearer {self.document['admin_token']}"}
 
     def process(self, name: str) -> dict[str, Any]:
-        """The row of one process, by name or by the service it is."""
+        """The row of one process, by its name or its service."""
         rows: list[dict[str, Any]] = self.document["processes"]
         return next(p for p in rows if name in (p["name"], p["service"]))
 
@@ -106,17 +107,17 @@ class Fleet:
         return data
 
     def policies(self) -> dict[str, str]:
-        """The policy in force of each kind, as the services say."""
+        """The policy of each kind, as the services report it."""
         services = ("router", "predictor", "placer", "autoscaler", "prefetcher")
         answers = [httpx.get(self.process(name)["url"] + "/policies").json() for name in services]
         return {kind: policy for answer in answers for kind, policy in answer.items() if kind in KINDS}
 
-    def chat(self, model: str, *, max_tokens: int = 8, timeout_s: float = 90.0, **fields: Any) -> httpx.Response:
+    def chat(self, model: str, *, max_tokens: int = 8, timeout_s: float = 200.0, **fields: Any) -> httpx.Response:
         body = {"model": model, "max_tokens": max_tokens, "messages": [{"role": "user", "content": "hello"}]} | fields
         return httpx.post(self.url("data") + "/v1/chat/completions", json=body, timeout=timeout_s)
 
     def ready(self) -> bool:
-        """Whether every process is ready by its own word."""
+        """Return whether every process reports that it is ready."""
         rows = self.document["processes"]
         return all(p["state"] == "ready" for p in rows) and all(
             httpx.get(p["url"] + "/ready", timeout=2).status_code == 200 for p in rows if p["url"]
@@ -137,14 +138,14 @@ class Fleet:
 
 
 def glowplug(state: Path, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """One command against the fleet of `state`."""
+    """Run one `glowplug` command against the fleet of `state`."""
     full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
     ended = subprocess.run(
         [*GLOWPLUG, argv[0], "--state-dir", str(state), *argv[1:]],
         capture_output=True,
         text=True,
         env=full,
-        timeout=240,
+        timeout=300,
     )
     assert not check or ended.returncode == 0, ended.stdout + ended.stderr
     return ended
@@ -156,11 +157,11 @@ def as_json(state: Path, *argv: str) -> Any:
 
 @contextmanager
 def running() -> Iterator[Path]:
-    """The state directory of a fleet that runs; afterwards nothing of it is left."""
+    """Run a fleet and yield its state directory; checks at the end that no process is left."""
     with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "s"
         try:
-            said = glowplug(path, "up", "--detach", "--port-base", "0").stdout
+            said = glowplug(path, "up", "--detach", "--port-base", "0", GLOWPLUG_READY_TIMEOUT_S=READY_S).stdout
             assert "curl -N http://127.0.0.1:" in said
             assert all(file.stem[3:] in said for file in sample_files("llamacpp")), said
             yield path
@@ -170,6 +171,6 @@ def running() -> Iterator[Path]:
 
 
 def document(state: Path) -> dict[str, Any]:
-    """What a running fleet says of itself: addresses, processes."""
+    """The document of a running fleet, fleet.json: its addresses and processes."""
     found: dict[str, Any] = json.loads((state / "fleet.json").read_text())
     return found

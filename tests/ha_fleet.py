@@ -1,4 +1,4 @@
-"""A fleet of single processes, some of them twice, for tests of what happens between them. Emulated engine."""
+"""A fleet of single processes, with two of each elected service, for tests of failover. Emulated engine."""
 
 import os
 import signal
@@ -13,10 +13,11 @@ import httpx
 
 from tests.fleet_runner import EMULATED
 from tests.ports import free_port
+from tests.server_clusters import Clusters
 from tests.servers import Infra
 from tests.waiting import wait_until
 
-START_S = 240.0  # ten processes at once on a machine that is busy with other things
+START_S = 240.0  # ten processes at once on a busy machine
 ADMIN = {"Authorization": "Bearer secret"}
 
 
@@ -39,7 +40,7 @@ class Process:
         return f"http://127.0.0.1:{self.env['GLOWPLUG_DATA_PORT']}"
 
     def start(self) -> "Process":
-        argv, folder = [sys.executable, "-m", self.module], self.log_path.parent  # not this checkout: PYTHONPATH counts
+        argv, folder = [sys.executable, "-m", self.module], self.log_path.parent  # so that PYTHONPATH selects the tree
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(argv, cwd=folder, env=self.env, stdout=log, stderr=log)
         return self
@@ -58,7 +59,7 @@ class Process:
         return httpx.get(self.url + path, timeout=30).json()
 
     def health(self) -> dict[str, Any]:
-        """`/health`, or {} when it does not answer."""
+        """The answer of `/health`, or {} if the process does not answer."""
         try:
             found: dict[str, Any] = self.get("/health")
         except httpx.HTTPError:
@@ -69,6 +70,9 @@ class Process:
         return self.health().get("role") == "leader"
 
     def ready(self) -> bool:
+        """Return whether the process is ready. Raises AssertionError with the end of its log if it has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.log()[-2000:]}")
         try:
             return httpx.get(self.url + "/ready", timeout=10).status_code == 200
         except httpx.HTTPError:
@@ -80,10 +84,11 @@ class Process:
 
 @dataclass
 class HaFleet:
-    """`start` everything; `pair("placer")` are the processes of that service, `leader("placer")` the one that leads."""
+    """A fleet in which each elected service has two processes: `pair("placer")` are both, `leader("placer")` the
+    leader."""
 
     folder: Path
-    infra: Infra
+    infra: Infra | Clusters
     lease_s: float = 2.0
     nodes: int = 1
     models: dict[str, str] = field(default_factory=dict)
@@ -109,7 +114,7 @@ class HaFleet:
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("GLOWPLUG_", "OTEL_"))}
         everything = inherited | self.infra.env | own | self.env | env
-        made = Process(name, f"services.{service}", everything, self.folder / f"{name}.log")
+        made = Process(name, f"glowplug.services.{service}", everything, self.folder / f"{name}.log")
         self.processes[name] = made
         return made
 
@@ -144,13 +149,13 @@ class HaFleet:
         return [p for name, p in self.processes.items() if name.startswith(f"{service}-")]
 
     def leader(self, service: str) -> Process | None:
-        """Who says it leads; fails when two do."""
+        """The process of a service that reports to lead, or None; fails if two do."""
         leaders = [p for p in self.pair(service) if p.leads()]
         assert len(leaders) <= 1, [p.name for p in leaders]
         return leaders[0] if leaders else None
 
     def roles(self, service: str) -> tuple[Process, Process]:
-        """Leader and standby, once there are both."""
+        """(leader, standby) of a service, once there are both."""
 
         def both() -> tuple[Process, Process] | None:
             leader = self.leader(service)
@@ -160,7 +165,7 @@ class HaFleet:
         found: tuple[Process, Process] = wait_until(f"one {service} leads and one stands by", both, START_S, 0.05)
         return found
 
-    def chat(self, model: str, timeout_s: float = 60.0, **fields: Any) -> httpx.Response:
+    def chat(self, model: str, timeout_s: float = 200.0, **fields: Any) -> httpx.Response:
         body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]} | fields
         url = self.processes["router-1"].data_url + "/v1/chat/completions"
         return httpx.post(url, json=body, timeout=timeout_s)
@@ -172,7 +177,7 @@ class HaFleet:
         return found
 
     def failover_s(self, service: str, harm: Any, within_s: float) -> float:
-        """Seconds from `harm(leader)` until the other one says that it leads."""
+        """Seconds from `harm(leader)` until the standby reports that it leads."""
         leader, standby = self.roles(service)
         began = time.monotonic()
         harm(leader)
@@ -192,6 +197,6 @@ class HaFleet:
 
 
 def emulated(name: str, keep_alive_s: float = -1, **more: str) -> str:
-    """A model file."""
+    """The text of a model file for the emulated engine."""
     extra = "".join(f"{key}: {value}\n" for key, value in more.items())
     return EMULATED.format(name=name, keep_alive_s=keep_alive_s) + extra

@@ -16,31 +16,31 @@ _API = re.compile(r"/api/models/([^/]+/[^/]+?)/revision/([^/]+)")
 _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
-@lru_cache(maxsize=64)  # each request asks for it, and weights are large
+@lru_cache(maxsize=64)  # each request needs the hash, and weights are large
 def etag_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
 class HubServer(LocalServer):
-    """`repos` maps a repository to its files; every revision in `commits` is one commit. A file whose name ends in
-    .gguf or .safetensors is redirected to a path of the store, whose ETag is another one, as the real hub's is; a HEAD
-    is answered at once, as mirrors do."""
+    """A hub of model repositories. `repos` maps a repository to its files; `commits` a revision to its commit. A GET of
+    a file whose name ends in .gguf or .safetensors is redirected to a path of the store, which has another ETag, as
+    with the real hub; a HEAD is answered without redirect, as by mirrors."""
 
     repos: dict[str, dict[str, bytes]]
     commits: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
-    token: str = ""  # asked for, where it is set
+    token: str = ""  # required of clients, if set
     gated: bool = False
     tells_sizes: bool = True  # False: a mirror's listing without sizes
-    statuses: list[int] = field(default_factory=list)  # answered first, one each
+    statuses: list[int] = field(default_factory=list)  # of the first answers, one each
     requests: list[tuple[str, str, str, str]] = field(default_factory=list)  # method, path, Range, Authorization
 
     def fetched(self) -> list[str]:
-        """Paths whose bytes were asked for."""
+        """Paths of the files that clients have fetched."""
         return [path for method, path, *_ in self.requests if method == "GET" and not path.startswith("/api/")]
 
     def fill_cache(self, cache_dir: Path, repo: str, names: list[str] | None = None, revision: str = "main") -> Path:
-        """What `hf download` leaves: a snapshot of links into a store of blobs. Returns the snapshot."""
+        """Fill a cache as `hf download` does, with a snapshot of links into a store of blobs. Returns the snapshot."""
         root = cache_dir / f"models--{repo.replace('/', '--')}"
         snapshot = root / "snapshots" / self.commits[revision]
         for name, content in self.repos[repo].items():

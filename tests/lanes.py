@@ -1,20 +1,24 @@
-"""Which lane a test runs in, and what it may not run beside.
+"""The lane of each test, and the tests that must not run at the same time.
 
-`make test` runs the fast lane: what needs no more than the environment. `make test-system` runs the system lane: fleets
-of processes, containers, namespaces, a real vLLM. Both run several files at a time (pytest-xdist). The tests of one
-file stay together, in order, in one process; files that use something the machine has once run one after the other.
-`make test-long` runs what is marked `long`: further cases of what the system lane has one case of.
+`make test` runs the fast lane: tests that need only the environment. `make test-system` runs the system lane: fleets of
+processes, containers, namespaces, a real vLLM. Both run several files at a time (pytest-xdist). The tests of one file
+stay together, in order, in one process; files that share a single resource of the machine run one after the other.
+`make test-long` runs tests marked `long`, which are further cases of tests in another lane, and every property again
+with many examples.
 """
 
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePath
 
-FAST, SYSTEM, LONG = "fast", "system", "long"  # the last one: tests marked `long`, of files of the system lane
+FAST, SYSTEM, LONG = "fast", "system", "long"
+EXAMPLES = {FAST: 25, SYSTEM: 25, LONG: 400}  # of each property, where the test names no other number
+PROPERTIES = "tests/properties"  # in the fast lane and in the long one
 
-# A test's lane is that of the nearest row; without one it is the fast lane.
+# A test's lane is that of its nearest row, else the fast lane.
 LANES: dict[str, str] = {
     "tests/chaos": SYSTEM,
+    "tests/clients": SYSTEM,  # all of it marked long
     "tests/compose/test_images.py": SYSTEM,
     "tests/compose/test_lane.py": SYSTEM,
     "tests/e2e": SYSTEM,
@@ -23,17 +27,33 @@ LANES: dict[str, str] = {
     "tests/e2e/console": FAST,
     "tests/e2e/console/test_fleet_live.py": SYSTEM,  # a browser and a fleet
     "tests/integration/test_agent_faults.py": SYSTEM,
+    "tests/integration/test_odd_bytes.py": SYSTEM,
+    "tests/integration/test_operator.py": SYSTEM,
     "tests/integration/test_pipelines.py": SYSTEM,
+    "tests/integration/test_router_rollout.py": SYSTEM,
+    "tests/integration/test_three_routers.py": SYSTEM,
     "tests/integration/test_vllm_parked.py": SYSTEM,
     "tests/howto": SYSTEM,
     "tests/k8s/test_fleet_in_namespaces.py": SYSTEM,
     "tests/k8s/test_namespaces.py": SYSTEM,
     "tests/observability/test_live.py": SYSTEM,
+    "tests/simulation/test_recorded_fleets.py": SYSTEM,
+    "tests/simulation/test_paper_rows.py": SYSTEM,  # a minute of simulation, and needs the public traces
 }
-# Of these files the tests marked `vllm` are in the system lane, the others in the fast one.
-BOTH = frozenset({"tests/contract/test_engine_address.py", "tests/contract/test_engine_contract.py"})
+# Of these files the tests marked `vllm` or `system` are in the system lane, the others in the fast one.
+BOTH = frozenset(
+    {
+        "tests/contract/test_engine_address.py",
+        "tests/contract/test_engine_contract.py",
+        "tests/contract/test_engine_sleep.py",
+        "tests/e2e/console/test_access.py",
+        "tests/e2e/console/test_login.py",
+        "tests/e2e/console/test_scale.py",
+        "tests/integration/test_batches.py",
+    }
+)
 
-# What a machine has once, and who uses it.
+# Resources that a machine has only once, by the tests that use them.
 SHARED: dict[str, str] = {
     "tests/compose/test_images.py": "containers",
     "tests/compose/test_lane.py": "containers",
@@ -42,50 +62,72 @@ SHARED: dict[str, str] = {
 }
 VLLM = "vllm"  # one engine takes both cores of a small machine
 
-# Every test of these files starts what it needs itself, and takes long: each runs wherever a worker is free.
+# Files whose tests take long and share nothing: each test runs wherever a worker is free.
 SPREAD = frozenset(
     {
         "tests/e2e/test_simulate_command.py",
         "tests/e2e/test_systems_emulated.py",
         "tests/howto/test_pages.py",
-        "tests/observability/test_alerts.py",
+        "tests/properties/test_node_index.py",
+        "tests/properties/test_placer.py",
+        "tests/simulation/test_chaos.py",
+        "tests/simulation/test_papers.py",
     }
 )
 
-# What takes longest (docs/test_times.md) starts first, so that nothing is left alone at the end.
+# The longest tests (docs/test_times.md) start first, so that none runs alone at the end.
 FIRST: tuple[str, ...] = (
     "tests/compose/test_lane.py",
     "tests/compose/test_images.py",
     VLLM,
+    "tests/chaos/test_failover.py",
+    "tests/e2e/test_fleet_command.py",
+    "tests/e2e/test_doctor.py",
+    "tests/e2e/test_systems_llamacpp.py",
     "tests/chaos/test_kill_services.py",
     "tests/howto/test_pages.py",
-    "tests/e2e/test_smoke.py",
-    "tests/e2e/test_simulate_command.py",
-    "tests/e2e/console/test_reasons.py",
+    "tests/e2e/console/test_fleet_live.py",
+    "tests/integration/test_pipelines.py",
+    "tests/observability/test_live.py",
+    "tests/chaos/test_full_disk.py",
+    "tests/e2e/test_mixed_versions.py",
+    "tests/e2e/test_warm_starts.py",
     "tests/e2e/console/test_access.py",
+    "tests/e2e/test_smoke.py",
+    "tests/integration/test_openapi.py",
+    "tests/integration/test_prefetcher.py",
+    "tests/e2e/test_simulate_command.py",
+    "tests/contract/test_engine_contract.py",
+    "tests/e2e/console/test_reasons.py",
 )
 
 
-_IN_A_GROUP = str.maketrans({":": "/", "[": "(", "]": ")"})  # a name is split at the others
+_IN_A_GROUP = str.maketrans({":": "/", "[": "(", "]": ")"})  # pytest-xdist splits names at the replaced characters
 
 
 def nearest(path: str, table: dict[str, str]) -> str:
-    """The row of `path`, else of the nearest folder above it, else "". Paths count from the checkout, with slashes."""
+    """The value of `path` in a table, else of the nearest folder above it, else "". Paths are relative to the
+    checkout."""
     return next((table[place] for place in _upwards(path) if place in table), "")
 
 
-def _upwards(path: str) -> Iterator[str]:
-    yield path
-    yield from (str(folder) for folder in PurePath(path).parents)
+@cache
+def _upwards(path: str) -> tuple[str, ...]:
+    return path, *(str(folder) for folder in PurePath(path).parents)
 
 
-def lane(path: str, *, is_vllm: bool = False) -> str:
-    """FAST or SYSTEM."""
-    return SYSTEM if is_vllm else nearest(path, LANES) or FAST
+def lane(path: str, *, is_marked: bool = False) -> str:
+    """FAST or SYSTEM; `is_marked`: the test is marked `vllm` or `system`."""
+    return SYSTEM if is_marked else nearest(path, LANES) or FAST
+
+
+def is_property(path: str) -> bool:
+    """Return whether `path` is a file of property tests."""
+    return path.startswith(f"{PROPERTIES}/")
 
 
 def group(path: str, nodeid: str, *, is_vllm: bool = False) -> str:
-    """Tests of one group run one after the other, in one process."""
+    """The group of a test; the tests of a group run one after the other, in one process."""
     if is_vllm:
         return VLLM
     alone = nodeid.translate(_IN_A_GROUP)
@@ -93,11 +135,11 @@ def group(path: str, nodeid: str, *, is_vllm: bool = False) -> str:
 
 
 def without_group(name: str) -> str:
-    """A test's name as pytest has it: pytest-xdist writes the group behind it."""
+    """A test's name without the group that pytest-xdist appends."""
     return re.sub(r"@[^\]]*$", "", name)
 
 
 def rank(path: str, *, is_vllm: bool = False) -> int:
-    """The order in which groups start."""
+    """The position of a test's group in the order of starts."""
     name = VLLM if is_vllm else path
     return FIRST.index(name) if name in FIRST else len(FIRST)

@@ -1,9 +1,10 @@
 """An owner, engines and an agent as processes, random requests among them, and kills: `python -m tests.memory_processes
 SEED OPERATIONS`.
 
-Engines load weights into slots, publish them, attach what others published, grow and cut their KV cache, and check
-every byte they have. The model says who holds what. After each kill and every few steps the owner must count as the
-model does; a restarted owner must know all that living engines hold, and a restarted agent must find the same ledger.
+Engines load weights into slots, publish them, attach weights that others published, grow and cut their KV cache, and
+check every byte they have. A model knows the holders of all chunks. After each kill and every few steps the owner must
+count as the model does; a restarted owner must know all chunks of living engines, and a restarted agent must find the
+same ledger.
 """
 
 import ctypes
@@ -43,13 +44,13 @@ _BYTES = random.Random(11).randbytes(MOST_WEIGHTS * CHUNK + 256)
 
 
 def weights_of(name: str, num_chunks: int) -> bytes:
-    """What a model of that name has as weights."""
+    """The weights of a model, by its name."""
     seed = int(name) % 256
     return _BYTES[seed : seed + num_chunks * CHUNK]
 
 
 class Engine:
-    """In a process of its own: slots with weights of its own or attached, each with a KV cache of its own."""
+    """An engine in a process of its own: slots with its own or attached weights, each with a KV cache."""
 
     def __init__(self, path: Path) -> None:
         self.memory = HostMemory(CHUNK, CHUNK)  # it creates none itself
@@ -108,7 +109,7 @@ class Engine:
         self.client.give(name, self.slots.pop(name).close())
 
     def check(self) -> None:
-        """Every byte of weights, and the mark of each KV cache."""
+        """Check every byte of weights, and the mark of each KV cache."""
         for name, slot in self.slots.items():
             got = ctypes.create_string_buffer(slot.weights_end)
             self.memory.copy_out(ctypes.addressof(got), slot.address, slot.weights_end)
@@ -123,13 +124,13 @@ class Engine:
 
 
 class Agent:
-    """In a process of its own: it fills its ledger from what the owner says and holds nothing."""
+    """An agent in a process of its own, which fills a ledger from the owner's answers and holds nothing."""
 
     def __init__(self, path: Path) -> None:
         self.client = OwnerClient(HostMemory(CHUNK, CHUNK), path, WAIT_S)
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """pid -> bytes, as a ledger that it fills anew has them, each shared byte by its share; and the free bytes."""
+        """The bytes by pid (and "shared") in a newly filled ledger, its free bytes, and the owner's free chunks."""
         said = self._holdings()
         ledger = ByteLedger([Gpu(gpu_id="n/0", total_bytes=NUM_CHUNKS * CHUNK)])
         for one in said["holders"]:
@@ -167,15 +168,15 @@ class Process:
 
 
 def start(make: Callable[[], Any]) -> Process:
-    """A fork of this process that serves what `make` returns."""
+    """Fork this process; the child serves requests with the object that `make` returns."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid:
         theirs.close()
         ours.settimeout(30)
-        assert receive(ours) == {"ok": "up"}  # it has an owner: that one may be killed from now on
+        assert receive(ours) == {"ok": "up"}  # the child has joined the owner, which may be killed from now on
         return Process(pid, ours)
-    try:  # it never returns into what its parent does
+    try:  # the child never returns into the parent's code
         ours.close()
         served = make()
         send(theirs, {"ok": "up"})
@@ -189,12 +190,12 @@ def start(make: Callable[[], Any]) -> Process:
 
 @dataclass
 class Fleet:
-    """The processes and the model."""
+    """The owner, the engines and the agent, and the model of who holds what."""
 
     folder: Path
     done: Counter[str] = field(default_factory=Counter)
     engines: dict[int, Process] = field(default_factory=dict)  # by number
-    weights: dict[int, set[str]] = field(default_factory=dict)  # engine -> names that it has in slots
+    weights: dict[int, set[str]] = field(default_factory=dict)  # engine -> names in its slots
     kv: dict[int, dict[str, int]] = field(default_factory=dict)  # engine -> name -> chunks
     sizes: dict[str, int] = field(default_factory=dict)  # name -> chunks
     next_name: int = 0
@@ -220,7 +221,7 @@ class Fleet:
         return set().union(*self.weights.values())
 
     def step(self, chance: random.Random) -> None:
-        """One request, or one kill."""
+        """Do one request, or one kill."""
         number = chance.randrange(NUM_ENGINES)
         if chance.randrange(KILL_EVERY) == 0:
             chance.choice([self._kill_owner, self._kill_agent, self._kill_engine])(number, chance)
@@ -279,7 +280,7 @@ class Fleet:
         assert answer == {"ok": None}, (number, answer)
 
     def _kill_engine(self, number: int, chance: random.Random) -> None:
-        """At rest, or in the middle of a request."""
+        """Kill and restart an engine, at rest or in the middle of a request."""
         if chance.random() < 0.5:
             send(self.engines[number].socket, {"verb": "load", "name": str(self.next_name), "num_chunks": 5})
             self.next_name += 1
@@ -294,8 +295,8 @@ class Fleet:
         self.done["agents killed"] += 1
 
     def _kill_owner(self, number: int, chance: random.Random) -> None:
-        """At rest, or in the middle of a request. The engines compute on; each finds the next owner and hands it what
-        it holds."""
+        """Kill and restart the owner, at rest or in the middle of a request. The engines go on; each finds the new
+        owner and reports its chunks."""
         if chance.random() < 0.5:
             self._lose_owner(number, chance)
         self._end_owner()
@@ -307,7 +308,8 @@ class Fleet:
         self.done["owners killed"] += 1
 
     def _lose_owner(self, number: int, chance: random.Random) -> None:
-        """What the engine asked for is done or not; it says which, and what it gave back is given back."""
+        """Kill the owner during an engine's request. The engine must report whether the request was done, and chunks
+        that it gave back stay given back."""
         engine, kv = self.engines[number], self.kv[number]
         if kv and chance.random() < 0.5:
             asked = {"verb": "cut", "name": chance.choice(sorted(kv))}
@@ -333,7 +335,8 @@ class Fleet:
         self.owner = 0
 
     def _asked(self, number: int, needs: int, **asked: Any) -> bool:
-        """Whether it was done: it is, when and only when there is memory for it."""
+        """Send a request to an engine, and check that it succeeds exactly if there is memory. Returns whether it
+        did."""
         answer = self.engines[number].ask(**asked)
         fits = needs <= NUM_CHUNKS - self.num_held
         assert answer == ({"ok": None} if fits else {"full": True}), (answer, asked, self.num_held)
@@ -341,8 +344,8 @@ class Fleet:
         return fits
 
     def _check(self) -> None:
-        """The owner, asked by the agent, counts as the model does; what a killed process held comes free at once, as
-        soon as the owner has seen its end."""
+        """Check that the owner, asked by the agent, counts as the model does, once it has noticed the end of killed
+        processes and freed their chunks."""
         wanted = (NUM_CHUNKS - self.num_held) * CHUNK
         alone = {str(self.engines[n].pid): self._num_alone(n) * CHUNK for n in self.engines if self._num_alone(n)}
         deadline = time.monotonic() + WAIT_S
@@ -376,7 +379,8 @@ class Fleet:
 
 
 def run(seed: int, num_operations: int) -> dict[str, int]:
-    """How often each thing was done. Raises AssertionError at the first that differs from the model."""
+    """Run a seeded sequence of operations. Returns counts by operation. Raises AssertionError at the first difference
+    from the model."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="gp-memory-") as folder:
         fleet = Fleet(Path(folder))

@@ -1,5 +1,5 @@
-"""Rows and events that nobody meant, most of which decode: drawn with the names of one small fleet, so that odd ones
-meet each other, and with numbers and texts from the edges of what decodes.
+"""Hypothesis strategies for odd rows and events, most of which decode: with the names of one small fleet, so that odd
+ones refer to each other, and with numbers and texts from the edges of what decodes.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from glowplug.state.rows import KEYS
 from tests.fleet_builder import a_model, a_node, an_instance
 
 NOW = 1_700_000_000.0
-TABLES = {**PLACER.tables, **AUTOSCALER.tables}  # between them they read every table
+TABLES = {**PLACER.tables, **AUTOSCALER.tables}  # which are all tables
 LARGE = 2**53  # decodes, and leaves room to count and to multiply
 INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, LARGE, -LARGE)
 FLOATS = (0.0, 0.5, -1.0, NOW, NOW - 60, NOW + 60, 1e-300, float(LARGE), -float(LARGE))
@@ -72,7 +72,7 @@ NAMED: dict[str, tuple[str, ...]] = {
     "router_id": ("router-1", "router-2", ""),
     "holder": ("i-1", "i-2", "x"),
 }
-# Of types that check their bounds: odd, and within them.
+# For types that check their bounds: odd values within these.
 SOUND: dict[Any, st.SearchStrategy[Any]] = {
     int: st.sampled_from([n for n in INTS if n > 0]),
     float: st.sampled_from([n for n in FLOATS if n >= 0]),
@@ -91,7 +91,7 @@ _drawn: dict[Any, st.SearchStrategy[Any]] = {}
 
 
 def odd(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of one annotation, as JSON has them."""
+    """Odd values of one annotation, in JSON's form."""
     if hint not in _drawn:
         _drawn[hint] = _odd(hint)
     return _drawn[hint]
@@ -129,7 +129,7 @@ def _of_field(cls: type[Any], name: str, hint: Any) -> st.SearchStrategy[Any]:
 
 
 def tweaked(sound: Any) -> st.SearchStrategy[Any]:
-    """A sound value as JSON has it, some fields of it (or of what it carries) odd."""
+    """A valid value in JSON's form, with some fields of it, or of the value that it carries, odd."""
     plain: dict[str, Any] = msgspec.to_builtins(sound)
     holders: list[tuple[str | None, type[Any]]] = [(None, type(sound))]
     holders += [(name, type(getattr(sound, name))) for name in ("instance", "model", "node") if hasattr(sound, name)]
@@ -197,12 +197,12 @@ steps = st.lists(
 
 
 def event_bytes(number: int, kind: str, data: Any, at: float, epoch: int) -> bytes:
-    """A drawn event as it lies on the bus."""
+    """The bytes of a drawn event on the bus."""
     about = {"event_id": f"e-{number}", "type": kind, "occurred_at": at, "issuer": "placer-1", "epoch": epoch}
     return json.dumps(about | {"data": data}).encode()
 
 
 def key_of(table: str, row: Mapping[str, Any]) -> str:
-    """What a drawn row is kept under."""
+    """The key of a drawn row in its table."""
     key: str = row[KEYS.get(table, "node_id")]
     return key

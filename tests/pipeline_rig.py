@@ -1,6 +1,6 @@
-"""Several agents and a placer in this process, on one memory bus and store, with real emulated engine processes: each
-instance is a pipeline of two stages on two nodes. Weights come as from a prefetcher, at once or when they are let; or
-they fail."""
+"""Several agents and a placer in this process, on one memory bus and store, with real emulated engine processes. Each
+instance is a pipeline of two stages on two nodes. Weights arrive as from a prefetcher, at once, when released, or never
+because they fail."""
 
 import asyncio
 import time
@@ -53,12 +53,12 @@ PARAMS = PlacerParams(
 
 
 def on_the_first_nodes(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Two stages on the first two nodes that are there."""
+    """Place two stages on the first two nodes."""
     return _in_two_stages(request, sorted(node.node_id for node in view.nodes if not node.draining)[:2])
 
 
 def on_the_last_nodes(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Two stages on the last two nodes that are there, the last one first."""
+    """Place two stages on the last two nodes, in reverse order."""
     return _in_two_stages(request, sorted(node.node_id for node in view.nodes if not node.draining)[:-3:-1])
 
 
@@ -83,9 +83,13 @@ def _in_two_stages(request: PlaceRequest, nodes: list[str]) -> PlaceDecision:
     return PlaceDecision(stages=tuple(stages), reason="two stages, as the test wants")
 
 
+def _name(fetch: FetchWeights) -> str:
+    return fetch.instance_id + ("/rest" if fetch.background else "")
+
+
 class PipelineRig:
-    """`agents` by node id. `withheld`: instances and stages whose weights do not come, or (`name/rest`) whose rest does
-    not; `failing`: of such names, the code of the error that comes instead, once."""
+    """The fleet under test. `agents`: by node id. `withheld`: instances and stages whose weights (or, as `name/rest`,
+    the rest of them) do not arrive; `failing`: by such a name, the error code that arrives instead, once."""
 
     def __init__(self, folder: Path, num_nodes: int = 3, **settings: Any) -> None:
         self.broker, self.store, self.folder = MemoryBroker(), MemoryStore(), folder
@@ -106,7 +110,7 @@ class PipelineRig:
         self.bus = MemoryBus(self.broker)
         self.withheld: set[str] = set()
         self.failing: dict[str, str] = {}
-        self.lost: set[str] = set()  # nodes
+        self.lost: set[str] = set()  # ids of lost nodes
         self._waiting: list[Event] = []
         self.engines: dict[str, tuple[int, float]] = {}  # every process that a stage ever had
         self.placer: Shell
@@ -159,20 +163,20 @@ class PipelineRig:
             await self.agents[node_id].crash()
 
     async def kill_agent(self, node_id: str) -> None:
-        """kill -9, and the next agent of the node. Engines live on."""
+        """Kill an agent as kill -9 does, and start its successor. Engines live on."""
         self._note_engines()
         await self.agents[node_id].crash()
         await self.agents[node_id].start()
 
     async def lose(self, node_id: str) -> None:
-        """Its agent is gone, and says nothing."""
+        """End a node's agent for good, without a word."""
         self.lost.add(node_id)
         await self.agents[node_id].crash()
 
     # commands
 
     async def place(self, model: Model, instance_id: str) -> None:
-        """Ask for it, as an autoscaler does, which has deployed its model."""
+        """Deploy a model and ask for an instance of it, as an autoscaler does."""
         await self.store.put("models", model.key, to_json(model))
         await self.bus.publish(an_event(ModelDeployed(model=model)))
         command = PlaceInstance(instance_id=instance_id, model=model, reason="a test", wanted_at=0.0)
@@ -186,7 +190,7 @@ class PipelineRig:
 
     async def _fetch(self, event: Event) -> None:
         data: FetchWeights = event.data
-        name = data.instance_id + ("/rest" if data.background else "")
+        name = _name(data)
         if name in self.withheld:
             self._waiting.append(event)
             return
@@ -198,7 +202,9 @@ class PipelineRig:
             await self.bus.publish(an_event(fact, issuer="prefetcher"))
             return
         region.begin()
-        region.blob.write_bytes(b"seed")
+        seed = region.blob.with_suffix(".seed")
+        seed.write_bytes(b"seed")
+        seed.replace(region.blob)  # at once: an engine may be reading what an earlier fetch brought
         came: dict[str, Any] = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
         came |= {"num_bytes": data.weights.num_bytes, "seconds": 0.0, "source": "file"}
         path = str(region.blob.absolute())
@@ -212,26 +218,30 @@ class PipelineRig:
             fact = WeightsFetched(**came)
         await self.bus.publish(an_event(fact, issuer="prefetcher"))
 
+    def asked_for(self) -> set[str]:
+        """Names of the withheld weights that have been asked for."""
+        return {_name(event.data) for event in self._waiting}
+
     async def let(self, *names: str) -> None:
-        """What was withheld comes."""
+        """Release withheld weights."""
         self.withheld -= set(names)
         waiting, self._waiting = self._waiting, []
         for event in waiting:
             await self._fetch(event)
 
-    # what is there
+    # the state of the fleet
 
     def holding(self, instance_id: str) -> Any:
         found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
         return next((holding for holding in found if holding is not None), None)
 
     def holdings(self, instance_id: str) -> list[Any]:
-        """Of every node that knows it."""
+        """The holdings of an instance on all nodes that know it."""
         found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
         return [holding for holding in found if holding is not None]
 
     def in_states(self, *states: State) -> list[str]:
-        """Instances and stages, by node."""
+        """The instances and stages in these states, each with its node."""
         return [
             f"{i} on {node_id}"
             for node_id, rig in self.agents.items()
@@ -269,27 +279,27 @@ class PipelineRig:
         return found
 
     async def ask(self, instance: Instance, num_tokens: int = 4) -> httpx.Response:
-        """One completion of a pipeline, with the key that its engine asks for."""
+        """Ask a pipeline for one completion, with its engine's key."""
         headers = {"authorization": f"Bearer {engine_key(SECRET, instance.key_id)}"}
         body = {"model": instance.model_key, "prompt": "tell", "max_tokens": num_tokens, "ignore_eos": True}
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.post(f"{instance.url}/v1/completions", json=body, headers=headers)
 
     def outcome(self, instance_id: str) -> tuple[InstanceState, str] | None:
-        """What the store says of it at its end."""
+        """(state, reason) of an instance that is gone, from the store; None while it is not."""
         row = next(iter(self.agents.values())).row(instance_id)
         return (row.state, row.reason) if row is not None and row.state.is_gone else None
 
 
 def staged_model(name: str, **engine_args: Any) -> Model:
-    """A small model of the emulated engine, whose weights are 4000 bytes on their way."""
+    """A small model of the emulated engine, whose weights to fetch are 4000 bytes."""
     weights = WeightsRef(uri=f"file:///weights/{name}", num_bytes=4000)
     args = {"time_scale": SPEED, "stage_timeout_s": 8.0, "profile": "qwen2.5-7b/a10"} | engine_args
     return emulated_model(name, mib=60, kv_bytes=100 * MIB, weights=weights, engine_args=args, max_concurrency=2)
 
 
 def quick(model: Model) -> Model:
-    """The same model, with nothing that holds its start up."""
+    """The same model, without engine arguments that delay its start."""
     return replace(model, engine_args=dict(staged_model(model.name).engine_args))
 
 

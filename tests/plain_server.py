@@ -1,6 +1,6 @@
-"""A server that knows nothing of us, started by its command line: `python -m tests.plain_server --port P --model FILE`.
+"""A foreign server, started by its command line: `python -m tests.plain_server --port P --model FILE`.
 
-It holds its weights in memory, forgets them at POST /doze and reads them again at POST /rise."""
+It holds its weights in memory, drops them at POST /doze and reads them again at POST /rise."""
 
 import argparse
 from pathlib import Path

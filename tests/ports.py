@@ -1,9 +1,9 @@
 """Ports for servers that tests start: reserved across processes until they are given back or this process ends.
 
-A port that was bound to be found free, and closed again, can be taken by anybody before its server binds it. These lie
-below the ports that the kernel gives to outgoing connections and above those that `glowplug up --port-base 0` looks at,
-and each is held by a lock on a file, so that no two test processes get the same one. A server that is killed and
-started again finds its port free: nothing else is given it meanwhile.
+A port that was only bound to see that it is free can be taken by any process before its server binds it. These ports
+are below those that the kernel gives to outgoing connections and above those that `glowplug up --port-base 0` tries,
+and each is reserved by a lock on a file, so that no two test processes get the same one. A server that is killed and
+started again finds its port free, since nothing else gets it meanwhile.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ class NoFreePorts(RuntimeError):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `host` that is this process's to use until it ends. Raises NoFreePorts."""
+    """Reserve a port of `host` for this process until it ends. Raises NoFreePorts."""
     return free_ports(1, host)
 
 
 def free_ports(size: int, host: str = "127.0.0.1") -> int:
-    """The first of `size` ports in a row. Raises NoFreePorts."""
+    """Reserve `size` ports in a row, and return the first. Raises NoFreePorts."""
     _FOLDER.mkdir(mode=0o700, exist_ok=True)
     start = FIRST + os.getpid() * 7 % (LAST - FIRST - size)
     for base in (*range(start, LAST - size), *range(FIRST, start)):
@@ -38,7 +38,7 @@ def free_ports(size: int, host: str = "127.0.0.1") -> int:
 
 
 def give_back(port: int) -> None:
-    """A port of `free_port` that its server has left for good. Nothing when it is not reserved."""
+    """Give back a port of `free_port` that its server has left. Has no effect if it is not reserved."""
     file = _locks.pop(port, None)
     if file is not None:
         os.close(file)

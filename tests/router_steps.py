@@ -1,4 +1,4 @@
-"""One router's controller: its clock, what it is sent, and what it answers."""
+"""A router's controller with its clock, makers of its stimuli, and readers of its effects."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NOW = 1000.0
 
 
 def model(key: str = "m", **fields: Any) -> Model:
-    """One that queues three requests for at most ten seconds, and runs two on an instance."""
+    """A model that queues three requests for at most ten seconds, and runs two on an instance."""
     return a_model(key, **({"max_concurrency": 2, "max_queue": 3, "max_wait_s": 10.0} | fields))
 
 
@@ -39,16 +39,17 @@ class Run:
         return self.controller.handle(stimulus, self.now_s)
 
     def instance(self, *given: Any, code: str = "", after_s: float = 0.0, **fields: Any) -> list[Any]:
-        """The fact of an instance's state."""
+        """Handle the fact of an instance's state."""
         return self.handle(instance_event(instance(*given, **fields), code), after_s)
 
-    def arrive(self, name: str = "m", prompt: int = 0, expected: int = 0, most: int = 0) -> list[Any]:
+    def arrive(self, name: str = "m", prompt: int = 0, expected: int = 0, most: int = 0, **by: Any) -> list[Any]:
         self.ticket += 1
-        return self.handle(msg.RequestArrived(self.ticket, name, f"r-{self.ticket}", "", prompt, most, expected))
+        asked = msg.RequestArrived(self.ticket, name, f"r-{self.ticket}", "", prompt, most, expected, **by)
+        return self.handle(asked)
 
 
 def warm(*models: Model, **fields: Any) -> Run:
-    """With i-1 READY, whose `fields` may be given."""
+    """A run with i-1 READY, with `fields` if given."""
     run = Run(*models)
     run.instance(**fields)
     return run

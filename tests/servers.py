@@ -1,4 +1,4 @@
-"""Real NATS and Valkey servers as child processes, for the tests that need the true thing."""
+"""Real NATS and Valkey servers, and moto's server of S3, as child processes."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ POLL_S = 0.01
 
 
 class ServerFailed(RuntimeError):
-    """A server did not come up; carries the end of its log."""
+    """A server did not start; the message has the end of its log."""
 
 
 def nats_binary() -> str:
@@ -45,7 +45,7 @@ def valkey_binary() -> str:
 @dataclass
 class _Server:
     folder: Path
-    env: Mapping[str, str] = field(default_factory=dict)  # beside ours
+    env: Mapping[str, str] = field(default_factory=dict)  # added to ours
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def _spawn(self, argv: list[str]) -> int:
@@ -66,7 +66,7 @@ class _Server:
         raise NotImplementedError
 
     def start(self) -> Self:
-        """Start it and wait until it answers; again where it was killed. Raises ServerFailed."""
+        """Start the server, or restart a killed one, and wait until it answers. Raises ServerFailed."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -76,18 +76,18 @@ class _Server:
         self.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP, and wait until every thread has stopped: what is sent from now on is not answered before `thaw`."""
+        """Send SIGSTOP and wait until every thread has stopped, so that nothing is answered before `thaw`."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
-        """SIGCONT: it answers what has come meanwhile."""
+        """Send SIGCONT, after which the server answers what it has received meanwhile."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process is gone."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -96,9 +96,10 @@ class _Server:
 
 @dataclass
 class NatsProcess(_Server):
-    """JetStream on file, every write synced. Its port is its own until the block of `with` ends, killed or not."""
+    """NATS with JetStream on file and every write synced. It keeps its port until the `with` block ends, even if
+    killed."""
 
-    users: str = ""  # configuration that says who may do what; empty: everybody everything
+    users: str = ""  # configuration of users and permissions; empty: everybody may do everything
     port: int = field(default=0, init=False)
     _ports_file: Path = field(default=Path(), init=False)
 
@@ -122,7 +123,7 @@ class NatsProcess(_Server):
         return self
 
     def _answers(self) -> bool:
-        """It writes the file once it takes connections and its streams are restored."""
+        """Return whether the server has written its ports file, which it does once its streams are restored."""
         return self._ports_file.exists() and self._ports_file.stat().st_size > 0
 
     def __exit__(self, *_: object) -> None:
@@ -133,9 +134,9 @@ class NatsProcess(_Server):
 
 @dataclass
 class ValkeyProcess(_Server):
-    """Append-only file on, on a Unix socket."""
+    """Valkey on a Unix socket, with the append-only file on."""
 
-    acl: str = ""  # file that says who may do what; empty: everybody everything
+    acl: str = ""  # file of users and permissions; empty: everybody may do everything
 
     @property
     def url(self) -> str:
@@ -151,7 +152,7 @@ class ValkeyProcess(_Server):
         return self
 
     def _answers(self) -> bool:
-        """It listens before it has read its file, and refuses until then."""
+        """Return whether the server answers PING. It listens before it has read its file, and refuses until then."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(2.0)
             try:
@@ -163,6 +164,40 @@ class ValkeyProcess(_Server):
 
 
 @dataclass
+class S3Process(_Server):
+    """moto's server of S3, with one empty bucket, `files`. What it holds ends with the process; its port does not."""
+
+    port: int = field(default_factory=ports.free_port, init=False)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which a client finds the server."""
+        secrets = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret"}
+        return {**secrets, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL_S3": self.endpoint}
+
+    def start(self) -> Self:
+        self._spawn([str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(self.port)])
+        self._wait_until_it_answers()
+        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/files", method="PUT"), timeout=WAIT_S).close()
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        ports.give_back(self.port)
+
+
+@dataclass
 class Infra:
     """The two servers a fleet needs."""
 
@@ -171,7 +206,7 @@ class Infra:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a service process needs in its environment to find them."""
+        """The environment variables with which a service finds the servers."""
         return {"GLOWPLUG_NATS_URL": self.nats.url, "GLOWPLUG_REDIS_URL": self.valkey.url}
 
 

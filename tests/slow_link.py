@@ -1,4 +1,4 @@
-"""A TCP link whose way back to the client can be held up: a page on a bad line, or in a sleeping tab."""
+"""A TCP link whose way back to the client can be stopped, like a page on a bad line or in a sleeping tab."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,8 @@ CHUNK = 1 << 16
 
 
 class SlowLink:
-    """While `open` is clear, nothing of the answers is read any more, so the server's buffers fill. `sent`: what the
-    clients have sent."""
+    """A TCP link to a local port. While `open` is clear, answers are not read, so that the server's buffers fill.
+    `sent`: the bytes that clients have sent."""
 
     def __init__(self, port: int) -> None:
         self.open = asyncio.Event()

@@ -12,13 +12,13 @@ BLOCK_BYTES = 64 << 10
 
 
 class SmallDisk:
-    """Mounted at `path`."""
+    """A small disk mounted at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def fill(self) -> None:
-        """Take every byte there is."""
+        """Use up every free byte."""
         with (self.path / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 ballast.write(b"\0" * BLOCK_BYTES)
@@ -30,7 +30,7 @@ class SmallDisk:
 
 @contextlib.contextmanager
 def small_disk(path: Path, num_mib: int) -> Iterator[SmallDisk]:
-    """Skips the test where nothing can be mounted."""
+    """Mount a disk of `num_mib` MiB at `path`. Skips the test where that is impossible."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk (tmpfs)")
     path.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every value type, made from its annotations."""
+"""Hypothesis strategies for value types, made from their annotations."""
 
 import dataclasses
 import typing
@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from glowplug.domain.access import AccessLimits, ApiKey, Tenant
 from glowplug.domain.instance import MAX_STAGES
 from glowplug.domain.model import MOST
 from glowplug.events import Event
@@ -31,13 +32,26 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 SOUND = {int: st.integers(1, EXACT), float: st.floats(0, LARGEST)}  # of types that check their bounds
+access_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
+CHECKED: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {  # fields whose type checks more than bounds
+    AccessLimits: {field.name: st.integers(1, 1 << 48) for field in dataclasses.fields(AccessLimits)},
+    Tenant: {"name": access_names, "weight": st.floats(0.001, 1000.0)},
+    ApiKey: {
+        "key_id": st.from_regex(r"[a-z0-9]{8}", fullmatch=True),
+        "tenant": access_names,
+        "name": access_names,
+        "sha256": st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
+        "models": st.lists(texts, min_size=1, max_size=MAX_ITEMS).map(tuple),
+    },
+}
 
 
 def values(cls: type[Any]) -> st.SearchStrategy[Any]:
-    """Every value a frozen dataclass can have, all its fields drawn."""
+    """Values of a frozen dataclass, with all fields drawn."""
     hints = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
     plain = SOUND if hasattr(cls, "__post_init__") else {}
     drawn = {name: plain[hint] if hint in plain else of_hint(hint) for name, hint in hints.items()}
+    drawn |= CHECKED.get(cls, {})
     return st.fixed_dictionaries(drawn).map(lambda given: cls(**_in_order(given)))
 
 
@@ -58,6 +72,8 @@ def of_hint(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(of_hint(args[0]), max_size=MAX_ITEMS).map(tuple)
     if origin is Mapping:
         return st.dictionaries(of_hint(args[0]), of_hint(args[1]), max_size=MAX_ITEMS)
+    if origin in (UnionType, typing.Union) and type(None) in args:
+        return st.none() | of_hint(next(arg for arg in args if arg is not type(None)))
     if origin is UnionType:
         return st.integers(-EXACT, EXACT) | numbers | texts
     if dataclasses.is_dataclass(hint):
@@ -68,7 +84,7 @@ def of_hint(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def events(payload: type[Any]) -> st.SearchStrategy[Event]:
-    """Every event that carries `payload`."""
+    """Events that carry a `payload` of this type."""
     return st.builds(
         Event,
         event_id=texts,

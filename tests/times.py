@@ -1,4 +1,4 @@
-"""Where the minutes of the tests go: `python -m tests.times LANE.xml ...` prints a page from what pytest wrote down."""
+"""Times of the tests: `python -m tests.times LANE.xml ...` prints a page from pytest's reports."""
 
 import sys
 import xml.etree.ElementTree as ET
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests import lanes
 
-NUM_SLOWEST = 10
+NUM_SLOWEST = 5
 HEAD = """# Where the minutes go
 
 Written by `make test-times` from the last `make test` and `make test-system`. Seconds of a test include its fixtures;
@@ -26,7 +26,7 @@ class Lane:
 
 
 def read(path: Path) -> Lane:
-    """Raises OSError, or ET.ParseError where `path` is not what pytest's --junitxml writes."""
+    """Read a report of pytest's --junitxml. Raises OSError, or ET.ParseError if `path` is none."""
     suite = next(ET.parse(path).iter("testsuite"))
     tests = [
         (

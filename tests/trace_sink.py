@@ -1,4 +1,4 @@
-"""An OTLP endpoint that keeps what it is sent."""
+"""An OTLP endpoint that keeps the requests it gets."""
 
 import gzip
 import threading
@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class TraceSink:
-    """`bodies` are the requests, unpacked; `url` is for OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """An OTLP endpoint. `bodies` are the unpacked requests; `url` is for OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     def __init__(self) -> None:
         self.bodies = bodies = list[bytes]()

@@ -1,4 +1,4 @@
-"""Waiting for what must come, within a bound that only a broken thing exceeds, however busy the machine is."""
+"""Waiting for a condition, within a bound that is exceeded only by a fault, however busy the machine is."""
 
 import asyncio
 import inspect
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import psutil
 
 WAIT_S = 90.0
 
@@ -14,7 +15,8 @@ WAIT_S = 90.0
 async def until(
     look: Callable[[], Any], what: str = "what was waited for", within_s: float = WAIT_S, every_s: float = 0.01
 ) -> Any:
-    """The first true answer of `look`, a function or a coroutine function. AssertionError names `what`."""
+    """Wait for the first true answer of `look`, a function or a coroutine function. Raises AssertionError naming
+    `what`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         found = look()
@@ -25,7 +27,8 @@ async def until(
 
 
 def wait_until(what: str, look: Callable[[], Any], within_s: float = WAIT_S, every_s: float = 0.1) -> Any:
-    """The same without an event loop. Errors of a connection count as no; AssertionError has the last answer, too."""
+    """Wait for the first true answer of `look`, without an event loop. Connection errors count as false. Raises
+    AssertionError naming `what` and the last answer."""
     deadline = time.monotonic() + within_s
     last: Any = None
     while time.monotonic() < deadline:
@@ -38,3 +41,12 @@ def wait_until(what: str, look: Callable[[], Any], within_s: float = WAIT_S, eve
                 return last
         time.sleep(every_s)
     raise AssertionError(f"{what}: not within {within_s:g} s; last saw {last!r}")
+
+
+def lives(process: psutil.Process | int) -> bool:
+    """Return whether a process, or the process of an id, still runs. A zombie does not."""
+    try:
+        process = psutil.Process(process) if isinstance(process, int) else process
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,4 +1,4 @@
-"""A web server of weights that can misbehave in every way a real one does."""
+"""Web servers of weights that can misbehave in the ways of real ones."""
 
 import json
 import re
@@ -15,7 +15,7 @@ STEP = 64 * 1024
 
 
 class LocalServer:
-    """A web server on 127.0.0.1, in a thread, while its context is open; `_answer` sends what it answers."""
+    """A web server on 127.0.0.1, in a thread, while its context is open. `_answer` answers a request."""
 
     host = "127.0.0.1"
     _server: Any = None
@@ -37,7 +37,7 @@ class LocalServer:
                 outer._answer_head(self)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Quiet."""
+                """Write no log."""
 
         self._server = ThreadingHTTPServer((self.host, 0), Handler)
         self._server.daemon_threads = True
@@ -57,16 +57,16 @@ class LocalServer:
 
 @dataclass
 class WeightServer(LocalServer):
-    """Serves `data` at any path on 127.0.0.1. Knobs may be turned while it runs; `requests` logs Range headers."""
+    """A server of `data` at any path. Fields may be changed while it runs; `requests` has the Range headers."""
 
     data: bytes
     etag: str = '"v1"'
     ranges: bool = True
-    statuses: list[int] = field(default_factory=list)  # answered first, one each, then 200/206
+    statuses: list[int] = field(default_factory=list)  # of the first answers, one each; then 200/206
     cuts: list[int] = field(default_factory=list)  # bytes after which each of the next bodies is cut
-    moved: str = ""  # what is asked for at any other path is at this one (302)
+    moved: str = ""  # any other path redirects to this one (302)
     step_s: float = 0.0  # pause between steps of a body
-    length_told: bool = True  # False: no Content-Length, the end of the connection ends the body
+    length_told: bool = True  # False: no Content-Length; the body ends with the connection
     extra: bytes = b""  # sent after a whole body of an honest length
     head: bool = False  # answers a HEAD; many servers refuse it
     requests: list[str] = field(default_factory=list)
@@ -135,19 +135,19 @@ class WeightServer(LocalServer):
 
 @dataclass
 class PeerServer(LocalServer):
-    """The prefetcher of another node that holds `data`, as one file: the routes of weights/sources/peer.py. Knobs may
-    be turned while it runs."""
+    """The prefetcher of another node that holds `data` as one file, with the routes of weights/sources/peer.py. Fields
+    may be changed while it runs."""
 
     data: bytes
     validator: str = '"v1"'
-    sha256: str = ""  # "": it is not complete there
+    sha256: str = ""  # "": the file is not complete on that node
     landed: Callable[[int], bool] = lambda piece: True
     tells_digests: bool = True
-    wrong_pieces: frozenset[int] = frozenset()  # sent with other bytes than their checksum says
-    lies: bool = False  # the wrong pieces have a checksum that fits
-    cut_after: int = 0  # bytes of a body
+    wrong_pieces: frozenset[int] = frozenset()  # sent with bytes that do not match their checksum
+    lies: bool = False  # the checksums match the wrong bytes
+    cut_after: int = 0  # bytes after which a body is cut
     step_s: float = 0.0
-    status: int = 0  # answered instead
+    status: int = 0  # of every answer, if set
     token: str = ""
     checksum: Callable[[bytes], str] = piece_digest
     bytes_sent: int = 0

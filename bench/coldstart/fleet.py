@@ -162,7 +162,7 @@ class Machines:
     def _service(self, pod: str, service: str, env: Mapping[str, str]) -> None:
         own = {"GLOWPLUG_HOST": self.network.addresses[pod], "GLOWPLUG_SERVICE_ID": f"{service}-{pod}"}
         own["GLOWPLUG_STATE_DIR"] = str(self.folder / f"{service}-{pod}")
-        self._spawn(pod, f"{service}-{pod}", [sys.executable, "-m", f"services.{service}"], {**env, **own})
+        self._spawn(pod, f"{service}-{pod}", [sys.executable, "-m", f"glowplug.services.{service}"], {**env, **own})
 
     def _spawn(self, pod: str, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -188,11 +188,6 @@ class Machines:
 
     def url(self, service: str) -> str:
         return f"http://{self.network.addresses[CONTROL]}:{PORTS[service]}"
-
-    @property
-    def namespaces(self) -> dict[str, str]:
-        """Of each machine, by name."""
-        return {pod: self.network.namespace(pod) for pod in self.network.addresses}
 
     def inside(self, call: Callable[[], T]) -> T:
         """`call()` where clients are: beside the control plane."""

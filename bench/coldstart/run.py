@@ -14,12 +14,10 @@ the fetch, `streamed` on one whose engines load beside it, stages on as many as 
 the first token that fewer would miss (Algorithm 1 chooses; the placer is asked beforehand what it would choose).
 
 TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are
-those that the instance's row says, of the slowest of its stages; they overlap where a start streams. CPU seconds are
-those of the fleet until then, of its engines node by node: stages that share cores wait for one another.
+those that the instance's row says, of the slowest of its stages; they overlap where a start streams.
 """
 
 import argparse
-import json
 import re
 import statistics
 import time
@@ -32,9 +30,10 @@ from typing import Any, Final
 
 import httpx
 
-from bench.coldstart.cpu import CpuSeconds, cpu_now
 from bench.coldstart.fleet import TOKENS, Machines
-from bench.measured.load import load_now
+from bench.measured.data import data_option, markdown, markdown_row, write_data
+from bench.measured.load import Timed, compare, load_now
+from bench.measured.stream import text_of
 from glowplug.engines import vllm_env, vllm_sample
 
 MIB: Final = 1 << 20
@@ -85,7 +84,6 @@ class Seen:
     phases: Mapping[str, float]  # name -> seconds of the slowest stage
     num_stages: int
     load: float  # of the machine, before
-    cpu_s: Mapping[str, float]  # until the first text, by what the process is (cpu.py)
 
 
 def start_once(machines: Machines, kind: Kind, name: str, num_tokens: int) -> Seen:
@@ -103,10 +101,8 @@ def start_once(machines: Machines, kind: Kind, name: str, num_tokens: int) -> Se
     try:
         with ThreadPoolExecutor(1) as aside:
             looks: list[Future[list[dict[str, Any]]]] = []
-            spent: list[CpuSeconds] = [cpu_now(machines.namespaces)]
 
             def look() -> None:  # before its stages become one
-                spent.append(cpu_now(machines.namespaces))
                 looks.append(aside.submit(machines.rows, "placer", "/v1/instances", model=name))
 
             seen = machines.inside(lambda: stream(machines.url("data"), name, num_tokens, look))
@@ -116,7 +112,7 @@ def start_once(machines: Machines, kind: Kind, name: str, num_tokens: int) -> Se
             seconds = phase["ended_at"] - phase["started_at"]
             phases[phase["name"]] = max(phases.get(phase["name"], 0.0), seconds)
         num_stages = max((row["num_stages"] for row in rows), default=0)
-        return Seen(*seen, phases, num_stages, load, spent[1].since(spent[0]))
+        return Seen(*seen, phases, num_stages, load)
     finally:
         machines.remove(name)
 
@@ -151,12 +147,7 @@ def stream(url: str, model: str, num_tokens: int, on_first: Callable[[], None]) 
         "POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT_S, trust_env=False
     ) as answer:
         for line in answer.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise RuntimeError(f"{model}: {event['error']['message']}")
-            if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
+            if text := text_of(line):
                 at.append(time.monotonic())
                 parts.append(text)
                 if len(parts) == 1:
@@ -199,28 +190,38 @@ def shown(kind: Kind, seen: Sequence[Seen], num_bytes: int, rate: float) -> str:
         f"{statistics.median(one.tpot_s for one in seen) * 1000:.0f}",
         f"{max(one.gap_s for one in seen):.2f}",
         f"{min(one.load for one in seen):.1f}-{max(one.load for one in seen):.1f}",
-        shown_cpu([one.cpu_s for one in seen]),
     ]
-    return f"| {' | '.join(cells)} |"
+    return markdown_row(*cells)
 
 
-def shown_cpu(runs: Sequence[Mapping[str, float]]) -> str:
-    """ "engines 9.1 (4.0, 1.7, 1.7, 1.7), prefetchers 1.2, agents 0.5": medians, an engine's the largest first."""
-    engines = [sorted((s for name, s in one.items() if name.startswith("engine ")), reverse=True) for one in runs]
-    middle = [statistics.median(of_rank) for of_rank in zip(*engines, strict=False)]
-    names = dict.fromkeys(name for one in runs for name in one if not name.startswith("engine "))
-    others = [f"{name} {statistics.median(one.get(name, 0.0) for one in runs):.1f}" for name in sorted(names)]
-    return ", ".join([f"engines {sum(middle):.1f} ({', '.join(f'{s:.1f}' for s in middle)})", *others])
+def as_data(seen: Mapping[str, Sequence[Seen]], num_bytes: int, rate: float) -> dict[str, object]:
+    """Of each kind what its starts took, in the order of the rounds; and the ratio of `streamed`, one node that loads
+    beside its fetch, over each of the others."""
+    times = {kind: [Timed(one.ttft_s, one.load) for one in some] for kind, some in seen.items()}
+    return {
+        "num_bytes": num_bytes,
+        "bytes_per_s": rate,
+        "kinds": {
+            kind: {"ttft_s": [one.ttft_s for one in some], "num_stages": [one.num_stages for one in some]}
+            for kind, some in seen.items()
+        },
+        "streamed_over": {
+            kind: compare(times["streamed"], some).data()
+            for kind, some in times.items()
+            if kind != "streamed" and "streamed" in times
+        },
+    }
 
 
 def main() -> None:
-    """Run and print the table."""
+    """Run, print the table, and write the data where `--json` says."""
     by_name = {kind.name: kind for kind in KINDS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", nargs="+", choices=by_name, default=list(by_name))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="of each answer")
     parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="that a node's network card lets in")
+    data_option(parser)
     args = parser.parse_args()
     kinds, rate = [by_name[name] for name in args.kinds], args.mbytes_per_s * 1e6
     sample = vllm_sample.prepare()
@@ -247,23 +248,13 @@ def main() -> None:
             seen[kind.name].append(one)
             print(f"round {number + 1}, {kind.name}, {one.num_stages} stages: {one.ttft_s:.2f} s", flush=True)
     print(f"\n{num_bytes / 1e6:.0f} MB at {args.mbytes_per_s:g} MB/s; seconds, medians of {args.rounds}")
-    head = [
-        "start",
-        "stages",
-        "TTFT (range)",
-        "floor",
-        "TTFT / floor",
-        "phases, which may overlap",
-        "TPOT ms",
-        "longest gap",
-        "load",
-        "CPU s until the first text",
-    ]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    head = ["start", "stages", "TTFT (range)", "floor", "TTFT / floor", "phases, which may overlap", "TPOT ms"]
+    print(markdown([*head, "longest gap", "load"]))
     for kind in kinds:
         print(shown(kind, seen[kind.name], num_bytes, rate))
     texts = {one.text for some in seen.values() for one in some}
     print(f"\n{'all texts are equal' if len(texts) == 1 else f'{len(texts)} different texts: {sorted(texts)}'}")
+    write_data(args.json, as_data(seen, num_bytes, rate))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig(fleet: SyntheticFleet, **env: str) -> AsyncIterator[Rig]:
-    """NATS, Valkey with the fleet's tables, and `python -m services.console` reading both."""
+    """NATS, Valkey with the fleet's tables, and `python -m glowplug.services.console` reading both."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="gp-bench-", dir=shm if shm.is_dir() else None) as name:
         folder = Path(name)
@@ -139,7 +139,7 @@ async def rig(fleet: SyntheticFleet, **env: str) -> AsyncIterator[Rig]:
 
 def spawn(log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with log.open("wb") as sink:
-        return subprocess.Popen([sys.executable, "-m", "services.console"], env=env, stdout=sink, stderr=sink)
+        return subprocess.Popen([sys.executable, "-m", "glowplug.services.console"], env=env, stdout=sink, stderr=sink)
 
 
 async def fill(store: Store, fleet: SyntheticFleet) -> None:

@@ -1,8 +1,10 @@
 """The console under a large fleet: first paint, event to page, memory over an hour of events, cost of a beat.
 
-`python bench/console/run.py [--nodes 200 --gpus 8 --models 500]` starts NATS, Valkey and a console process of its own,
-lets a synthetic fleet publish to them, and looks with a real browser. The fleet is made up (it says `emulated`), the
-way from the bus to the pixels is real. `--serve` only shows the page until Ctrl-C.
+    python bench/console/run.py [--nodes 200 --gpus 8 --models 500] [--json FILE]
+
+It starts NATS, Valkey and a console process of its own, lets a synthetic fleet publish to them, and looks with a real
+browser. The fleet is made up (it says `emulated`), the way from the bus to the pixels is real. `--serve` only shows the
+page until Ctrl-C.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from playwright.async_api import Browser
 
 from bench.console.rig import Rig, Tab, open_tab, page_cpu_s, rig
 from bench.console.synthetic import SyntheticFleet
-from services.console.settings import ConsoleSettings
+from bench.measured.data import data_option, write_data
+from glowplug.services.console.settings import ConsoleSettings
 from tests import browser as chromium
 from tests.browser import until
 
@@ -31,12 +34,14 @@ BEAT_EVERY_S = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `bound` is what is promised, "" where nothing is."""
+    """One line of the table. `bound` is what is promised, 0 where nothing is; `name` is that of the figure in the data,
+    whose unit it has, "" where it is not kept there."""
 
     what: str
     seen: float
     unit: str
     bound: float = 0.0
+    name: str = ""
 
     @property
     def holds(self) -> bool:
@@ -76,9 +81,15 @@ async def first_paint(at: Rig, browser: Browser, loads: int) -> list[Row]:
         drawn.append(meters["drawn"])
         await tab.page.context.close()
     return [
-        Row(f"first contentful paint, median of {loads} loads", statistics.median(painted), "ms", 1500),
+        Row(
+            f"first contentful paint, median of {loads} loads",
+            statistics.median(painted),
+            "ms",
+            1500,
+            "first_paint_ms_p50",
+        ),
         Row("  the slowest of them", max(painted), "ms"),
-        Row("the whole fleet drawn, median", statistics.median(drawn), "ms", 1500),
+        Row("the whole fleet drawn, median", statistics.median(drawn), "ms", 1500, "fleet_drawn_ms_p50"),
         Row("  the slowest of them", max(drawn), "ms"),
         Row("  CPU of the page's process until then, median", 1000 * statistics.median(cpu_s), "ms"),
     ]
@@ -97,8 +108,8 @@ async def updates(at: Rig, tab: Tab, marks: int) -> list[Row]:
     late = [meters["seen"][key] - 1000 * sent_at for key, sent_at in at.marks.items()]
     beats = took_s / ConsoleSettings().stream_beat_s
     return [
-        Row(f"event to page, median of {marks}", statistics.median(late), "ms", 100),
-        Row("  95 of 100 within", quantile(late, 0.95), "ms", 100),
+        Row(f"event to page, median of {marks}", statistics.median(late), "ms", 100, "event_to_page_ms_p50"),
+        Row("  95 of 100 within", quantile(late, 0.95), "ms", 100, "event_to_page_ms_p95"),
         Row("  the slowest of them", max(late), "ms"),
         Row("main thread: tasks over 50 ms, per minute", 60 * len(meters["longTasks"]) / took_s, ""),
         Row("  the longest of them", max(meters["longTasks"], default=0.0), "ms"),
@@ -185,7 +196,13 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--speed", type=float, default=30, help="seconds of its life per second, in that part")
     parser.add_argument("--view", default="fleet", help="the view that stays open: fleet, models, requests, ...")
     parser.add_argument("--serve", action="store_true", help="show the page until Ctrl-C, measure nothing")
+    data_option(parser)
     return parser.parse_args(argv)
+
+
+def as_data(rows: Sequence[Row]) -> dict[str, object]:
+    """The figures that have a name."""
+    return {row.name: row.seen for row in rows if row.name}
 
 
 def main() -> int:
@@ -200,6 +217,7 @@ def main() -> int:
     print(f"{args.nodes} nodes of {args.gpus} GPUs, {args.models} models (emulated), view {args.view}")
     print(f"{os.cpu_count()} cores, load of the machine before {psutil.getloadavg()[0]:.1f}", flush=True)
     rows = asyncio.run(measure(args, lambda row: print(row, flush=True)))
+    write_data(args.json, as_data(rows))
     print(f"load of the machine after {psutil.getloadavg()[0]:.1f}")
     return 0 if all(row.holds for row in rows) else 1
 

@@ -2,15 +2,13 @@
 
     python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --out length_model.npz
     python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --judge length_model.npz
-    python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --splits "" 101 102 103 104 105
 
 CONVERSATIONS.json is an array of {"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]} (ShareGPT's
 form; a file that is cut off is read as far as it goes). Lengths are in tokens of that tokenizer; without one a token
 is 4.3 characters. A fifth of the conversations, by a hash of `--split` and their id, is held out from the training and
 judged; the file that is written is of the training part alone, so that a later `--judge` of that split says the same.
 ShareGPT's long conversations are cut into pieces, whose ids differ after the last underscore: all are in one part.
-`--splits` trains and judges once for each of those splits, and writes no file. `--errors FILE` writes what bench/papers
-gives its routers for expected lengths: how far the judged file is off.
+`--errors FILE` writes what bench/papers gives its routers for expected lengths: how far the judged file is off.
 
 Training needs lightgbm and scipy, `--tokenizer` tokenizers: no service does. Training on 61,000 answers takes about
 a minute of one core that has nothing else to do, reading them as long.
@@ -30,7 +28,6 @@ import numpy as np
 
 from glowplug.policies.prediction.length_model import VERSION, LengthModel
 from glowplug.policies.prediction.length_text import CHARS_PER_TOKEN, NUM_BUCKETS, Described, Turn, describe
-from glowplug.policies.prediction.response_length import ResponseLengths
 
 BEYOND = (40, 90, 160, 270, 400, 600)  # tokens: a head each
 ALPHA, NUM_STEPS = 30.0, 40  # of the ridge: its penalty, and steps of its solution
@@ -43,7 +40,6 @@ TOKENS_LEFT = 300.0  # a head's unit
 LEAST = 50  # answers for a band of their own
 EDGES = np.log1p([20.0, 50.0, 100.0, 150.0, 200.0, 270.0, 350.0, 450.0, 600.0])
 SHARES = np.linspace(0.025, 0.975, 20)  # of the errors that --errors writes
-NUM_BEFORE, NUM_AFTER, NUM_ORDERS = 1000, 120, 500  # answers of --shift, and random orders of them
 LENGTH_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)  # actual lengths over their median
 
 
@@ -280,11 +276,6 @@ class Judged:
         """Of the answers chosen: what `compared` says, and the share in the band."""
         return f"{compared(self.tokens[some], self.actual[some], self.constant)} | {self.inside(some):.1%}"
 
-    def below(self, some: Any = slice(None)) -> float:
-        """By how much of it our mean absolute error is less than that of the constant."""
-        error, base = np.abs(self.tokens - self.actual)[some], np.abs(self.constant - self.actual)[some]
-        return float(1 - error.mean() / base.mean())
-
     def inside(self, some: Any = slice(None)) -> float:
         """The share that lies in the band."""
         return float(((self.actual >= self.low) & (self.actual <= self.high))[some].mean())
@@ -321,47 +312,6 @@ def show(judged: Judged) -> None:
         print(f"| {name} | {judged.cells(some)} |")
     p50, p99 = np.percentile(judged.ms, [50, 99])
     print(f"CPU per answer: p50 {p50:.3f} ms, p99 {p99:.3f} ms")
-
-
-def show_splits(answers: Answers, splits: Sequence[str]) -> None:
-    """Train and judge for each; print a row for each, their means and their worst."""
-    print("| split | constant | ours | below it | within 25 / 50 / 100 | in the band | first turns below | in band |")
-    print("|---|---|---|---|---|---|---|---|")
-    rows = []
-    for split in splits:
-        answers.divide(split)
-        judged = judge(LengthModel(train(answers)), answers)
-        first = ~judged.later
-        rows.append([judged.below(), judged.inside(), judged.below(first), judged.inside(first)])
-        cells = f"{judged.cells()} | {judged.below(first):.1%} | {judged.inside(first):.1%}"
-        print(f"| {split or 'shipped'} | {cells} |", flush=True)
-    every = np.array(rows)
-    worst = [*every.min(0)]
-    for column in (1, 3):  # of a band the one that is furthest from four of five
-        worst[column] = every[np.abs(every[:, column] - 0.8).argmax(), column]
-    for name, (below, inside, first_below, first_inside) in (("mean", every.mean(0)), ("worst", worst)):
-        print(f"| {name} | | | {below:.1%} | | {inside:.1%} | {first_below:.1%} | {first_inside:.1%} |")
-
-
-def show_shift(judged: Judged, factor: float) -> None:
-    """Print how soon the band, times the ratio that serving teaches, holds answers that are `factor` times as long as
-    those of the training: from a model's first answer, and from when one that gave a thousand answers changes."""
-    print(f"answers {factor:g} times as long: share in the band, ratio (median), by answers seen since")
-    for num_before in (0, NUM_BEFORE):
-        inside, ratios = np.zeros((NUM_ORDERS, NUM_AFTER)), np.zeros((NUM_ORDERS, NUM_AFTER))
-        for order in range(NUM_ORDERS):
-            rows = np.random.default_rng(order).integers(len(judged.actual), size=num_before + NUM_AFTER)
-            lengths = ResponseLengths()
-            for at, row in enumerate(rows, -num_before):
-                actual = round(judged.actual[row] * (factor if at >= 0 else 1.0))
-                if at >= 0:
-                    ratio = ratios[order, at] = lengths.text_ratio
-                    inside[order, at] = judged.low[row] * ratio <= actual <= judged.high[row] * ratio
-                lengths.learn(1, actual, int(judged.tokens[row]))
-        for first in range(0, NUM_AFTER, 10):
-            some = slice(first, first + 10)
-            shown = f"{inside[:, some].mean():.1%}, {np.median(ratios[:, some]):.2f}"
-            print(f"{num_before} before, {first} to {first + 9} since: {shown}")
 
 
 ERRORS = """# How far the length model of bench/fit/lengths.py is off: expected over actual length, on {num} answers of
@@ -404,14 +354,9 @@ def main() -> None:
     parser.add_argument("--split", default="", help="another name holds out other conversations")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--judge", type=Path)
-    parser.add_argument("--splits", nargs="+", metavar="NAME", help="train and judge for each, write no file")
     parser.add_argument("--errors", type=Path)
-    parser.add_argument("--shift", type=float, help="how soon a model that answers so many times as long is followed")
     args = parser.parse_args()
     answers = Answers(args.conversations, args.tokenizer)
-    if args.splits:
-        show_splits(answers, args.splits)
-        return
     answers.divide(args.split)
     if args.judge is None:
         out = args.out or Path("length_model.npz")
@@ -420,8 +365,6 @@ def main() -> None:
         args.judge = out
     judged = judge(LengthModel.read(args.judge), answers)
     show(judged)
-    if args.shift:
-        show_shift(judged, args.shift)
     if args.errors is not None:
         args.errors.write_text(errors(judged, f"split {args.split!r}"), encoding="utf-8")
 

@@ -1,1 +1,1 @@
-"""How good forecasts of requests are, what they cost and how soon they follow a change: see __main__.py."""
+"""How good forecasts of requests are: see __main__.py."""

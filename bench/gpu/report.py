@@ -1,11 +1,12 @@
 """What a script of bench/gpu is given, and the rows that it returns."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from bench.measured.data import markdown
 from glowplug.memory.cuda_memory import CudaMemory
 from glowplug.memory.gpu_memory import GpuMemory
 from glowplug.memory.host_memory import HostMemory
@@ -33,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Place:
-    """Where to measure. Sizes are those of docs/gpu.md times what this place can hold."""
+    """Where to measure. Each row's sizes are made smaller where this place holds less."""
 
     kind: str  # host | cuda
     device: int = 0
@@ -81,6 +82,15 @@ class Place:
         return ["--kind", self.kind, "--device", str(self.device), *size]
 
 
+def torch_on_gpu() -> tuple[Any, str]:
+    """(the module, why it cannot be used: "" where it can)."""
+    try:
+        import torch
+    except ImportError:
+        return None, "torch is not installed"
+    return torch, "" if torch.cuda.is_available() else "torch has no GPU"
+
+
 def not_measured(id_: str, what: str, expected: str, criterion: str, why: str) -> Row:
     """A row that this machine cannot give."""
     return Row(id_, what, expected, criterion, f"not measured: {why}")
@@ -89,11 +99,5 @@ def not_measured(id_: str, what: str, expected: str, criterion: str, why: str) -
 def table(rows: Iterable[Row], place: Place) -> str:
     """Rows as Markdown, with the place in the heading."""
     where = "one GPU" if place.is_gpu else "host memory, not a GPU"
-    lines = [f"| # | measure ({where}) | expected | criterion | measured | |", "|---|---|---|---|---|---|"]
-    lines += [f"| {r.id} | {r.what} | {r.expected} | {r.criterion} | {r.measured} | {r.verdict} |" for r in rows]
-    return "\n".join(lines)
-
-
-def write_json(path: Path, rows: Iterable[Row], facts: Mapping[str, str]) -> None:
-    """Everything that was measured, for a later comparison."""
-    path.write_text(json.dumps({"machine": dict(facts), "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    head = ("#", f"measure ({where})", "expected", "criterion", "measured", "")
+    return markdown(head, ((r.id, r.what, r.expected, r.criterion, r.measured, r.verdict) for r in rows))

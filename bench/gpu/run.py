@@ -1,4 +1,4 @@
-"""GPU memory, groups 1 to 4 of docs/gpu.md, each row with what was expected: `python -m bench.gpu [1 2 3 4]`.
+"""GPU memory, groups 1 to 4 (docs/gpu.md), each row with what was expected: `python -m bench.gpu [1 2 3 4]`.
 
 On a GPU it takes at most 110 GiB of the device and 40 GiB of host memory, and gives all of it back. Without one the
 groups 1 and 2 run in host memory, which shows that the programs work and says nothing of a GPU. It ends with 1 when
@@ -10,12 +10,14 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from bench.gpu import t_ckpt, t_copy, t_ipc, t_param, t_vllm, t_vmm
-from bench.gpu.report import GIB, MIB, Place, Row, table, write_json
+from bench.gpu.report import GIB, MIB, Place, Row, table
+from bench.measured.data import data_option, write_data
 from glowplug.memory.cuda_memory import CudaMemory
 from glowplug.memory.gpu_memory import GpuUnavailable
 
@@ -36,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--most-gib", type=float, default=110.0, help="of the GPU")
     parser.add_argument("--host-mib", type=int, default=64, help="that stand for a GPU without one")
     parser.add_argument("--weights", type=Path, help="a directory that vLLM reads, for group 4")
-    parser.add_argument("--json", type=Path, help="where to write the figures, too")
+    data_option(parser)
     args = parser.parse_args(argv)
     kind, most, why = _place(args.kind, args.device, args.most_gib, args.host_mib)
     if why:
@@ -55,9 +57,8 @@ def main(argv: list[str] | None = None) -> int:
                     rows.append(row)
                     print(f"{row.id:4} {row.what}: {row.measured} {row.verdict}", file=sys.stderr, flush=True)
         print(f"load {psutil.getloadavg()[0]:.1f}, {psutil.cpu_count()} cores\n\n{table(rows, place)}")
-    if args.json:
-        facts = {"kind": kind, "machine": platform.machine(), "kernel": platform.release()}
-        write_json(args.json, rows, facts)
+    facts = {"kind": kind, "machine": platform.machine(), "kernel": platform.release()}
+    write_data(args.json, {"machine": facts, "rows": [asdict(row) for row in rows]})
     return 1 if kind == "cuda" and any(row.is_met is False for row in rows) else 0
 
 

@@ -39,17 +39,20 @@ def run(place: Place) -> Iterator[Row]:
     yield _imported(place, made)
 
 
+def _moved(made: Checkpoints, pids: list[int]) -> tuple[float, float]:
+    """Seconds out to host memory, and back."""
+    began = time.perf_counter()
+    checkpoint.swap_out(made, pids)
+    out = time.perf_counter()
+    checkpoint.swap_in(made, pids)
+    return out - began, time.perf_counter() - out
+
+
 def _there_and_back(place: Place, made: Checkpoints, size: int) -> Row:
     child = Child("hold", device=place.device, num_bytes=size, chunk_bytes=2 * MIB)
-    pids = [child.process.pid]
     try:
         child.ask()
-        began = time.perf_counter()
-        checkpoint.swap_out(made, pids)
-        out_s = time.perf_counter() - began
-        began = time.perf_counter()
-        checkpoint.swap_in(made, pids)
-        in_s = time.perf_counter() - began
+        out_s, in_s = _moved(made, [child.process.pid])
         is_equal = child.ask("check") == {"equal": True}
         data = "equal" if is_equal else "DIFFER"
         shown = f"out {out_s:.2f} s, in {in_s:.2f} s ({size / GB / in_s:.1f} GB/s); data {data}"
@@ -69,9 +72,8 @@ def _frozen(place: Place, made: Checkpoints, *, before: bool) -> Row:
         child.ask()
         if before:
             how = freezer.freeze(pids)
-            checkpoint.swap_out(made, pids)
-        else:
-            checkpoint.swap_out(made, pids)
+        checkpoint.swap_out(made, pids)
+        if not before:
             how = freezer.freeze(pids)
         freezer.thaw(pids)
         checkpoint.swap_in(made, pids)
@@ -93,16 +95,12 @@ def _imported(place: Place, made: Checkpoints) -> Row:
         try:
             child.ask()
             try:
-                checkpoint.swap_out(made, pids)
-                checkpoint.swap_in(made, pids)
+                _moved(made, pids)
                 first = "with imported chunks it works"
             except CheckpointFailed as error:
                 first = f"with imported chunks: {error}"
             child.ask("drop")
-            began = time.perf_counter()
-            checkpoint.swap_out(made, pids)
-            checkpoint.swap_in(made, pids)
-            seconds = time.perf_counter() - began
+            seconds = sum(_moved(made, pids))
             is_equal = child.ask("again") == {"equal": True}
             shown = f"{first}; without them {seconds:.2f} s, data {'equal' if is_equal else 'DIFFER'}"
         except CheckpointFailed as error:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from bench.gpu.children import Child
 from bench.gpu.owners import NAME, Served, served
-from bench.gpu.report import GIB, Place, Row, not_measured
+from bench.gpu.report import GIB, Place, Row, not_measured, torch_on_gpu
 from glowplug.memory.gpu_memory import Access, GpuMemory
 from glowplug.memory.owner_client import OwnerClient
 from glowplug.memory.slots import Slot
@@ -92,12 +92,9 @@ def _graph(place: Place) -> Row:
     texts = ("T9", "a CUDA graph over addresses whose chunks are exchanged", "same result", "bit-equal")
     if not place.is_gpu:
         return not_measured(*texts, "host memory has no CUDA graphs")
-    try:
-        import torch
-    except ImportError:
-        return not_measured(*texts, "torch is not installed")
-    if not torch.cuda.is_available():
-        return not_measured(*texts, "torch has no GPU")
+    torch, why = torch_on_gpu()
+    if why:
+        return not_measured(*texts, why)
     with place.memory() as memory:
         slot = Slot(memory, "graph", 2 * memory.chunk_bytes)
         slot.grow([memory.create()])

@@ -1,5 +1,5 @@
 """T14 and T15: a real vLLM through the driver that an agent uses: cold start, sleep and wake. T16 to T18 need what is
-not written: a loader and a KV cache of vLLM's in our slots."""
+not written, a loader and a KV cache of vLLM's in our slots, and stand in docs/gpu.md alone."""
 
 import asyncio
 import statistics
@@ -18,11 +18,6 @@ from glowplug.engines.vllm import VllmDriver
 
 COLD = ("T14", "cold start of vLLM to the first token", "34 to 160 s, weights apart", "recorded")
 SLEEP = "sleep and wake of vLLM, {}", "0.3 to 0.6 s for 16 GB", "tokens equal"
-ABSENT = (
-    ("T16", "vLLM attaches weights of an owner", "load phase 0.3 s", "greedy tokens equal"),
-    ("T17", "vLLM's KV cache grows in a slot while it decodes", "p99 step +5 %", "no wrong token"),
-    ("T18", "vLLM is killed and restarted with attached weights", "no load phase", "recorded"),
-)
 CYCLES = 5
 
 
@@ -34,8 +29,6 @@ def run(place: Place) -> Iterator[Row]:
             yield not_measured(*row, why)
     else:
         yield from asyncio.run(_measured(place, driver, place.weights or vllm_sample.prepare()))
-    for row in ABSENT:
-        yield not_measured(*row, "vLLM's loader and KV cache do not use slots yet")
 
 
 async def _measured(place: Place, driver: VllmDriver, weights: Path) -> list[Row]:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.buffers import gpu_digest, host_digest, pinned, read, write
-from bench.gpu.report import GIB, MIB, Place, Row, not_measured
+from bench.gpu.report import GIB, MIB, Place, Row, not_measured, torch_on_gpu
 from glowplug.engines.freezer import own_cgroup
 from glowplug.memory.copies import Copier, CopyClass
 from glowplug.memory.gpu_memory import Access, Chunk, GpuMemory
 from glowplug.memory.pool import ChunkPool
 from glowplug.memory.slots import Slot
 from glowplug.memory.switch import Source, activate, prewarm
-
-CALLS = ("create", "map", "access by run", "access by chunk", "unmap", "release")
 
 
 def run(place: Place) -> Iterator[Row]:
@@ -95,9 +93,9 @@ def _calls(memory: GpuMemory, num: int) -> dict[str, float]:
         "unmap": lambda: memory.unmap(address, num * size),
         "release": lambda: [memory.release(chunk) for chunk in chunks],
     }
-    for name in CALLS:
+    for name, call in work.items():
         began = time.perf_counter()
-        work[name]()
+        call()
         seconds[name] = time.perf_counter() - began
     memory.free(address)
     return seconds
@@ -247,12 +245,9 @@ def _steps(place: Place, memory: GpuMemory) -> Any:
 
     if not place.is_gpu:
         return on_host()
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    if not torch.cuda.is_available():
-        return "torch has no GPU"
+    torch, why = torch_on_gpu()
+    if why:
+        return why
 
     @contextmanager
     def on_gpu() -> Iterator[Callable[[], None]]:

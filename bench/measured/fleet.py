@@ -1,8 +1,7 @@
-"""A live fleet for one measurement, its recording, and requests that come when they are to: what benches of whole
-fleets do alike.
+"""The common parts of benchmarks of whole fleets: a live fleet, its recording, and requests at given times.
 
 `with fleet(...) as live, recorded(live, path, seconds): asyncio.run(drive(...))` starts a fleet with a state directory
-of its own, records what it says on the bus, and ends both whatever happens between.
+of its own, records its events, and ends both whatever happens between.
 """
 
 import asyncio
@@ -26,14 +25,14 @@ import httpx
 from glowplug.engines.samples import sample_weights_path
 
 GLOWPLUG: Final = (sys.executable, "-m", "glowplug.cli.main")
-READY_S: Final = 2.0  # a recorder that has opened its file has subscribed soon after
+READY_S: Final = 2.0  # a recorder has subscribed this long after it opened its file
 SAMPLE_S: Final = 2.0
 WAIT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A fleet that is up. `env` is that of commands about it."""
+    """A running fleet. `env` is the environment for `glowplug` commands about it."""
 
     env: Mapping[str, str]
     urls: Mapping[str, str]
@@ -52,7 +51,7 @@ class Ask:
 
 @contextmanager
 def fleet(*up: str, settings: Mapping[str, str]) -> Iterator[Live]:
-    """`glowplug up` with these arguments and settings, and no setting of the caller's own, until the block ends."""
+    """Run `glowplug up` with these arguments and only these settings, until the block ends."""
     state = Path(tempfile.mkdtemp(prefix="glowplug-bench-fleet-"))
     env = {key: value for key, value in os.environ.items() if not key.startswith("GLOWPLUG_")}
     env |= {"GLOWPLUG_STATE_DIR": str(state), **settings}
@@ -67,7 +66,8 @@ def fleet(*up: str, settings: Mapping[str, str]) -> Iterator[Live]:
 
 @contextmanager
 def recorded(live: Live, out: Path, seconds: float) -> Iterator[None]:
-    """Record the fleet to `out` for so long; the block begins once that has begun. Waits for its end."""
+    """Record the fleet to `out` for `seconds`. The block begins once the recording has begun; its end waits for the
+    recording's."""
     out.unlink(missing_ok=True)
     recorder = subprocess.Popen([*GLOWPLUG, "record", str(out), "--seconds", str(seconds)], env=live.env)
     try:
@@ -80,8 +80,8 @@ def recorded(live: Live, out: Path, seconds: float) -> Iterator[None]:
 
 
 def write_weights(path: Path, number: int) -> str:
-    """The sample model as weights of their own: trailing bytes are no tensor's, and llama.cpp reads past none. Returns
-    their digest."""
+    """Write the sample model as distinct weights, by trailing bytes that llama.cpp never reads. Returns their
+    digest."""
     content = sample_weights_path().read_bytes() + number.to_bytes(8, "little")
     path.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
@@ -104,7 +104,7 @@ async def ask(http: httpx.AsyncClient, one: Ask, began: float) -> int:
 
 
 async def held_bytes(http: httpx.AsyncClient, placer: str, held: list[int]) -> None:
-    """Sample what is granted on the GPUs until cancelled."""
+    """Sample the bytes granted on all GPUs into `held`, until cancelled."""
     while True:
         rows = (await http.get(placer + "/v1/nodes")).json()["data"]
         held.append(sum(grant["num_bytes"] for row in rows for gpu in row["gpus"] for grant in gpu["grants"]))
@@ -112,7 +112,7 @@ async def held_bytes(http: httpx.AsyncClient, placer: str, held: list[int]) -> N
 
 
 async def drive(asks: Sequence[Ask], live: Live) -> tuple[Counter[str], list[int]]:
-    """The whole load. Returns how requests ended, and samples of the bytes held."""
+    """Send the whole load. Returns (count of requests by status or error, samples of the bytes held)."""
     held: list[int] = []
     limits = httpx.Limits(max_connections=None)
     async with (
@@ -136,6 +136,6 @@ def rows_of(recording: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def at(values: Sequence[float], share: float) -> float:
-    """A percentile, by nearest rank; nan of nothing."""
+    """A percentile, by nearest rank; nan without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -1,8 +1,7 @@
-"""Ratios of measured runs, and when there is none: figures taken while the machine was differently busy say more about
-the machine than about what was measured.
+"""Ratios of measured runs, given only if the machine was equally busy for both, since load changes figures.
 
-A bench notes the load average before each run (`Timed`), lets the two kinds take turns, and prints their ratio with
-`compare`, which refuses where the loads differ much.
+A benchmark notes the load average before each run (`Timed`), runs the two kinds in turns, and prints their ratio with
+`compare`, which gives none if the loads differ much.
 """
 
 import os
@@ -18,7 +17,7 @@ APART_CORES = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One figure, and how busy the machine was before it was taken: the load average of a minute."""
+    """One figure, and the machine's one-minute load average before it was taken."""
 
     figure: float
     load: float
@@ -29,7 +28,8 @@ def load_now() -> float:
 
 
 def differ(loads: Sequence[float], others: Sequence[float], num_cores: int | None = None) -> str:
-    """Why runs at these loads cannot be compared; "" when they can. By the medians, for a run may be jostled."""
+    """The reason why runs at these loads cannot be compared; "" if they can. Compares medians, which outliers do not
+    move."""
     if not loads or not others:
         return "one of them was not run"
     low, high = sorted((statistics.median(loads), statistics.median(others)))
@@ -41,8 +41,8 @@ def differ(loads: Sequence[float], others: Sequence[float], num_cores: int | Non
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`of` over `to`: of the medians, with the lowest and highest of the pairs that were taken one after the other.
-    Where `why_not` says something there is none."""
+    """The ratio of medians of two kinds of runs, with the lowest and highest ratio of consecutive pairs. There is no
+    ratio if `why_not` gives a reason."""
 
     middle: float = float("nan")
     low: float = float("nan")
@@ -50,8 +50,12 @@ class Ratio:
     load: tuple[float, float] = (0.0, 0.0)  # lowest, highest
     why_not: str = ""
 
+    def data(self) -> dict[str, float] | None:
+        """The figures as data; None without a ratio."""
+        return None if self.why_not else {"middle": self.middle, "low": self.low, "high": self.high}
+
     def show(self, form: str = ".2f") -> str:
-        """ "3.20x (3.05x to 3.41x), load 0.4 to 1.1", or why there is none."""
+        """Format as "3.20x (3.05x to 3.41x), load 0.4 to 1.1", or as the reason why there is no ratio."""
         if self.why_not:
             return f"no ratio: {self.why_not}"
         middle, low, high = (f"{value:{form}}x" for value in (self.middle, self.low, self.high))
@@ -59,7 +63,7 @@ class Ratio:
 
 
 def compare(of: Sequence[Timed], to: Sequence[Timed], num_cores: int | None = None) -> Ratio:
-    """Both in the order in which they took turns."""
+    """The ratio of `of` over `to`, both in the order in which they took turns."""
     loads = [one.load for one in (*of, *to)]
     if why := differ([one.load for one in of], [one.load for one in to], num_cores):
         return Ratio(why_not=why)

@@ -1,18 +1,60 @@
 """Outcomes kept on disk, each with a digest of the code that made it: a rerun computes only what has changed."""
 
+import ast
 import hashlib
 import json
 import math
+import os
+import platform
+import subprocess
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bench.papers.experiment import Outcome
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-KEPT = HERE / ".cache"  # git ignores it
+KEPT = ROOT / "build" / "papers"  # git ignores it
 UNION_FILES = ("union.py", "union_plan.py")
+CODE = ("libs", "scenarios", "bench/papers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One outcome, and what it was made by and on. `load`: the load average before and after, the higher."""
+
+    digest: str
+    took_s: float
+    outcome: Outcome
+    commit: str
+    date: str  # with the time of day, UTC
+    machine: str
+    load: float
+
+
+@cache
+def commit() -> str:
+    """That of the code that runs, 12 digits; "-dirty" behind it where files of it have been changed since."""
+    told = [_git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--", *CODE)]
+    return told[0] + ("-dirty" if told[1] else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@cache
+def machine() -> str:
+    """ "2 cores, Intel(R) Xeon(R) CPU, Python 3.11.2"."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    kind = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} cores, {kind}, Python {platform.python_version()}"
 
 
 @cache
@@ -26,8 +68,45 @@ def digest(reads: tuple[str, ...]) -> str:
             raise FileNotFoundError(f"an experiment reads {name}, which is not there")
         within = (file for file in sorted(path.rglob("*.py")) if file.name not in UNION_FILES)
         for file in within if path.is_dir() else [path]:
-            hashed.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+            hashed.update(str(file.relative_to(ROOT)).encode() + b"\0" + _decides(file) + b"\0")
     return hashed.hexdigest()[:16]
+
+
+@cache
+def _decides(file: Path) -> bytes:
+    """What of a file can decide an outcome: of code neither comments nor docstrings, and of a row's own file neither
+    its judges, its lists of cases nor its prose (strings of several lines)."""
+    if file.suffix != ".py":
+        return file.read_bytes()
+    tree = ast.parse(file.read_bytes())
+    if file.is_relative_to(HERE):
+        tree.body = [node for node in tree.body if not _reads_only(getattr(node, "name", ""))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _has_docstring(
+            node
+        ):
+            node.body = node.body[1:]
+        elif file.is_relative_to(HERE) and isinstance(node, ast.Constant) and "\n" in str(node.value):
+            node.value = ""
+    return _shape(tree).encode()
+
+
+def _shape(value: Any) -> str:
+    """A syntax tree as text, the same in every Python: `ast.dump` is not."""
+    if isinstance(value, ast.AST):
+        inner = (f"{name}={_shape(one)}" for name, one in ast.iter_fields(value) if one is not None and one != [])
+        return f"{type(value).__name__}({','.join(inner)})"
+    return f"[{','.join(map(_shape, value))}]" if isinstance(value, list) else repr(value)
+
+
+def _reads_only(function: str) -> bool:
+    """Judges read outcomes; which cases there are decides none of them."""
+    return function.startswith("judge") or function.endswith("cases")
+
+
+def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    first = node.body[0] if node.body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
 def _file(experiment_id: str, case: str, seed: int, quick: bool) -> Path:
@@ -35,16 +114,13 @@ def _file(experiment_id: str, case: str, seed: int, quick: bool) -> Path:
     return KEPT / experiment_id / f"{name}-{seed}{'-quick' if quick else ''}.json"
 
 
-def load(experiment_id: str, case: str, seed: int, quick: bool, reads: Sequence[str], *, stale: bool) -> Outcome | None:
+def load(experiment_id: str, case: str, seed: int, quick: bool, reads: Sequence[str], *, stale: bool) -> Kept | None:
     """The kept outcome, or None when there is none or (unless `stale`) the code has changed since."""
     file = _file(experiment_id, case, seed, quick)
     if not file.exists():
         return None
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    if not stale and kept["digest"] != digest(tuple(reads)):
-        return None
-    outcome: Outcome = kept["outcome"]
-    return outcome
+    kept = Kept(**json.loads(file.read_text(encoding="utf-8")))
+    return kept if stale or kept.digest == digest(tuple(reads)) else None
 
 
 def took_s(experiment_id: str, case: str, seeds: Iterable[int], quick: bool) -> float:
@@ -56,14 +132,23 @@ def took_s(experiment_id: str, case: str, seeds: Iterable[int], quick: bool) -> 
     return math.inf
 
 
-def store(
-    experiment_id: str, case: str, seed: int, quick: bool, made_by: str, outcome: Outcome, seconds: float
-) -> None:
-    """Keep one outcome, with the digest of the code as it was when the run began, and the seconds it took."""
+def made(made_by: str, outcome: Outcome, seconds: float, load_before: float) -> Kept:
+    """An outcome that has just been made, with the digest of the code as it was when the run began."""
+    return Kept(
+        digest=made_by,
+        took_s=round(seconds, 2),
+        outcome=outcome,
+        commit=commit(),
+        date=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+        machine=machine(),
+        load=round(max(load_before, os.getloadavg()[0]), 2),
+    )
+
+
+def store(experiment_id: str, case: str, seed: int, quick: bool, kept: Kept) -> None:
+    """Keep one outcome."""
     file = _file(experiment_id, case, seed, quick)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".part")
-    partial.write_text(
-        json.dumps({"digest": made_by, "took_s": round(seconds, 2), "outcome": outcome}), encoding="utf-8"
-    )
+    partial.write_text(json.dumps(asdict(kept)), encoding="utf-8")
     partial.replace(file)

@@ -6,9 +6,11 @@ kept. A *judge* reads the outcomes of all cases and seeds and says what came out
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from bench.papers.plots import Lines
 
 Outcome = dict[str, Any]  # name -> number, or list of numbers or pairs
 
@@ -140,3 +142,15 @@ class Experiment:
 def prose(text: str, **figures: str) -> str:
     """A paragraph written over several lines, as one, with its figures put in."""
     return " ".join(text.split()).format(**figures)
+
+
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    """Ratios, the least to the most of them: "1.23x to 1.26x"."""
+    found = sorted(values)
+    return f"{found[0]:{form}}x to {found[-1]:{form}}x"
+
+
+def ttft_cdf(title: str, runs: Runs, cases: Mapping[str, str]) -> Lines:
+    """How first tokens are distributed, of the lowest seed: name of a curve -> its case."""
+    curves = {name: [(float(x), float(y)) for x, y in runs.first(case)["ttft_cdf"]] for name, case in cases.items()}
+    return Lines(title=title, x_label="TTFT, seconds", y_label="share of requests", series=curves, log_x=True)

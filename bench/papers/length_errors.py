@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from bench.papers.simulated import Expect
 from glowplug.simulator.workload.arrival import Arrival
 
 TABLE = Path(__file__).with_name("length_errors.toml")
@@ -54,3 +55,13 @@ class LengthErrors:
             tokens = arrival.response_tokens
             ratio = self.ratio(tokens / median_tokens, Random(f"{seed}/lengths/{at}").random())
             yield arrival._replace(expected_tokens=min(MAX_TOKENS, max(1, round(tokens * ratio))))
+
+
+def expect_as_shipped(median_tokens: float) -> Expect:
+    """For a service whose median answer has so many tokens."""
+    errors = LengthErrors.read()
+
+    def expect(arrivals: Iterator[Arrival], seed: int) -> Iterator[Arrival]:
+        return errors.given(arrivals, median_tokens, seed)
+
+    return expect

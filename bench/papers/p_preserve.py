@@ -2,9 +2,8 @@
 `p_serve` makes the rows P1 to P3 of them."""
 
 from bench.papers.cache import ROOT
-from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict, prose
-from bench.papers.plots import Lines
-from bench.papers.simulated import Expect, figures, points, policies
+from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict
+from bench.papers.simulated import Expect, figures, policies
 from glowplug.simulator.results import Peak
 from glowplug.simulator.scenario.load import Scenario, load
 from glowplug.simulator.world import World
@@ -64,7 +63,7 @@ def world_of(
 ) -> tuple[Scenario, World]:
     """A system on 36 hours from the third day on in 90 minutes, or 8 of them. What requests take in the `lead_s` before
     them counts for nothing."""
-    seconds = 1200 if quick else 5400
+    seconds = 240 if quick else 5400
     start_s = 48 * 3600 - lead_s * SQUEEZE
     given = [START, "params.exact_lengths=true", f"workload.start_s={start_s}", f"seconds={seconds + lead_s}"]
     given += ["models.llama-7b.preload=true", *(SYSTEMS | OF_P2M)[system], *more]
@@ -93,7 +92,8 @@ def run_scaling(system: str, seed: int, quick: bool, *more: str, expect: Expect 
 
 def run_learned(system: str, seed: int, quick: bool, *more: str) -> Outcome:
     """P2m: what comes before is long enough for mu to be measured, and no instance of that time counts."""
-    return outcome_of(*world_of(system, seed, quick, *more, lead_s=LEARN_S), LEARN_S)
+    lead_s = LEAD_S if quick else LEARN_S
+    return outcome_of(*world_of(system, seed, quick, *more, lead_s=lead_s), lead_s)
 
 
 def judge_hours(runs: Runs) -> Verdict:
@@ -112,51 +112,3 @@ def judge_hours(runs: Runs) -> Verdict:
     ]
     passed = -0.55 <= ours <= -0.40
     return Verdict(ours=f"{ours:+.1%}", passed=passed, findings=findings)
-
-
-def routing_cases(quick: bool) -> tuple[str, ...]:
-    rates = ("18.5",) if quick else ("16", "18", "18.5")
-    return tuple(f"{router} @{rate}" for rate in rates for router in ROUTERS)
-
-
-def judge_routing(runs: Runs) -> Verdict:
-    """P3: at the highest rate, the overload edge."""
-    rates = list(dict.fromkeys(case.partition(" @")[2] for case in runs.cases))
-    edge = rates[-1]
-    p99 = {router: runs.of(f"{router} @{edge}", "norm_p99") for router in ROUTERS}
-    others = {router: p99[router].mean for router in ROUTERS if router not in ("PreServe", "union")}
-    best = min(others, key=lambda router: others[router])
-    counted = min(others[router] for router in others if router != "Llumnix-like")
-    ratio, plain = others[best] / p99["PreServe"].mean, counted / p99["PreServe"].mean
-    by_seed = p99[best] / p99["PreServe"]
-    passed = ratio > 1.3
-    findings = [
-        Finding(f"best baseline ({best}) / PreServe at {edge}", f"{ratio:.2f}x", "1.70x"),
-        Finding("the same, seed by seed", f"{by_seed.low:.2f}x to {by_seed.high:.2f}x"),
-        Finding("best of those that count requests / PreServe", f"{plain:.2f}x"),
-    ]
-    for case in runs.cases:
-        tokens = runs.of(case, "norm_p99").show(".3f", " s")
-        ours = f"P99 {tokens} a token, mean TTFT {runs.of(case, 'ttft_mean').mean:.2f} s"
-        printed = {"PreServe": "0.45 s, 2.24 s", "Llumnix-like": "0.767 s, 4.26 s"}.get(case.partition(" @")[0], "")
-        findings.append(Finding(case, ours, printed if case.endswith(f"@{edge}") else ""))
-    curves = Lines(
-        title="P99 normalised latency by load",
-        x_label="requests/s on four instances",
-        y_label="seconds a token",
-        series={r: points([(float(q), runs.of(f"{r} @{q}", "norm_p99").mean) for q in rates]) for r in ROUTERS},
-        log_y=True,
-    )
-    told = {"ratio": f"{ratio:.2f}", "plain": f"{plain:.2f}", "best": best}
-    deviation = "" if passed else prose(NEAR, **told)
-    return Verdict(
-        ours=f"{ratio:.2f}x ({best})", passed=passed, findings=findings, deviation=deviation, plots={"p99": curves}
-    )
-
-
-NEAR = """
-    Against the policies that only count requests PreServe gains {plain}x. The best baseline is {best}
-    ({ratio}x): it is given the same true lengths and the same look-ahead, and pays nothing for what Llumnix
-    pays in the paper (its mean TTFT of 4.26 s is attributed to moving KV caches), since it dispatches and never
-    migrates.
-"""

@@ -1,20 +1,23 @@
 """The papers' tables, reproduced in the simulator: `python -m bench.papers [--only W1,M2] [--seeds 10] [--quick]`.
 
-Every figure is simulated. Outcomes are kept per case, seed and code version, so that a second run computes only what
-has changed. Writes docs/papers/results.md and its plots (a quick run prints the table and writes nothing).
+Every figure is simulated. Outcomes are kept per case and seed under build/papers, with the version of the code, so that
+a second run computes only what has changed, and one that was broken off goes on. What comes out is judged and written
+to bench/papers/results/<row>.json (results.py says what stands there), and docs/papers/results.md and its plots are
+rendered from those files; `--page` does that alone. A quick run prints the table and writes nothing.
 """
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.papers import cache
+from bench.papers import cache, results
 from bench.papers.catalogue import EXPERIMENTS, by_id
-from bench.papers.experiment import Experiment, Outcome, Runs, Verdict
-from bench.papers.table import Row, show, write
+from bench.papers.experiment import Experiment, Outcome, Runs
+from bench.papers.table import show, write
 
 QUICK_SEEDS = 1
 CASES_PER_PROCESS = 64  # a new process reads the traces again; an old one holds memory it no longer needs
@@ -33,13 +36,14 @@ class Job:
 def carry_out(job: Job) -> tuple[Job, Outcome | None, str, float]:
     """(job, outcome or None, what went wrong, seconds it took). The outcome is kept."""
     experiment = by_id(job.experiment_id)
-    made_by, began = cache.digest(tuple(experiment.reads)), time.perf_counter()
+    made_by, load, began = cache.digest(tuple(experiment.reads)), os.getloadavg()[0], time.perf_counter()
     try:
         outcome = experiment.run(job.case, job.seed, job.quick)
-    except Exception as error:  # noqa: BLE001 - one failed case must not take the other sixteen rows with it
+    except Exception as error:  # noqa: BLE001 - one failed case must not take the other rows with it
         return job, None, f"{type(error).__name__}: {error}", time.perf_counter() - began
     seconds = time.perf_counter() - began
-    cache.store(experiment.kept_as, job.case, job.seed, job.quick, made_by, outcome, seconds)
+    kept = cache.made(made_by, outcome, seconds, load)
+    cache.store(experiment.kept_as, job.case, job.seed, job.quick, kept)
     return job, outcome, "", seconds
 
 
@@ -47,7 +51,7 @@ def seeds_of(experiment: Experiment, num_seeds: int, quick: bool) -> list[int]:
     return experiment.seeds(QUICK_SEEDS if quick else num_seeds)
 
 
-def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool, *, fresh: bool, stale: bool) -> Iterator[Job]:
+def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool) -> Iterator[Job]:
     """What must be computed, seed by seed, so that a broken-off run has whole seeds."""
     found: set[tuple[str, str, int]] = set()
     for seed in sorted({seed for experiment in chosen for seed in seeds_of(experiment, num_seeds, quick)}):
@@ -55,9 +59,7 @@ def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool, *, fresh:
             if seed not in seeds_of(experiment, num_seeds, quick):
                 continue
             for case in experiment.cases(quick):
-                kept = (
-                    None if fresh else cache.load(experiment.kept_as, case, seed, quick, experiment.reads, stale=stale)
-                )
+                kept = cache.load(experiment.kept_as, case, seed, quick, experiment.reads, stale=False)
                 if kept is None and (experiment.kept_as, case, seed) not in found:
                     found.add((experiment.kept_as, case, seed))
                     yield Job(experiment.id, case, seed, quick)
@@ -88,26 +90,33 @@ def compute(jobs: Sequence[Job], num_jobs: int) -> dict[Job, str]:
     return failed
 
 
-def judged(experiment: Experiment, num_seeds: int, quick: bool, *, stale: bool) -> tuple[Runs, Verdict] | None:
-    """The verdict over the seeds for which every case is kept; None when there is none."""
+def judged(experiment: Experiment, num_seeds: int, quick: bool, *, stale: bool) -> results.Result | None:
+    """The result over the seeds for which every case is kept; None when there is none."""
     outcomes: dict[str, dict[int, Outcome]] = {case: {} for case in experiment.cases(quick)}
+    made: list[cache.Kept] = []
     for seed in seeds_of(experiment, num_seeds, quick):
         found = {
             case: cache.load(experiment.kept_as, case, seed, quick, experiment.reads, stale=stale) for case in outcomes
         }
-        if all(outcome is not None for outcome in found.values()):
-            for case, outcome in found.items():
-                outcomes[case][seed] = outcome or {}
-    runs = Runs(outcomes)
-    return (runs, experiment.judge(runs)) if runs.seeds else None
+        whole = {case: kept for case, kept in found.items() if kept is not None}
+        if len(whole) == len(outcomes):
+            made += whole.values()
+            for case, kept in whole.items():
+                outcomes[case][seed] = kept.outcome
+    return results.judged(experiment, Runs(outcomes), made) if made else None
 
 
-def older(rows: Sequence[Row], num_seeds: int) -> Iterator[str]:
-    """Ids of the rows that stand, wholly or in part, on outcomes of an earlier version of the code."""
-    for experiment, shown in rows:
-        fresh = judged(experiment, num_seeds, False, stale=False) if shown else None
-        if shown and (fresh is None or len(fresh[0].seeds) < len(shown[0].seeds)):
-            yield experiment.id
+def changed() -> set[str]:
+    """Rows whose code is another today."""
+    return {
+        found.row for found in results.saved(EXPERIMENTS) if found.digest != cache.digest(tuple(by_id(found.row).reads))
+    }
+
+
+def render() -> None:
+    """The page, from what is saved."""
+    for path in write(list(results.saved(EXPERIMENTS)), changed()):
+        print(f"wrote {path.relative_to(cache.ROOT)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,9 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="comma-separated rows, such as W1,M2")
     parser.add_argument("--seeds", type=int, default=10, help="seeds per case (fewer where a row says so)")
     parser.add_argument("--quick", action="store_true", help="one seed and short traces; prints, writes nothing")
+    parser.add_argument("--page", action="store_true", help="run nothing: render the page from the saved results")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="compute everything, whatever is kept")
-    parser.add_argument("--stale", action="store_true", help="take kept outcomes although the code has changed since")
+    parser.add_argument("--kept", action="store_true", help="run nothing: judge what is kept, of whatever code")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs: at least 1")
@@ -126,16 +135,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [by_id(name) for name in wanted] if wanted else list(EXPERIMENTS)
     except KeyError as error:
         parser.error(f"--only: {error.args[0]}")
-    found = list(missing(chosen, options.seeds, options.quick, fresh=options.fresh, stale=options.stale))
-    jobs = longest_first(found, options.seeds)
+    if options.page:
+        render()
+        return 0
+    found = () if options.kept else missing(chosen, options.seeds, options.quick)
+    jobs = longest_first(list(found), options.seeds)
     failed = compute(jobs, options.jobs) if jobs else {}
-    rows = [(e, judged(e, options.seeds, options.quick, stale=options.stale)) for e in EXPERIMENTS]
-    print(show([row for row in rows if row[0] in chosen]))
+    rows = [judged(e, options.seeds, options.quick, stale=options.kept) for e in chosen]
+    made = [row for row in rows if row is not None]
+    print(show(made))
     for job, problem in failed.items():
         print(f"FAILED {job.experiment_id} {job.case}, seed {job.seed}: {problem}", file=sys.stderr)
     if not options.quick:
-        for path in write(rows, tuple(older(rows, options.seeds))):
-            print(f"wrote {path.relative_to(cache.ROOT)}")
+        for row in made:
+            print(f"wrote {results.save(row).relative_to(cache.ROOT)}")
+        render()
     return 1 if failed else 0
 
 

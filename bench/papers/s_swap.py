@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from bench.measured.data import markdown
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
@@ -106,11 +107,8 @@ def by_formula(engine: str, name: str) -> float:
 
 def _sizes(engine: str, runs: Runs) -> str:
     """Every model there is a cold start of, by size."""
-    lines = [
-        "| model | weights, GB | cold start put in, s | first token cold, s | after a swap-in, s | formula alone, s "
-        "| with a victim, s | cold / swap-in | paper |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ("weights, GB", "cold start put in, s", "first token cold, s", "after a swap-in, s", "formula alone, s")
+    rows = []
     known = KNOWN[engine]
     for name in sorted(known, key=lambda one: known[one][0]):
         case = f"{engine} {name}"
@@ -119,12 +117,10 @@ def _sizes(engine: str, runs: Runs) -> str:
         cold, swap, victim = (runs.of(case, what).mean for what in ("cold", "swap", "with victim"))
         printed = dict(zip(VLLM, PAPER[engine], strict=True)).get(name)
         paper = f"{printed}x" if printed else ""
-        lines.append(
-            f"| {name}{' (engine alone)' if engine == 'vLLM' and name in VLLM_INIT else ''} | {known[name][0]} "
-            f"| {known[name][2]:.2f} | {cold:.2f} | {swap:.2f} | {by_formula(engine, name):.2f} | {victim:.2f} "
-            f"| {cold / swap:.2f}x | {paper} |"
-        )
-    return "\n".join(lines)
+        shown = f"{name}{' (engine alone)' if engine == 'vLLM' and name in VLLM_INIT else ''}"
+        seconds = (known[name][2], cold, swap, by_formula(engine, name), victim)
+        rows.append((shown, known[name][0], *(f"{one:.2f}" for one in seconds), f"{cold / swap:.2f}x", paper))
+    return markdown(("model", *heads, "with a victim, s", "cold / swap-in", "paper"), rows)
 
 
 def judge(engine: str, low: float, high: float, low_14: float, high_14: float) -> Callable[[Runs], Verdict]:
@@ -166,10 +162,9 @@ def judge(engine: str, low: float, high: float, low_14: float, high_14: float) -
 
 
 BY_CONSTRUCTION = """
-    The ratio is the quotient of two latencies that were put in, so it is the paper's by construction and shows nothing
-    about a GPU. What is tested: that an engine goes to sleep by itself and is woken, not started; that a victim leaves
-    first and how long that takes; and that router, autoscaler, placer and agent add hundredths of a second, not
-    seconds. Sizes between 1B and 14B are what the fit says of them.
+    Both latencies were put in, so the ratio is the paper's by construction and shows nothing about a GPU. What is
+    tested: an engine goes to sleep by itself and is woken, not started; a victim leaves first; router, autoscaler,
+    placer and agent add hundredths of a second. Sizes between 1B and 14B follow from the fit.
 """
 
 

@@ -1,4 +1,6 @@
-"""U: the workload of every paper, and a mixed fleet, for any system to be laid over."""
+"""U: the systems compared (the union, every paper alone, the baselines they were compared with; what each is stands in
+`libs/glowplug/policies/systems.py`), and the workload of every paper and a mixed fleet for any of them to be laid over.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,13 +12,36 @@ from bench.papers import h_load, p_preserve, w_mux, w_warm
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Outcome
 from bench.papers.simulated import curve, figures
-from bench.papers.u_systems import CACHES, PAPERS, ROUTERS, SYSTEMS, UNION
 from glowplug.events.envelope import Event
 from glowplug.events.facts import RequestFinished, RequestRejected
 from glowplug.simulator.results import Quantiles
 from glowplug.simulator.scenario.load import Scenario, load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
+
+UNION = "union"
+SYSTEMS = {
+    UNION: "union",
+    "WarmServe": "warmserve",
+    "HydraServe": "hydraserve",
+    "PreServe": "preserve",
+    "SwapServeLLM": "swapserve",
+    "mCache": "mcache",
+    "SLLM-GPU": "sllm_gpu",
+    "ServerlessLLM": "serverlessllm",
+    "serverless vLLM": "serverless_vllm",
+    "Llumnix-like": "llumnix_like",
+    "proactive": "proactive",
+    "hybrid": "hybrid",
+    "round robin": "round_robin",
+    "minimum use": "minimum_use",
+    "MuxServe-like": "muxserve_like",
+}
+"""As a page calls it -> its name, the word of GLOWPLUG_POLICIES."""
+PAPERS = ("WarmServe", "HydraServe", "PreServe", "SwapServeLLM", "mCache")
+CACHES = ("SLLM-GPU", "ServerlessLLM", "serverless vLLM")
+ROUTERS = ("PreServe", "Llumnix-like", "round robin", "minimum use", "serverless vLLM")
+"""Where instances neither come nor go a system is its router; least request is that of all others."""
 
 ABLE = "servers.*.abilities=[prewarm, swap, stages]"
 ASKED_EVERY_S = 120.0  # in SwapServeLLM's opening: longer than a start of its engines takes
@@ -33,6 +58,8 @@ class Workload:
     systems: tuple[str, ...]
     draw: Callable[[Scenario, int], Iterable[Arrival]] = lambda found, seed: found.arrivals(seed)
     own: Mapping[str, list[str]] = field(default_factory=dict)  # system -> what else it needs here
+    alike: tuple[str, ...] = ()  # systems that do here what serverless vLLM does, request by request, so are not run
+    because: str = ""  # they do
     opening_s: float = 0.0  # what comes earlier does not count
     starts_each: bool = False  # SwapServeLLM section 4: every engine has been started once before the first request
 
@@ -43,7 +70,7 @@ def _bare(settings: Iterable[str]) -> list[str]:
 
 
 def _warm(rps: float) -> Callable[[float], list[str]]:
-    return lambda seconds: _bare(w_warm.settings("SLLM-GPU pooled", rps, w_warm.CV, seconds))
+    return lambda seconds: _bare(w_warm.settings("SLLM-GPU", rps, w_warm.CV, seconds))
 
 
 def _hydra(rps: float, cv: float, seconds: float, systems: tuple[str, ...]) -> Workload:
@@ -74,18 +101,35 @@ def _timed(seconds: float) -> list[str]:
 ALL = (UNION, *PAPERS, *CACHES, "Llumnix-like")
 SOME = (UNION, *PAPERS, "SLLM-GPU", "serverless vLLM")  # on a second cell of a paper
 FORECAST = ("proactive", "hybrid")
+CACHING = ("mCache", "ServerlessLLM")
+IN_HOST = "all weights lie in host memory, and what is cached there decides nothing"
 MIXED = "mixed fleet"
+
+
+def _but(systems: tuple[str, ...], alike: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(system for system in systems if system not in alike)
+
+
+NOT_SWAPPING = _but(ALL, (UNION, "WarmServe", "SwapServeLLM", "serverless vLLM"))
 WORKLOADS = {
     "WarmServe's": Workload(
         scenario="warmserve",
         seconds=900,
         given=_warm(20),
         headline=("ttft_p99", False),
-        systems=(*ALL, "MuxServe-like"),
+        systems=_but((*ALL, "MuxServe-like"), CACHING),
         own={"MuxServe-like": w_mux.settings(w_warm.STEPS_MS)},
+        alike=CACHING,
+        because=IN_HOST,
     ),
     "WarmServe's at 25/s": Workload(
-        scenario="warmserve", seconds=900, given=_warm(25), headline=("ttft_p99", False), systems=SOME
+        scenario="warmserve",
+        seconds=900,
+        given=_warm(25),
+        headline=("ttft_p99", False),
+        systems=_but(SOME, CACHING),
+        alike=CACHING,
+        because=IN_HOST,
     ),
     "HydraServe's": _hydra(0.6, 8, 1200, ALL),
     "HydraServe's, CV 4 at 0.7/s": _hydra(0.7, 4, 900, SOME),
@@ -95,22 +139,29 @@ WORKLOADS = {
         seconds=1200,
         given=_timed,
         headline=("ttft_mean", False),
-        systems=ALL,
+        systems=_but(ALL, NOT_SWAPPING),
         starts_each=True,
+        alike=NOT_SWAPPING,
+        because="eight models take turns on one GPU, and who cannot swap starts an engine anew each time, whatever "
+        "else it does; the workload is there for the two that can",
     ),
     "PreServe's": Workload(
         scenario="preserve",
         seconds=1200,
         given=_scaling,
         headline=("norm_p99", False),
-        systems=(*ALL, *FORECAST),
+        systems=_but((*ALL, *FORECAST), CACHING),
+        alike=CACHING,
+        because=IN_HOST,
     ),
     "PreServe's routing": Workload(
         scenario="preserve_routing",
         seconds=600,
         given=_routing,
         headline=("norm_p99", False),
-        systems=(UNION, *ROUTERS),
+        systems=_but((UNION, *ROUTERS), ("minimum use",)),
+        alike=("minimum use",),
+        because="instances of one size have the least use where they have the fewest requests",
     ),
     MIXED: Workload(
         scenario="mixed_fleet",
@@ -126,7 +177,7 @@ WORKLOADS = {
 def laid_over(name: str, system: str, quick: bool = False) -> tuple[Path, list[str]]:
     """The scenario of one system on one workload, and what is laid over it."""
     workload = WORKLOADS[name]
-    given = workload.given(300 if quick else workload.seconds)
+    given = workload.given(150 if quick else workload.seconds)
     laid = [*given, ABLE, f"policies={SYSTEMS[system]}", *workload.own.get(system, ())]
     return ROOT / "scenarios" / f"{workload.scenario}.yaml", laid
 
@@ -178,4 +229,4 @@ def settled(found: Scenario, arrivals: Iterable[Arrival], from_s: float, seconds
     outcome |= {"norm_mean": normalised.mean, "norm_p99": normalised.at(0.99)}
     starts = {name.removeprefix("starts "): num for name, num in outcome.items() if name.startswith("starts ")}
     outcome["not_fetched"] = 1 - starts.get("remote", 0) / sum(starts.values()) if starts else math.nan
-    return outcome | {"ttft_mean": ttft.mean, "ttft_cdf": curve(ttft), "stand_ins": list(found.notes)}
+    return outcome | {"ttft_mean": ttft.mean, "ttft_cdf": curve(ttft)}

@@ -8,11 +8,11 @@ simulated.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
+from bench.measured.data import markdown
 from bench.papers import w_warm
 from bench.papers.cache import ROOT
-from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
+from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose, span
 from bench.papers.plots import Bars
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.workload.arrival import Arrival
@@ -118,13 +118,13 @@ def judge(runs: Runs) -> Verdict:
         for end, printed in zip((min(ours[steps]), max(ours[steps])), ends, strict=True)
     ]
     findings = [
-        Finding(f"{before} / {after}, lowest to highest", _range(ours[before, after]), _range(printed))
+        Finding(f"{before} / {after}, lowest to highest", span(ours[before, after], ".1f"), span(printed, ".1f"))
         for (before, after), printed in RANGES.items()
     ]
     last = runs.of("70b +CommGroup", "ttft").mean
     findings.append(Finding("first token of 70B, all prewarmed", f"{last * 1e3:.0f} ms", "~665 ms"))
     pcie = [_ratio(runs, model, PCIE, "+CommGroup") for model in MODELS]
-    findings.append(Finding("+Engine / +CommGroup with weights at 32 GB/s", _range(pcie), "7.0x to 7.8x"))
+    findings.append(Finding("+Engine / +CommGroup with weights at 32 GB/s", span(pcie, ".1f"), "7.0x to 7.8x"))
     apart = max(
         abs(runs.of(f"{model} {step}", "ttft").mean - expected_s(model, step)) for model in MODELS for step in STEPS
     )
@@ -138,38 +138,33 @@ def judge(runs: Runs) -> Verdict:
         log_y=True,
     )
     return Verdict(
-        ours=f"{_range(ours['No Prewarm', '+CommGroup'])}, 70B after {last * 1e3:.0f} ms",
+        ours=f"{span(ours['No Prewarm', '+CommGroup'], '.1f')}, 70B after {last * 1e3:.0f} ms",
         passed=max(off) <= SHARE and abs(last / STAGES.first_token_70b_s - 1) <= SHARE,
         findings=findings,
-        deviation=prose(FITTED, pcie=_range(pcie), off=f"{max(off):.1%}"),
+        deviation=prose(FITTED, pcie=span(pcie, ".1f"), off=f"{max(off):.1%}"),
         plots={"stages": bars},
         tables=[_stage_table(runs)],
     )
 
 
-def _range(values: Any) -> str:
-    return f"{min(values):.1f}x to {max(values):.1f}x"
-
-
 def _stage_table(runs: Runs) -> str:
     """Seconds to the first token by model and step, with what the step divides it by."""
-    lines = [f"| model | {' | '.join(STEPS)} |", "|---" * (1 + len(STEPS)) + "|"]
+    rows = []
     for model in MODELS:
         cells, before = [], 0.0
         for step in STEPS:
             seconds = runs.of(f"{model} {step}", "ttft").mean
             cells.append(f"{seconds:.2f} s" + (f" ({before / seconds:.2f}x)" if before else ""))
             before = seconds
-        lines.append(f"| {model} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((model, *cells))
+    return markdown(("model", *STEPS), rows)
 
 
 FITTED = """
-    What this shows is that one model of a start, the same for 7B, 13B and 70B, gives all four ranges and the 665 ms:
-    six constants against nine printed figures, no end further off than {off}. It is a calibration, not a prediction,
-    and the text does not say which model has which ratio; here the smallest model gains most, for packages take it as
-    long as the largest. Weights at the 32 GB/s of the other rows would make the last step {pcie} only: what is saved
-    there is more than bytes over PCIe, and 8.7 GB/s is what SwapServeLLM (7 to 13.5 GB/s) saw of engines that load.
+    One model of a start, the same for 7B, 13B and 70B, gives all four ranges and the 665 ms: six constants against
+    nine printed figures, no end further off than {off}. It is a calibration, not a prediction, and the paper does
+    not say which model has which ratio. Weights at the 32 GB/s of the other rows would make the last step {pcie}
+    only; 8.7 GB/s is what SwapServeLLM (7 to 13.5 GB/s) saw of engines that load.
 """
 EXPERIMENT: Experiment = replace(
     w_warm.W3,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bench.papers import w_mux
-from bench.papers.experiment import Experiment, Finding, Outcome, Plot, Runs, Spread, Verdict, prose
+from bench.papers.experiment import Experiment, Finding, Outcome, Plot, Runs, Spread, Verdict, prose, ttft_cdf
 from bench.papers.plots import Bars, Lines
-from bench.papers.simulated import SIMULATOR, points, policies, simulate
+from bench.papers.simulated import SIMULATOR, policies, simulate
 
 RATES, QUICK_RATES = (10, 15, 20, 25), (10, 25)
 HIT_S = {
@@ -19,6 +19,7 @@ POOLED_S = {"7b-0": 0.8, "7b-1": 0.8, "13b": 1.3, "70b": 3.2}  # a start without
 BARE_S = {"7b-0": 6.9, "7b-1": 6.9, "13b": 12.2, "70b": 25.0}  # one with nothing prepared 29.8-54.8 times
 STEPS_MS = {"7b-0": (35, 15), "7b-1": (35, 15), "13b": (70, 20), "70b": (100, 30)}
 WHOLE, SLLM = "policies=warmserve", "policies=sllm_gpu"  # libs/glowplug/policies/systems.py
+UNPOOLED = "SLLM-GPU, no pool"
 SYSTEMS = {
     "WarmServe": [WHOLE],
     "no proactive": [WHOLE, *policies(prewarming="warmserve_unproactive")],
@@ -31,7 +32,7 @@ SYSTEMS = {
     ],
     "E5 literal": [WHOLE, *policies(prewarming="warmserve_literal")],
     "SLLM-GPU": [SLLM],
-    "SLLM-GPU pooled": [SLLM],
+    UNPOOLED: [SLLM],
 }
 """A whole system, and for an ablation what it does otherwise."""
 MUX = "MuxServe-like"
@@ -52,7 +53,7 @@ def settings(system: str, rps: float, cv: float, seconds: float) -> list[str]:
     if system == MUX:
         return [*asked, *w_mux.settings(STEPS_MS)]
     out = [*asked, *SYSTEMS[system]]
-    launch = BARE_S if system == "SLLM-GPU" else POOLED_S
+    launch = BARE_S if system == UNPOOLED else POOLED_S
     for model, (prefill, decode) in STEPS_MS.items():
         out.append(f"models.{model}.costs={{prefill_ms: [{prefill}], decode_ms: [{decode}]}}")
         out.append(f"models.{model}.start={{launch_s: {launch[model]}, activate_s: {HIT_S[model]}}}")
@@ -66,10 +67,8 @@ LONG = (f"WarmServe{HOUR}", f"no proactive{HOUR}")
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
     system, _, rps = case.partition(" @")
-    seconds = 3600 if system.endswith(HOUR) else 1200
-    return simulate(
-        "warmserve", settings(system.removesuffix(HOUR), float(rps), CV, seconds / (4 if quick else 1)), seed
-    )
+    seconds = 120 if quick else 3600 if system.endswith(HOUR) else 1200
+    return simulate("warmserve", settings(system.removesuffix(HOUR), float(rps), CV, seconds), seed)
 
 
 def cases(*systems: str, also: tuple[str, ...] = ()) -> Callable[[bool], tuple[str, ...]]:
@@ -107,57 +106,48 @@ def table(runs: Runs) -> list[Finding]:
 
 
 def cdf(runs: Runs, rps: str, *systems: str) -> Lines:
-    return Lines(
-        title=f"TTFT at {rps} requests/s",
-        x_label="TTFT, seconds",
-        y_label="share of requests",
-        series={s: points(runs.first(f"{s} @{rps}")["ttft_cdf"]) for s in systems},
-        log_x=True,
-    )
+    return ttft_cdf(f"TTFT at {rps} requests/s", runs, {s: f"{s} @{rps}" for s in systems})
 
 
 def judge_baseline(runs: Runs) -> Verdict:
     """W1."""
     at = rates(runs)
     ratios = [over(runs, "SLLM-GPU", rps) for rps in at]
-    pooled = [over(runs, "SLLM-GPU pooled", rps) for rps in at]
-    passed = min(ratios) > 1.5 and max(ratios) > 10
+    bare = [over(runs, UNPOOLED, rps) for rps in at]
+    passed = min(ratios) >= 1.5 and 10 < max(ratios) <= 60
     findings = [
         Finding("SLLM-GPU / WarmServe, P99 TTFT", _list(at, ratios), "1.53x to 50.79x"),
         Finding("the same, seed by seed", _ranges(runs, "SLLM-GPU")),
-        Finding("SLLM-GPU with WarmServe's engine pool / WarmServe", _list(at, pooled)),
+        Finding(f"{UNPOOLED} / WarmServe, P99 TTFT (its starts are put in: `BARE_S`)", _list(at, bare)),
         Finding(f"{MUX} / WarmServe, P99 TTFT", _list(at, [over(runs, MUX, rps) for rps in at]), "134.03x at 15"),
         Finding(f"{MUX} / WarmServe, P95 TTFT", _list(at, [over(runs, MUX, rps, "95") for rps in at]), "34.5x at 15"),
         *table(runs),
     ]
-    note = prose(BARE, pooled=_list(at, pooled))
+    note = prose(BARE, ratios=_list(at, ratios), bare=_list(at, bare))
     bars = Bars(
         title="P99 TTFT",
         x_label="requests/s",
         y_label="seconds",
         groups=at,
-        series={s: [p99(runs, s, rps).mean for rps in at] for s in ("WarmServe", "SLLM-GPU", "SLLM-GPU pooled")},
+        series={s: [p99(runs, s, rps).mean for rps in at] for s in ("WarmServe", "SLLM-GPU", UNPOOLED)},
         log_y=True,
     )
-    plots: dict[str, Plot] = {"p99": bars, "ttft": cdf(runs, at[-1], "WarmServe", "SLLM-GPU", "SLLM-GPU pooled")}
+    plots: dict[str, Plot] = {"p99": bars, "ttft": cdf(runs, at[-1], "WarmServe", "SLLM-GPU", UNPOOLED)}
     return Verdict(ours=_list(at, ratios), passed=passed, findings=findings, deviation=note, plots=plots)
 
 
 BARE = """
-    Section 7.1 says that SLLM-GPU shares the memory switching, not whether it shares the pool of started
-    engines; it is given none here, so a start without its weights costs what Figure 8 says of an unprepared
-    one. With the pool it is {pooled}.
+    SLLM-GPU differs from WarmServe by its policies alone, here and in row U: it has the memory switching (section
+    7.1) and started engines that wait for weights. The paper does not say who has those. A start then takes 0.8 s
+    (7B) to 3.2 s (70B) without weights, 0.15 to 0.55 s with them, and few requests meet either: {ratios}. The
+    paper's range needs the other reading: without a pool a start takes 6.9 to 25 s (Figure 8), and `SLLM-GPU, no
+    pool` is {bare}. That constant was put in, so it is not judged.
 """
 LITTLE = """
-    Proactive prewarming helps only starts that come right after a drain, on the GPUs that it frees: {ratios}; hits
-    with and without: {hits}; starts {starts}. What it saves is one load over PCIe (0.4 to 1 s) and the difference
-    between a start that misses and one that hits (0.7 to 2.7 s). At 25 requests/s the bursts ask for more than 16
-    GPUs: P99 is a wait of seconds for GPUs that others still use, four side by side for 70B (its P99 alone: {large},
-    without proactive prewarming {without}), and when they come free is a matter of chance: seed by seed the ratio is
-    {seeds}. It is the means over seeds that are compared, so it is the seed that waited longest which decides; over
-    the whole hour, which has more bursts than 20 minutes of it, the ratio at 25 requests/s is {hour}.
-    Letting the load take back what drains is not in the paper (section 4.1: such instances "no longer receive
-    additional requests"); with it the ratio is {back}.
+    Proactive prewarming helps only starts right after a drain; hits with and without: {hits}. It saves one load
+    over PCIe (0.4 to 1 s) and the difference between a miss and a hit (0.7 to 2.7 s). At 25 requests/s P99 is a
+    wait for GPUs that others use, which is chance: seed by seed the ratio is {seeds}; over the whole hour it is
+    {hour} at 25. Where the load takes back what drains, which the paper does not have (section 4.1), it is {back}.
 """
 
 
@@ -175,11 +165,9 @@ def judge_proactive(runs: Runs) -> Verdict:
     """W2."""
     at = rates(runs)
     ratios = [over(runs, "no proactive", rps) for rps in at]
-    passed = min(ratios) >= 0.995 and max(ratios) > 3
+    passed = min(ratios) >= 0.995 and 3 < max(ratios) <= 40
     with_it, without = ([runs.of(f"{s} @{r}", "hit_ratio").mean for r in at] for s in ("WarmServe", "no proactive"))
     hits = ", ".join(f"{a:.0%} / {b:.0%} at {r}" for a, b, r in zip(with_it, without, at, strict=True))
-    made, bare = ([runs.of(f"{s} @{r}", "starts").mean for r in at] for s in ("WarmServe", "no proactive"))
-    starts = ", ".join(f"{a:.0f} / {b:.0f} at {r}" for a, b, r in zip(made, bare, at, strict=True))
     large = {s: runs.of(f"{s} @{at[-1]}", "ttft_p99 70b").show(".2f", " s") for s in ("WarmServe", "no proactive")}
     by_seed = _ranges(runs, "no proactive")
     with_back, without_back = (p99(runs, system, at[-1]).mean for system in BACK)
@@ -196,13 +184,11 @@ def judge_proactive(runs: Runs) -> Verdict:
     ]
     told = {
         "hits": hits,
-        "starts": starts,
         "back": _list(at[-1:], back),
         "seeds": by_seed,
         "hour": hour.show(".2f", "x"),
     }
-    told |= {"large": large["WarmServe"], "without": large["no proactive"]}
-    deviation = "" if passed else prose(LITTLE, ratios=_list(at, ratios), **told)
+    deviation = "" if passed else prose(LITTLE, **told)
     plots = {"ttft": cdf(runs, at[-1], "WarmServe", "no proactive", "no placement")}
     return Verdict(ours=_list(at, ratios), passed=passed, findings=findings, deviation=deviation, plots=plots)
 
@@ -241,7 +227,7 @@ MISSES = """
 def run_window(case: str, seed: int, quick: bool) -> Outcome:
     window, _, times = case.partition(", ")
     squeeze, window_s = float(times.removesuffix("x") or 1), WINDOWS_S[window]
-    given = [*settings("WarmServe", RATES[-1], CV, 900 if quick else 2400), f"workload.squeeze={squeeze}"]
+    given = [*settings("WarmServe", RATES[-1], CV, 120 if quick else 2400), f"workload.squeeze={squeeze}"]
     given += [f"params.predictor.season_s={DAY_S / squeeze}", f"history.seconds={4 * DAY_S / squeeze}"]
     return simulate(
         "warmserve", [*given, f"params.predictor.window_s={window_s}", f"history.window_s={window_s}"], seed
@@ -282,12 +268,9 @@ def _by_window(runs: Runs, plain: list[str], figure: str, form: str, unit: str, 
 
 CLEARLY = 0.02  # more than twice the range of the seeds
 WIDE = """
-    Requests under 100 ms are those of 7B and 13B that find a running instance at once (70B's prefill alone takes 100
-    ms, and what waits for a start waits 150 ms at least, hit or miss). They are {under} here: {cold} of the requests
-    met a start, so prewarming cannot halve them. What a window does change is what it prewarms: hits {hits}; P99 TTFT
-    {p99}. That a day hardly moves within 40 minutes is not the cause: with the trace twelve times as fast, so that
-    its level moves within minutes, {fast_under} are under 100 ms, hits {fast_hits}, P99 TTFT {fast_p99}. The paper's
-    trace is not sped up: the "8x Speed" of its Figure 2 is the speed of inference (section 2.2).
+    Requests under 100 ms are those of 7B and 13B that find a running instance, {under}: {cold} of the requests met
+    a start, so prewarming cannot halve them. A window changes what is prewarmed: hits {hits}; P99 TTFT {p99}. With
+    the trace twelve times as fast {fast_under} are under 100 ms, hits {fast_hits}, so a slow day is not the cause.
 """
 SETUP = prose(
     """WarmServe section 7: two servers of eight 80 GB GPUs, 7B twice, 13B on two GPUs and 70B on four, weights in
@@ -308,9 +291,9 @@ W1 = Experiment(
     id="W1",
     title="P99 TTFT, SLLM-GPU / WarmServe, alpha 0.5",
     paper="1.53x to 50.79x",
-    band="> 1.5x at every rate, > 10x at one",
+    band="1.5x to 60x at every rate, > 10x at one",
     setup=SETUP,
-    cases=cases("WarmServe", "SLLM-GPU", "SLLM-GPU pooled", MUX),
+    cases=cases("WarmServe", "SLLM-GPU", UNPOOLED, MUX),
     run=run,
     judge=judge_baseline,
     reads=READS,
@@ -320,7 +303,7 @@ W2 = replace(
     id="W2",
     title="P99 TTFT, no proactive prewarming / WarmServe",
     paper="1.03x to 32.87x",
-    band=">= 1 everywhere, > 3x at one",
+    band="1x to 40x everywhere, > 3x at one",
     setup="As W1. Ablations of placement, of Eq. 1 as in the published code (E3) and of scores without classes (E5).",
     cases=cases("WarmServe", "no proactive", also=(*ALONE, *BACK, *LONG)),
     judge=judge_proactive,

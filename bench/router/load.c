@@ -1,6 +1,8 @@
 /* A load generator: a closed loop of streaming chat requests over keep-alive connections, one epoll loop.
  *
- *   load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS
+ *   load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS [NUM_KEYS]
+ *
+ * With NUM_KEYS each request carries the next of so many keys: gp-k0000000-sss..., gp-k0000001-sss..., and so on.
  *
  * Every answer is checked: status 200, chunked framing to its end, EXPECTED_EVENTS events of data and one [DONE].
  * Anything else is an error. Prints one line of JSON; times in microseconds. */
@@ -32,7 +34,8 @@ struct conn {
 
 static struct sockaddr_in target;
 static char request[4096];
-static int request_len, expected, ep;
+static int request_len, expected, ep, num_keys, next_key;
+static char *key_number; /* the seven digits within the request */
 static long num_streams, num_events, num_errors, num_open, most_open;
 static int *ttft, *gap;
 static long num_ttft, num_gap;
@@ -59,6 +62,11 @@ static void ask(struct conn *c) {
     c->sent_us = now_us();
     c->heard_us = 0;
     if (++num_open > most_open) most_open = num_open;
+    if (num_keys) {
+        char digits[16];
+        snprintf(digits, sizeof digits, "%07d", next_key++ % num_keys);
+        memcpy(key_number, digits, 7);
+    }
     if (send(c->fd, request, request_len, MSG_NOSIGNAL) != request_len) num_errors++;
 }
 
@@ -146,17 +154,23 @@ static void make_request(int port) {
     pad[700] = 0;
     int len = sprintf(body, "{\"model\":\"m\",\"stream\":true,\"max_tokens\":128,\"temperature\":0.7,\"messages\":["
                             "{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"%s\"}]}", pad);
-    request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nuser-agent: load\r\n"
+    char key[128] = "", secret[44];
+    memset(secret, 's', 43);
+    secret[43] = 0;
+    if (num_keys) sprintf(key, "authorization: Bearer gp-k0000000-%s\r\n", secret);
+    request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nuser-agent: load\r\n%s"
                                    "content-type: application/json\r\naccept: text/event-stream\r\ncontent-length: %d\r\n\r\n%s",
-                          port, len, body);
+                          port, key, len, body);
+    if (num_keys) key_number = strstr(request, "gp-k") + 4;
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) { fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS\n"); return 2; }
+    if (argc != 6 && argc != 7) { fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS\n"); return 2; }
     int port = atoi(argv[1]), n = atoi(argv[2]);
     double seconds = atof(argv[3]);
     expected = atoi(argv[4]);
     target = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    num_keys = argc > 6 ? atoi(argv[6]) : 0;
     make_request(port);
     ep = epoll_create1(0);
     ttft = malloc(MAX_SAMPLES * sizeof(int));

@@ -1,19 +1,20 @@
 """CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
 
-    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--only-router] [--against TREE]
+    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--against TREE] [--keys 10000 [--limits]]
 
-A run starts both anew; its ratios are of medians over its rounds, and what is reported of several runs is their range.
-Both stand in front of the same mock engine and under the same load generator, in turns, on the same machine: the proxy
-alone on core 0; mock, load generator and bus on core 1. The router is the service as it is
-(`python -m services.router`) with routing, metrics, request ids, request facts and load reports on, and with traces at
-their default rate. `--against` measures the router of another checkout of this repository too, in the same turns.
-CPU is what the kernel counts for the process (/proc/PID/schedstat). Results: results/router.{md,csv,svg}.
-Wants cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
+A run starts both proxies anew; its ratios are of medians over its rounds, and several runs are reported as a range.
+Both proxy the same mock engine for the same load generator, in turns, on the same machine: the proxy alone on core 0;
+mock, load generator and bus on core 1. The router is the unchanged service (`python -m services.router`) with routing,
+metrics, request ids, request facts and load reports, and with traces at their default rate. `--against` also measures
+the router of another checkout of this repository, in the same turns. `--keys` also measures a router with so many
+named keys of ten tenants, `--limits` with every limit per minute on each tenant and key; requests then carry one of the
+keys, in the same turns. CPU is the kernel's count for the process
+(/proc/PID/schedstat). Results: results/router.md.
+Needs cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
 """
 
 import argparse
 import contextlib
-import csv
 import json
 import os
 import resource
@@ -26,24 +27,29 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from bench.measured.data import data_option, write_data
 from bench.measured.load import Ratio, Timed, compare, load_now
-from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.access import NO_LIMITS, AccessLimits, ApiKey, Tenant, digest_of, key_id_of
 from glowplug.runtime.supervisor.embedded import find_nats, find_valkey
 from glowplug.runtime.supervisor.errors import NotInstalled
+from glowplug.services.router.keys import KeyCopy
+from tests.fleet_builder import a_model, an_instance
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PROXY_CORE, OTHER_CORE = 0, 1
+PROXY_CORE, OTHER_CORE = {0}, {1}
 NUM_FILES = 20_000
 REQUEST_TARGET, CHUNK_TARGET = 6.0, 2.0
 NGINX, OURS, AGAINST = "nginx", "glowplug router", "glowplug router before"
+WITH_KEYS = "glowplug router with keys"
+NUM_TENANTS = 10
+LIMITS = AccessLimits(requests_per_minute=1 << 40, tokens_per_minute=1 << 40)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Case:
 
 @dataclass
 class Sample:
-    """What one run of one case gave."""
+    """The measurements of one round of one case."""
 
     proxy: str
     case: str
@@ -75,15 +81,18 @@ class Sample:
     gap_us_p50: int
     gap_us_p99: int
     run: int = 1
-    load: float = 0.0  # of the machine, before
+    load: float = 0.0  # load average before the round
 
 
 @dataclass
 class Proxy:
+    """A running proxy: its process and port."""
+
     name: str
     pid: int
     port: int
     run: int = 1
+    num_keys: int = 0  # keys that requests carry in turns
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -94,7 +103,7 @@ def free_port() -> int:
 
 
 def cpu_us(pid: int) -> float:
-    """Time on the CPU of all threads of a process."""
+    """CPU microseconds of all threads of a process."""
     total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -121,9 +130,9 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def running(
-    argv: list[str], core: int, log: Path, cwd: Path | None = None, **env: str
+    argv: list[str], cores: Collection[int], log: Path, cwd: Path = ROOT, **env: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child pinned to one core."""
+    """Run a child process pinned to these cores."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             argv,
@@ -131,7 +140,7 @@ def running(
             stdout=out,
             stderr=out,
             env=os.environ | env,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
     try:
         yield process
@@ -145,7 +154,7 @@ def running(
 
 
 def have_nginx() -> str:
-    """The binary, installed through apt when that can be done; "" when there is none."""
+    """The path of nginx, installed through apt if possible; "" if there is none."""
     found = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if not found and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(["apt-get", "install", "-y", "-qq", "nginx"], check=False, stdout=subprocess.DEVNULL)
@@ -173,58 +182,44 @@ http {{
 
 @contextlib.contextmanager
 def nginx(binary: str, engine: int, folder: Path) -> Iterator[Proxy]:
-    port = free_port()
-    conf = folder / "nginx.conf"
+    """Run nginx with one worker."""
+    port, conf = free_port(), folder / "nginx.conf"
     conf.write_text(NGINX_CONF.format(files=NUM_FILES, folder=folder, engine=engine, port=port))
     with running([binary, "-c", str(conf), "-p", str(folder)], PROXY_CORE, folder / "nginx.log") as process:
         wait_for(f"http://127.0.0.1:{port}/health", process)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield Proxy(NGINX, int(children[0]), port)
+        worker, *_ = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield Proxy(NGINX, int(worker), port)
 
 
-def write_tables(folder: Path, engine: int) -> None:
-    """The router's copy of its tables: one ready instance, the mock."""
-    model = Model(
-        name="m",
-        key="m",
-        engine="mock",
-        weights=WeightsRef(uri="file:///none"),
-        weights_bytes=1,
-        kv_bytes=1,
-        max_concurrency=100_000,
-        revision=1,
-    )
-    worker = Worker(worker_id="w", node_id="node-1", gpu_id="node-1/0", num_bytes=2)
-    instance = Instance(
-        instance_id="i-mock",
-        model_key="m",
-        engine="mock",
-        state=InstanceState.READY,
-        workers=(worker,),
-        url=f"http://127.0.0.1:{engine}",
-        max_concurrency=100_000,
-        revision=1,
-    )
-    target = folder / "router-bench"
-    target.mkdir()
-    copy = {"written_at": time.time(), "models": [model], "instances": [instance]}
-    (target / "tables.json").write_bytes(msgspec.json.encode(copy))
+def tables(engine: int) -> bytes:
+    """A router's copy of its tables, with the mock engine as the only ready instance."""
+    model = a_model(engine="mock", max_concurrency=100_000)
+    instance = an_instance("i-mock", engine="mock", url=f"http://127.0.0.1:{engine}", max_concurrency=100_000)
+    return msgspec.json.encode({"written_at": time.time(), "models": [model], "instances": [instance]})
 
 
 @contextlib.contextmanager
-def router(engine: int, folder: Path, root: Path = ROOT, name: str = OURS) -> Iterator[Proxy]:
-    """The service of the tree `root`, with a bus and a store of its own that hold what `write_tables` writes."""
+def router(
+    engine: int,
+    folder: Path,
+    root: Path = ROOT,
+    name: str = OURS,
+    num_keys: int = 0,
+    limits: AccessLimits = NO_LIMITS,
+) -> Iterator[Proxy]:
+    """Run a router of the tree `root`, with a bus and a store of its own on the other core; the store holds the same
+    tables as the router's copy. With `num_keys` named keys, which have these `limits`, as their tenants have."""
     folder.mkdir(mode=0o755)
-    port, nats_port = free_port(), free_port()
-    write_tables(folder, engine)
+    port, nats_port, held = free_port(), free_port(), tables(engine)
     env = {
-        "GLOWPLUG_SERVICE_ID": "router-bench",
+        "GLOWPLUG_SERVICE_ID": "router-1",
         "GLOWPLUG_DATA_PORT": str(port),
         "GLOWPLUG_STATE_DIR": str(folder),
         "GLOWPLUG_NATS_URL": f"nats://127.0.0.1:{nats_port}",
         "GLOWPLUG_REDIS_URL": f"unix://{folder}/valkey.sock",
         "GLOWPLUG_LOG_LEVEL": "ERROR",
         "GLOWPLUG_MAX_CONNECTIONS": "100000",
+        "PYTHONPATH": f"{root / 'libs'}:{root}",
     }
     with contextlib.ExitStack() as stack:
         try:
@@ -232,42 +227,74 @@ def router(engine: int, folder: Path, root: Path = ROOT, name: str = OURS) -> It
             stack.enter_context(running(nats, OTHER_CORE, folder / "nats.log"))
             valkey = [str(find_valkey()), "--port", "0", "--unixsocket", str(folder / "valkey.sock"), "--save", ""]
             stack.enter_context(running([*valkey, "--dir", str(folder)], OTHER_CORE, folder / "valkey.log"))
-            time.sleep(0.5)
-            fill_store(env["GLOWPLUG_REDIS_URL"], folder)
+            until_answers(env["GLOWPLUG_REDIS_URL"])
+            fill_store(env["GLOWPLUG_REDIS_URL"], held, keys_of(num_keys, limits))
         except NotInstalled as error:
             print(f"without bus and store: {error}", file=sys.stderr)
+        own = folder / "router-1"
+        own.mkdir()
+        (own / "tables.json").write_bytes(held)
+        if num_keys:
+            (own / "keys.json").write_bytes(msgspec.json.encode(keys_of(num_keys, limits)))
         argv = [sys.executable, "-m", "services.router"]
-        path = f"{root / 'libs'}:{root}"
-        process = stack.enter_context(running(argv, PROXY_CORE, folder / "router.log", root, PYTHONPATH=path, **env))
+        process = stack.enter_context(running(argv, PROXY_CORE, folder / "router.log", root, **env))
         wait_for(f"http://127.0.0.1:{port}/ready", process)
-        yield Proxy(name, process.pid, port)
+        yield Proxy(name, process.pid, port, num_keys=num_keys)
 
 
-def fill_store(url: str, folder: Path) -> None:
-    """The same rows in the store, so that a resync finds what the copy has."""
+def until_answers(url: str) -> None:
+    """Wait until a store that has just been started answers."""
     import redis
 
-    rows = json.loads((folder / "router-bench" / "tables.json").read_bytes())
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            redis.Redis.from_url(url).ping()
+            return
+        except redis.RedisError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def keys_of(num_keys: int, limits: AccessLimits) -> KeyCopy:
+    """Keys that the load generator presents, of ten tenants."""
+    presented = [f"gp-k{number:07d}-{'s' * 43}" for number in range(num_keys)]
+    keys = [
+        ApiKey(key_id=key_id_of(key), tenant=f"t{n % NUM_TENANTS}", name="k", sha256=digest_of(key), limits=limits)
+        for n, key in enumerate(presented)
+    ]
+    return KeyCopy(bool(keys), keys, [Tenant(name=f"t{n}", limits=limits) for n in range(NUM_TENANTS)] if keys else [])
+
+
+def fill_store(url: str, held: bytes, access: KeyCopy) -> None:
+    """Write the tables' rows into the store, so that a resync finds the same as the copy."""
+    import redis
+
+    rows = json.loads(held)
     store = redis.Redis.from_url(url)
     store.hset("glowplug:v1:models", "m", json.dumps(rows["models"][0]))
     store.hset("glowplug:v1:instances", "i-mock", json.dumps(rows["instances"][0]))
+    if access.keys:
+        store.hset("glowplug:v1:keys", mapping={row.key_id: msgspec.json.encode(row) for row in access.keys})
+        store.hset("glowplug:v1:tenants", mapping={row.name: msgspec.json.encode(row) for row in access.tenants})
     store.close()
 
 
 def measure(proxy: Proxy, case: Case, engine: int) -> Sample:
+    """Run one case: counts of the load generator, and CPU microseconds of the proxy."""
     get(f"http://127.0.0.1:{engine}/configure?chunks={case.num_chunks}&interval_us={case.interval_us}")
-    load = [HERE / "build/load", proxy.port, case.num_connections, case.seconds, case.num_chunks, case.spread_ms]
+    argv = [HERE / "build/load", proxy.port, case.num_connections, case.seconds, case.num_chunks, case.spread_ms]
+    argv += [proxy.num_keys] if proxy.num_keys else []
     busy, before = load_now(), cpu_us(proxy.pid)
     done = subprocess.run(
-        [str(part) for part in load],
+        [str(part) for part in argv],
         stdout=subprocess.PIPE,
         check=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {OTHER_CORE}),
+        preexec_fn=lambda: os.sched_setaffinity(0, OTHER_CORE),
     )
-    used_us = cpu_us(proxy.pid) - before
-    sample = Sample(
-        proxy=proxy.name, case=case.name, cpu_us=used_us, run=proxy.run, load=busy, **json.loads(done.stdout)
-    )
+    used_us, counted = cpu_us(proxy.pid) - before, json.loads(done.stdout)
+    sample = Sample(proxy=proxy.name, case=case.name, cpu_us=used_us, run=proxy.run, load=busy, **counted)
     proxy.samples.append(sample)
     time.sleep(0.3)
     return sample
@@ -275,7 +302,7 @@ def measure(proxy: Proxy, case: Case, engine: int) -> Sample:
 
 @dataclass
 class Figures:
-    """Medians over rounds, microseconds of CPU."""
+    """Medians over rounds; `request_us` and `chunk_us` are CPU microseconds."""
 
     request_us: float
     chunk_us: float
@@ -286,35 +313,32 @@ class Figures:
     ttft_us_p99: float
 
 
-def figures(proxy: Proxy) -> Figures:
-    def of(case: str) -> list[Sample]:
-        return [s for s in proxy.samples if s.case == case]
+def per_request(proxy: Proxy) -> list[Timed]:
+    return [Timed(s.cpu_us / s.streams, s.load) for s in proxy.samples if s.case == "requests"]
 
-    request_us = statistics.median(s.cpu_us / s.streams for s in of("requests"))
-    chunks = [(s.cpu_us - s.streams * request_us) / max(s.events - 2 * s.streams, 1) for s in of("chunks")]
-    opened = of("open")
+
+def per_chunk(proxy: Proxy) -> list[Timed]:
+    """CPU microseconds per chunk of each round, without the cost of the requests to which the chunks belong."""
+    request_us = statistics.median(one.figure for one in per_request(proxy))
+    found = [s for s in proxy.samples if s.case == "chunks"]
+    return [Timed((s.cpu_us - s.streams * request_us) / max(s.events - 2 * s.streams, 1), s.load) for s in found]
+
+
+def figures(proxy: Proxy) -> Figures:
+    opened, chunks = ([s for s in proxy.samples if s.case == case] for case in ("open", "chunks"))
     return Figures(
-        request_us=request_us,
-        chunk_us=statistics.median(chunks),
+        request_us=statistics.median(one.figure for one in per_request(proxy)),
+        chunk_us=statistics.median(one.figure for one in per_chunk(proxy)),
         open_errors=sum(s.errors for s in opened),
         most_open=max((s.most_open for s in opened), default=0),
         open_cores=statistics.median(s.cpu_us / 1e6 / s.elapsed_s for s in opened) if opened else 0.0,
-        ttft_us_p50=statistics.median(s.ttft_us_p50 - 20_000 for s in of("chunks")),
-        ttft_us_p99=statistics.median(s.ttft_us_p99 - 20_000 for s in of("chunks")),
+        ttft_us_p50=statistics.median(s.ttft_us_p50 - 20_000 for s in chunks),
+        ttft_us_p99=statistics.median(s.ttft_us_p99 - 20_000 for s in chunks),
     )
 
 
 def ratios(ours: Proxy, theirs: Proxy) -> tuple[Ratio, Ratio]:
-    """CPU per request and per chunk, this proxy over that one, of one run: round by round, in turns."""
-
-    def per_request(proxy: Proxy) -> list[Timed]:
-        return [Timed(s.cpu_us / s.streams, s.load) for s in proxy.samples if s.case == "requests"]
-
-    def per_chunk(proxy: Proxy) -> list[Timed]:
-        request_us = statistics.median(one.figure for one in per_request(proxy))
-        found = [s for s in proxy.samples if s.case == "chunks"]
-        return [Timed((s.cpu_us - s.streams * request_us) / max(s.events - 2 * s.streams, 1), s.load) for s in found]
-
+    """(ratio of CPU per request, ratio of CPU per chunk) of two proxies in one run, round by round."""
     return compare(per_request(ours), per_request(theirs)), compare(per_chunk(ours), per_chunk(theirs))
 
 
@@ -338,12 +362,32 @@ def cases(seconds: float) -> list[Case]:
     ]
 
 
-def report(runs: list[list[Proxy]], out: Path, args: argparse.Namespace) -> str:
-    proxies = [proxy for one in runs for proxy in one]
-    rows = {
+def medians(proxies: list[Proxy]) -> dict[str, Figures]:
+    """The figures of each proxy by name, over all runs."""
+    return {
         name: figures(Proxy(name, 0, 0, samples=[s for p in proxies if p.name == name for s in p.samples]))
         for name in dict.fromkeys(p.name for p in proxies)
     }
+
+
+def as_data(runs: list[list[Proxy]]) -> dict[str, object]:
+    """Medians of each proxy over all runs, and the ratios over nginx of each run that has them."""
+    proxies = [proxy for one in runs for proxy in one]
+    found = [
+        ratios(named(one, OURS), named(one, NGINX)) for one in runs if {OURS, NGINX} <= {proxy.name for proxy in one}
+    ]
+    loads = [s.load for p in proxies for s in p.samples]
+    return {
+        "proxies": {name: asdict(of) for name, of in medians(proxies).items()},
+        "request_ratios": [None if request.why_not else request.middle for request, _ in found],
+        "chunk_ratios": [None if chunk.why_not else chunk.middle for _, chunk in found],
+        "load": [min(loads), max(loads)],
+    }
+
+
+def report(runs: list[list[Proxy]], args: argparse.Namespace) -> str:
+    proxies = [proxy for one in runs for proxy in one]
+    rows = medians(proxies)
     loads = [s.load for p in proxies for s in p.samples]
     lines = [
         "# The data port beside nginx",
@@ -373,36 +417,35 @@ def report(runs: list[list[Proxy]], out: Path, args: argparse.Namespace) -> str:
         lines += [f"- run {n}: request {a.show()}; chunk {b.show()}" for n, (a, b) in enumerate(found, start=1)]
     else:
         lines.append("nginx is not on this machine: no ratios.")
-    if AGAINST in rows:
-        lines += ["", "Over the router before:"]
-        changes = [ratios(named(one, OURS), named(one, AGAINST)) for one in runs]
-        lines += [f"- run {n}: request {a.show()}; chunk {b.show()}" for n, (a, b) in enumerate(changes, start=1)]
-    out.mkdir(exist_ok=True)
-    (out / "router.md").write_text("\n".join(lines) + "\n")
-    with (out / "router.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Sample.__dataclass_fields__)
-        writer.writerows([getattr(s, f) for f in Sample.__dataclass_fields__] for p in proxies for s in p.samples)
-    (out / "router.svg").write_text(svg(rows))
+    lines += ["", *changes(runs)] if len(rows) > 2 or AGAINST in rows else []
+    (HERE / "results" / "router.md").write_text("\n".join(lines) + "\n")
     return "\n".join(lines)
 
 
-def svg(rows: dict[str, Figures]) -> str:
-    """Two groups of bars: CPU per request and per chunk."""
-    bars, y = [], 40
-    for title, attribute in (("CPU us per request", "request_us"), ("CPU us per chunk", "chunk_us")):
-        most = max(getattr(f, attribute) for f in rows.values())
-        bars.append(f'<text x="10" y="{y}" font-weight="bold">{title}</text>')
-        for name, f in rows.items():
-            y += 26
-            value = getattr(f, attribute)
-            fill = "#c2410c" if name == OURS else "#888"
-            bars.append(f'<text x="10" y="{y}">{name}</text>')
-            bars.append(f'<rect x="150" y="{y - 13}" width="{value / most * 340:.0f}" height="16" fill="{fill}"/>')
-            bars.append(f'<text x="{158 + value / most * 340:.0f}" y="{y}">{value:.1f}</text>')
-        y += 44
-    style = 'font-family="sans-serif" font-size="13"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="580" height="{y - 20}" {style}>{"".join(bars)}</svg>\n'
+def changes(runs: list[list[Proxy]]) -> list[str]:
+    """CPU per request of our routers over each other, by run."""
+    lines = []
+    for name, base in ((OURS, AGAINST), (WITH_KEYS, OURS), (WITH_KEYS, AGAINST)):
+        for number, one in enumerate(runs, start=1):
+            if {name, base} <= {proxy.name for proxy in one}:
+                found = compare(per_request(named(one, name)), per_request(named(one, base)))
+                lines.append(f"- run {number}: {name} over {base}: request {found.show()}")
+    return lines
+
+
+@contextlib.contextmanager
+def mock_engine() -> Iterator[tuple[Path, int]]:
+    """Run a mock engine, and yield (folder for files, port of the engine). Raises the limit of open files for 2,000
+    streams."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(NUM_FILES, hard), hard))
+    subprocess.run(["make", "-s", "-C", str(HERE), "all"], check=True)
+    with tempfile.TemporaryDirectory(prefix="gp-bench-") as name:
+        folder, engine = Path(name), free_port()
+        folder.chmod(0o755)
+        with running([str(HERE / "build/mock_engine"), str(engine)], OTHER_CORE, folder / "mock") as mock:
+            wait_for(f"http://127.0.0.1:{engine}/", mock)
+            yield folder, engine
 
 
 def main() -> None:
@@ -410,31 +453,29 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="with both proxies started anew")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--only-router", action="store_true", help="no nginx, no ratios to it: for profiling")
     parser.add_argument("--against", type=Path, help="another checkout, whose router is measured in the same turns")
-    parser.add_argument("--no-open", action="store_true", help="leave the 2,000 streams out")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--keys", type=int, default=0, help="also measure a router with so many named keys")
+    parser.add_argument("--limits", action="store_true", help="with limits on each key and tenant")
+    parser.add_argument("--requests-only", action="store_true", help="print the change of CPU per request alone")
+    data_option(parser)
     args = parser.parse_args()
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("two cores are needed: one for the proxy, one for everything else")
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(NUM_FILES, hard), hard))
-    subprocess.run(["make", "-s", "-C", str(HERE), "all"], check=True)
-    binary = "" if args.only_router else have_nginx()
-    if not binary and not args.only_router:
+    binary = have_nginx()
+    if not binary:
         print("nginx is absent and cannot be installed here: no comparison", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="gp-bench-") as name, contextlib.ExitStack() as stack:
-        folder, engine = Path(name), free_port()
-        folder.chmod(0o755)
-        mock = stack.enter_context(running([str(HERE / "build/mock_engine"), str(engine)], OTHER_CORE, folder / "mock"))
-        wait_for(f"http://127.0.0.1:{engine}/", mock)
+    with mock_engine() as (folder, engine):
         runs = [one_run(number, binary, engine, folder, args) for number in range(1, args.runs + 1)]
         print()
-        print(report(runs, args.out, args))
+        if args.requests_only:
+            print("\n".join(changes(runs)))
+            return
+        print(report(runs, args))
+        write_data(args.json, as_data(runs))
 
 
 def one_run(run: int, binary: str, engine: int, into: Path, args: argparse.Namespace) -> list[Proxy]:
-    """Both proxies anew, each case in turns."""
+    """Start all proxies anew and measure each case in turns."""
     folder = into / f"run-{run}"
     folder.mkdir(mode=0o755)
     with contextlib.ExitStack() as stack:
@@ -442,9 +483,13 @@ def one_run(run: int, binary: str, engine: int, into: Path, args: argparse.Names
         if args.against is not None:
             proxies.append(stack.enter_context(router(engine, folder / "before", args.against.resolve(), AGAINST)))
         proxies.append(stack.enter_context(router(engine, folder / "ours")))
+        if args.keys:
+            given = LIMITS if args.limits else NO_LIMITS
+            made = router(engine, folder / "keys", name=WITH_KEYS, num_keys=args.keys, limits=given)
+            proxies.append(stack.enter_context(made))
         for proxy in proxies:
             proxy.run = run
-        for case in [c for c in cases(args.seconds) if not (args.no_open and c.name == "open")]:
+        for case in cases(args.seconds)[: 1 if args.requests_only else None]:
             for number in range(args.rounds if case.name != "open" else 1):
                 for proxy in proxies:
                     s = measure(proxy, case, engine)

@@ -6,7 +6,7 @@ Requests come in a Poisson stream to one model, each of its instances runs `busy
 sent, has its first token and ends, in virtual time. Counted is the CPU time on this machine of everything the policy
 does for a request (choice and bookkeeping) divided by the requests; then the same through `RouterController`, which
 adds queues, counts and effects. The lengths of the answers are given: predicting them is not part of it (PreServe
-section 5.5 reports 9.7 ms for its router without that). Prints a table; results/routing.md keeps it.
+section 5.5 reports 9.7 ms for its router without that).
 """
 
 import argparse
@@ -15,18 +15,17 @@ import random
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from bench.measured.data import data_option, markdown, write_data
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import Dispatch, FirstToken, RequestArrived, RequestEnded
 from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.instance import Instance
 from glowplug.domain.snapshot import Target
-from glowplug.policies.registry import KINDS
+from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import BalancerParams
+from tests.fleet_builder import a_model, an_instance
 
-HERE = Path(__file__).parent
 TPOT_S, PREFILL_S, ROOM = 0.03, 0.15, 256
 PROMPT_MEAN, RESPONSE_MEAN = 900, 220
 NUM_ROUNDS = 3
@@ -94,7 +93,7 @@ class PolicySide(Side):
 
     def __init__(self, policy: str, num_instances: int, load: Load) -> None:
         super().__init__()
-        self.balancer = KINDS["routing"][policy](BalancerParams())
+        self.balancer = choose("routing", policy)(BalancerParams())
         self.counts = {f"i-{n:04}": 0 for n in range(num_instances)}
         self.at: dict[int, str] = {}
         for instance_id in self.counts:
@@ -127,9 +126,7 @@ class RouterSide(Side):
     def __init__(self, policy: str, num_instances: int, load: Load) -> None:
         super().__init__()
         self.router = RouterController(RouterParams(policy=policy))
-        model = Model(
-            name="m", key="m", engine="e", weights=WeightsRef(uri=""), weights_bytes=1, kv_bytes=1, max_concurrency=ROOM
-        )
+        model = a_model(max_concurrency=ROOM)
         self.router.restore("models", {"m": model}, 0.0)
         self.router.restore("instances", {i.instance_id: i for i in _instances(num_instances, load)}, 0.0)
 
@@ -152,20 +149,8 @@ SIDES: tuple[type[PolicySide] | type[RouterSide], ...] = (PolicySide, RouterSide
 
 
 def _instances(num: int, load: Load) -> list[Instance]:
-    return [
-        Instance(
-            instance_id=f"i-{n:04}",
-            model_key="m",
-            engine="e",
-            state=InstanceState.READY,
-            workers=(Worker(worker_id=f"w-{n}", node_id=f"n-{n}", gpu_id=f"n-{n}/0", num_bytes=2),),
-            url="http://x:1",
-            max_concurrency=ROOM,
-            kv_tokens=load.kv_tokens,
-            revision=1,
-        )
-        for n in range(num)
-    ]
+    given = {"url": "http://x:1", "max_concurrency": ROOM, "kv_tokens": load.kv_tokens}
+    return [an_instance(f"i-{n:04}", gpu_id=f"n-{n}/0", **given) for n in range(num)]
 
 
 def replay(requests: list[tuple[float, int, int]], side: Side) -> float:
@@ -207,52 +192,42 @@ def time_of(side: type[PolicySide] | type[RouterSide], policy: str, num_instance
     )
 
 
-def measure(num_instances: int = 1000, num_requests: int = 20_000) -> dict[str, float]:
-    """What the papers' bench reports as P4: microseconds and milliseconds, the worse of both loads."""
-    name = "preserve_load_aware"
-    rows = [time_of(PolicySide, name, num_instances, load, num_requests) for load in (LIGHT, TIGHT)]
-    routers = [time_of(RouterSide, name, num_instances, load, num_requests) for load in (LIGHT, TIGHT)]
-    return {
-        "num_instances": float(num_instances),
-        "decision_us_mean": max(row.us_mean for row in rows),
-        "decision_us_p99": max(row.us_p99 for row in rows),
-        "request_ms_mean": max(row.us_mean for row in routers) / 1000,
-        "request_ms_p99": max(row.us_p99 for row in routers) / 1000,
-    }
-
-
 def table(rows: list[Row]) -> str:
-    lines = [
-        "| policy | timed | instances | requests at each | KV tokens | us a request | choice p50 us | choice p99 us |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r.policy} | {r.what} | {r.num_instances} | {r.busy:g} | {r.kv_tokens} | {r.us_mean:.1f} | {r.us_p50:.1f} "
-        f"| {r.us_p99:.1f} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+    head = (
+        "policy",
+        "timed",
+        "instances",
+        "requests at each",
+        "KV tokens",
+        "us a request",
+        "choice p50 us",
+        "choice p99 us",
+    )
+    known = ((r.policy, r.what, r.num_instances, f"{r.busy:g}", r.kv_tokens) for r in rows)
+    taken = ((f"{r.us_mean:.1f}", f"{r.us_p50:.1f}", f"{r.us_p99:.1f}") for r in rows)
+    return markdown(head, ((*a, *b) for a, b in zip(known, taken, strict=True)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=20_000)
+    data_option(parser)
     asked = parser.parse_args()
     rows = []
     for load in (LIGHT, TIGHT):
         rows += [time_of(side, "preserve_load_aware", asked.instances, load, asked.requests) for side in SIDES]
     for policy in ("llumnix_like", "least_loaded"):
         rows.append(time_of(PolicySide, policy, asked.instances, LIGHT, asked.requests // 30))
-    text = table(rows)
-    print(text)
-    worst_us = max(row.us_mean for row in rows if row.policy == "preserve_load_aware" and row.what == "policy")
-    worst_ms = max(row.us_mean for row in rows if row.what == "router") / 1000
+    print(table(rows))
+
+    def each_us(what: str) -> list[float]:
+        return [row.us_mean for row in rows if row.policy == "preserve_load_aware" and row.what == what]
+
+    worst_us, worst_ms = max(each_us("policy")), max(each_us("router")) / 1000
     print(f"\nlook-ahead: {worst_us:.1f} us per request (target {TARGET_DECISION_US:g})")
     print(f"router: {worst_ms:.3f} ms per request (target {TARGET_REQUEST_MS:g}; paper 9.7)")
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    (results / "routing.md").write_text(f"# Routing: time per request\n\n`python bench/routing/run.py`\n\n{text}\n")
+    write_data(asked.json, {"look_ahead_us": each_us("policy"), "router_us": each_us("router")})
     sys.exit(worst_us > TARGET_DECISION_US or worst_ms > TARGET_REQUEST_MS)
 
 

@@ -1,6 +1,6 @@
 """How fast the simulator is, and how much memory it takes: simulated requests per second of CPU on one core.
 
-    python bench/simulator/run.py [--seconds 1200] [--only NAME]
+    python bench/simulator/run.py [--seconds 1200] [--only NAME] [--json FILE]
 
  warmserve    scenarios/warmserve.yaml at RPS 25, every mechanism on, against the mode that visits each engine step
  length       the same fleet over a trace four times as long: peak memory, requests a second
@@ -9,7 +9,7 @@
 Every case runs in a process of its own. CPU is the process's own (user and system); memory is the peak of its resident
 set. A decision's time is the CPU time of one `handle` that gave any effect, over the decisions it recorded (a tick of
 the autoscaler settles every model that has something to settle); placements are those of the placer that recorded one.
-Results: results/simulator.md. All figures are of the machine this ran on; simulated requests are simulated.
+All figures are of the machine this ran on; simulated requests are simulated.
 """
 
 import argparse
@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.measured.data import data_option, markdown, markdown_row, write_data
 from glowplug.controllers.effects import Record
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
-HERE = Path(__file__).parent
-SCENARIOS = HERE.parents[1] / "scenarios"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 WARM = ("params.agent.reservation=paper", "workload.rps=25")
 CASES: dict[str, tuple[str, tuple[str, ...], float]] = {  # name -> scenario, settings, length in times of --seconds
     "warmserve": ("warmserve", WARM, 1.0),
@@ -108,37 +108,31 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each case in its own process; a table on stdout and in results/."""
+    """Each case in its own process; a table on stdout, and the rows where `--json` says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1200.0, help="of the WarmServe trace")
     parser.add_argument("--only", default="", help="cases whose name begins with this")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
+    data_option(parser)
     args = parser.parse_args()
     if args.case:
         print(json.dumps(measure(args.case, args.seconds)))
         return
-    lines = [
-        "| case | simulated s | requests | CPU s | requests per CPU s | events | peak MiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    details: list[str] = []
+    head = ("case", "simulated s", "requests", "CPU s", "requests per CPU s", "events", "peak MiB")
+    print(markdown(head), flush=True)
+    details: list[tuple[str, ...]] = []
+    rows: dict[str, dict[str, Any]] = {}
     for name in (case for case in CASES if case.startswith(args.only)):
         command = [sys.executable, __file__, "--case", name, "--seconds", str(args.seconds)]
-        row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        lines.append(
-            f"| {name} | {row['simulated_s']} | {row['requests']:,} | {row['cpu_s']:.1f} | "
-            f"{row['requests_per_cpu_s']:,.0f} | {row['events']:,} | {row['peak_mib']:.0f} |"
-        )
-        print(lines[-1], flush=True)
+        row = rows[name] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        cells = (row["simulated_s"], f"{row['requests']:,}", f"{row['cpu_s']:.1f}", f"{row['requests_per_cpu_s']:,.0f}")
+        print(markdown_row(name, *cells, f"{row['events']:,}", f"{row['peak_mib']:.0f}"), flush=True)
         for service, times in row["decisions"].items():
-            details.append(f"| {name} | {service} | {times['num']:,} | {times['p50_ms']:.3f} | {times['max_ms']:.1f} |")
+            ms = f"{times['p50_ms']:.3f}", f"{times['max_ms']:.1f}"
+            details.append((name, service, f"{times['num']:,}", *ms))
     if details:
-        lines += ["", "| case | decides | times | p50 ms | most ms |", "|---|---|---|---|---|", *details]
-    text = "\n".join(lines) + "\n"
-    if not args.only:
-        (HERE / "results").mkdir(exist_ok=True)
-        (HERE / "results" / "simulator.md").write_text(text, encoding="utf-8")
-    print(text)
+        print("\n" + markdown(("case", "decides", "times", "p50 ms", "most ms"), details))
+    write_data(args.json, {"cases": rows})
 
 
 if __name__ == "__main__":

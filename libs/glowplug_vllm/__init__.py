@@ -16,4 +16,4 @@ weights_check.py  broken files named before vLLM trips over them
 convert_gguf.py   a GGUF file re-saved as a directory that vLLM can load
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

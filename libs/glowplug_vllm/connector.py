@@ -97,7 +97,7 @@ class MovingConnector(KVConnectorBase_V1):  # type: ignore[misc]
                     if (cache := getattr(layer, "kv_cache", None)) is not None:
                         cache[pull.block_ids] = caches[name][pull.first : end].view(cache.dtype).to(cache.device)
             except (OSError, KeyError, RuntimeError, ValueError) as error:
-                _log.warning("KV blocks are computed anew, they cannot be read: %s", error)
+                _log.warning("failed to read KV blocks, which are computed again: %s", error)
                 self._failed |= set(pull.block_ids)
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -14,6 +14,7 @@ prompt; the engine that pulls (connector.py) finds the longest beginning that it
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,11 @@ class Move:
     def num_requests(self) -> int:
         """That are not answered yet, and whose client has not left."""
         return int(self._client.output_processor.get_num_unfinished_requests())
+
+    def by_adapter(self) -> dict[str, int]:
+        """Of these, the requests of each LoRA adapter that has any."""
+        names = (state.lora_name for state in self._client.output_processor.request_states.values())
+        return Counter(name for name in names if name is not None)
 
     async def export(self, directory: str, recompute_below: int) -> dict[str, Any]:
         """Stop generating, write every request (see `export`), and go on: what nobody continues elsewhere ends here.

@@ -5,7 +5,7 @@
     POST /glowplug/kv {"num_bytes"}, GET /glowplug/kv                -> {"total_bytes", "limit_bytes", "used_bytes"}
     GET /glowplug/sleep                                              -> {"asleep_as", "level"}
     POST /glowplug/export {"directory", "recompute_below"}           -> {"pause_s", "export_s", "requests"}: moving.py
-    GET /glowplug/requests                                           -> {"num_requests"}
+    GET /glowplug/requests                                           -> {"num_requests", "by_adapter": {name: number}}
 
 Each asks for the server's own key, which vLLM does only below /v1. vLLM's development mode has the like (`/sleep`,
 `/wake_up`), and opens more than the agent needs: it stays off. Before its first sleep an engine continues a short
@@ -202,7 +202,7 @@ def routes(of_server: Any, mover: Any = lambda: None) -> APIRouter:
     @router.get("/glowplug/requests")
     async def requests(request: Request) -> dict[str, Any]:
         asked(request)
-        return {"num_requests": mover().num_requests()}
+        return {"num_requests": mover().num_requests(), "by_adapter": mover().by_adapter()}
 
     @router.get("/glowplug/kv")
     async def kv(request: Request) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.utils.network_utils import get_ip
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from glowplug_vllm import groups, hops, shared_load, stage
+from glowplug_vllm import base_rows, groups, hops, shared_load, stage
 from glowplug_vllm.cpu_weights import CpuWeights
 
 SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
@@ -51,6 +51,8 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             type(current_platform).device_count = classmethod(lambda _: num_workers)
             groups.install(self.parallel_config.world_size, num_workers)
         super().init_device()
+        if self.lora_config is not None:
+            base_rows.install()
         if stage.START in os.environ:
             stage.agree(_get_default_store(), self.rank)
             hops.install(get_pp_group(), _get_default_store(), get_ip())

@@ -1,5 +1,5 @@
-"""`python -m services.agent`."""
+"""`python -m glowplug.services.agent`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.agent.main")
+run_service("glowplug.services.agent.main")

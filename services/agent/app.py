@@ -13,10 +13,12 @@ from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import StopAsked
 from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.domain.instance import Instance
+from glowplug.runtime import log_rest
 from glowplug.runtime.rest import admin, make_app
-from services.agent.service import AgentService
+from glowplug.services.agent.service import AgentService
 
 MAX_LOG_BYTES = 1 << 20
+ENGINE_LOGS = "/logs/engines"
 
 
 def make(service: AgentService) -> FastAPI:
@@ -30,6 +32,7 @@ def make(service: AgentService) -> FastAPI:
     )
     _instances(app, service)
     _hardware(app, service.controller, service)
+    app.include_router(log_rest.routes(service.outputs.ring, admin(settings.admin_token), ENGINE_LOGS))
     return app
 
 

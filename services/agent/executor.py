@@ -19,12 +19,7 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.errors import (
-    EngineFailed,
-    EngineUnable,
-    GlowplugError,
-    NoSpace,
-)
+from glowplug.domain.errors import EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import (
     EngineDriver,
@@ -40,8 +35,8 @@ from glowplug.engines.port import (
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
-from glowplug.weights.writer import FULL
-from services.agent.handles import (
+from glowplug.services.agent.adapters import AdapterMoves
+from glowplug.services.agent.handles import (
     GPU_INDEX,
     GPU_KIND,
     HOLDS,
@@ -52,11 +47,13 @@ from services.agent.handles import (
     shared_bytes,
     with_holds,
 )
-from services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
-from services.agent.settings import AgentSettings
-from services.agent.stage_moves import StageMoves
-from services.agent.state_file import StateFile
-from services.agent.weights_watch import WeightsWatch
+from glowplug.services.agent.in_flight import in_flight
+from glowplug.services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
+from glowplug.services.agent.settings import AgentSettings
+from glowplug.services.agent.stage_moves import StageMoves
+from glowplug.services.agent.state_file import StateFile
+from glowplug.services.agent.weights_watch import WeightsWatch
+from glowplug.weights.writer import FULL
 
 log = logging.getLogger(__name__)
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
@@ -92,6 +89,7 @@ class EngineExecutor:
         self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
         self._weights_watch = WeightsWatch(settings, clock, self._report)
         self._stage_moves = StageMoves(state, self._weights_watch, self._driver, self._report, clock)
+        self._adapters = AdapterMoves(state, self._driver, self._is_alive)
         self._ports = EnginePorts(settings.host, settings.port_range)
         self._killed: set[str] = set()  # instances whose engine ends without a grace
         self._moving: dict[str, asyncio.Event] = {}  # instances whose requests move to another process, until they have
@@ -118,6 +116,10 @@ class EngineExecutor:
                 self._killed.add(effect.instance_id)
             self._begin(effect.instance_id, "stop", self._stop(effect))
 
+        async def load_adapter(effect: msg.LoadAdapter) -> None:
+            handle = await self._adapters.load(effect)
+            await self._report(self._ready(effect.instance_id, handle, ()))
+
         async def limit(effect: msg.LimitKv, _: Any) -> None:
             self._kv_limits[effect.instance_id] = effect.num_bytes
             self._begin(effect.instance_id, "limit", self._limit_kv(effect.instance_id))
@@ -133,6 +135,8 @@ class EngineExecutor:
             msg.LaunchEngine: as_task("launch", self._launch),
             msg.AwaitWeights: as_task("weights", self._weights_watch.until_there),
             msg.LoadEngine: load,
+            msg.LoadAdapter: as_task("load", load_adapter),
+            msg.UnloadAdapter: as_task("stop", self._unload_adapter),
             msg.ActivateEngine: as_task("load", self._activate),
             msg.ServeStages: as_task("serve", self._serve_stages),
             msg.ConsolidateEngine: as_task("consolidate", self._consolidate),
@@ -183,7 +187,7 @@ class EngineExecutor:
         reports their ends."""
         for handle in self._state.handles.values():
             if handle.engine in self._drivers and self._is_alive(handle):
-                log.warning("engine %s is killed: it outlived its drain", handle.instance_id)
+                log.warning("the agent kills the engine of %s, which still runs after its drain", handle.instance_id)
                 await self._driver(handle).stop(handle, 0.0)
 
     def _begin(self, instance_id: str, kind: str, body: Coroutine[Any, Any, None]) -> None:
@@ -254,6 +258,8 @@ class EngineExecutor:
                 port=port,
                 api_key=engine_key(self._settings.engine_secret, own_key),
                 first_bytes=num_bytes if effect.replica else 0,
+                adapter_slots=effect.adapter_slots,
+                adapter_rank=effect.adapter_rank,
             )
             shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
             run_dir.mkdir(parents=True, mode=0o700)
@@ -324,7 +330,7 @@ class EngineExecutor:
             await asyncio.wait(ending, timeout=FREED_S)
 
     async def _wake(self, handle: EngineHandle, driver: Sleeper) -> None:
-        """Raises EngineFailed, of a process that has ended with the end of its log."""
+        """Wake the engine. Raises EngineFailed, with the end of its log where the process has ended."""
         try:
             await driver.wake(handle)
         except EngineFailed as error:
@@ -360,7 +366,7 @@ class EngineExecutor:
         """Raises EngineFailed where no engine is known for it, EngineUnable for one of a kind without stages."""
         handle = self._state.handles.get(instance_id)
         if handle is None:
-            raise EngineFailed("no engine is known for it")
+            raise EngineFailed("this agent has no engine of that instance")
         driver = self._driver(handle)
         if not isinstance(driver, Stager):
             raise EngineUnable(f"{handle.engine} does not run in stages")
@@ -430,7 +436,9 @@ class EngineExecutor:
         except EngineUnable as error:
             await self._report(msg.ConsolidationFailed(effect.instance_id, error.message))
         except EngineFailed as error:
-            log.warning("%s does not say what became of its consolidation: %s", effect.instance_id, error.message)
+            log.warning(
+                "the engine of %s does not say what became of its consolidation: %s", effect.instance_id, error.message
+            )
         else:
             if kv_tokens is None:
                 await self._report(msg.ConsolidationFailed(effect.instance_id, "given up"))
@@ -482,15 +490,7 @@ class EngineExecutor:
 
     async def _stop(self, effect: msg.StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""
-        launching = self._tasks.get((effect.instance_id, "launch"))
-        if launching is not None:  # a launch cut in half would leave a process nobody knows
-            await asyncio.wait([launching])
-        for instance_id, kind in list(self._tasks):
-            if instance_id == effect.instance_id and kind != "stop":
-                await self._cancel(instance_id, kind)
-        self._weights.pop(effect.instance_id, None)
-        self._kv_limits.pop(effect.instance_id, None)
-        self._weights_watch.forget(effect.instance_id)
+        await self._end_work(effect.instance_id)
         handle = self._state.handles.get(effect.instance_id)
         if handle is not None:
             if handle.engine in self._drivers:
@@ -498,7 +498,7 @@ class EngineExecutor:
             else:  # an engine that this agent cannot start any more, e.g. after a change of the node's file
                 await stop_group(handle.pid, handle.pid_started_at, effect.grace_s)
             if self._is_alive(handle):
-                log.error("engine %s (pid %s) outlived its stop", effect.instance_id, handle.pid)
+                log.error("the engine of %s (pid %s) still runs after it was stopped", effect.instance_id, handle.pid)
                 await self._report(msg.EngineGone(effect.instance_id, clean=False))
                 return
         self._state.drop_handle(effect.instance_id)
@@ -508,6 +508,24 @@ class EngineExecutor:
         self._tasks.pop((effect.instance_id, "stop"), None)
         await self._report(msg.EngineGone(effect.instance_id))
 
+    async def _unload_adapter(self, effect: msg.UnloadAdapter) -> None:
+        await self._end_work(effect.instance_id)
+        is_gone = await self._adapters.unload(effect)
+        self._tasks.pop((effect.instance_id, "stop"), None)
+        await self._report(msg.EngineGone(effect.instance_id, clean=is_gone))
+
+    async def _end_work(self, instance_id: str) -> None:
+        """Give up what is under way for an instance that ends."""
+        launching = self._tasks.get((instance_id, "launch"))
+        if launching is not None:  # a launch cut in half would leave a process nobody knows
+            await asyncio.wait([launching])
+        for key in list(self._tasks):
+            if key[0] == instance_id and key[1] != "stop":
+                await self._cancel(*key)
+        self._weights.pop(instance_id, None)
+        self._kv_limits.pop(instance_id, None)
+        self._weights_watch.forget(instance_id)
+
     async def _cancel(self, instance_id: str, kind: str) -> None:
         task = self._tasks.get((instance_id, kind))
         if task is not None:
@@ -516,7 +534,7 @@ class EngineExecutor:
                 await task
 
     async def _watch(self, handle: EngineHandle) -> None:
-        await until_exit(handle, self._is_alive, self._settings.exit_poll_s)
+        await until_exit(handle, self._is_alive)
         if (moving := self._moving.get(handle.instance_id)) is not None:
             await moving.wait()
         known = self._state.handles.get(handle.instance_id)
@@ -534,7 +552,9 @@ class EngineExecutor:
     async def _check_health(self, effect: msg.CheckHealth) -> None:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
-            unknown = msg.HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
+            unknown = msg.HealthSeen(
+                effect.instance_id, ok=False, alive=False, reason="this agent has no engine of that instance"
+            )
             await self._report(unknown)
             return
         seen = await self._driver(handle).health(handle)
@@ -547,22 +567,12 @@ class EngineExecutor:
         await self._report(msg.HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
     async def _count(self, effect: msg.CountInFlight) -> None:
-        handle = self._state.handles.get(effect.instance_id)
-        if handle is None:
-            return
-        driver = self._driver(handle)
-        kv_bytes_used = -1
-        try:
-            num_in_flight = await driver.num_in_flight(handle)
-        except EngineFailed as error:
-            log.warning("draining %s: %s", effect.instance_id, error.message)
-            return
-        if self._settings.kv_reservation and isinstance(driver, Sleeper):
-            try:
-                kv_bytes_used = await driver.kv_bytes_used(handle)
-            except EngineFailed as error:
-                log.warning("the KV cache of %s is not known: %s", effect.instance_id, error.message)
-        await self._report(msg.InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
+        handle = self._state.handles.get(effect.host_id or effect.instance_id)
+        seen = None
+        if handle is not None:
+            seen = await in_flight(self._driver(handle), handle, effect, reads_kv=bool(self._settings.kv_reservation))
+        if seen is not None:
+            await self._report(seen)
 
     async def _limit_kv(self, instance_id: str) -> None:
         """Pass on the newest limit, until there is none that is newer."""
@@ -573,7 +583,9 @@ class EngineExecutor:
                 try:
                     await driver.limit_kv(handle, num_bytes)
                 except EngineFailed as error:
-                    log.warning("the KV cache of %s stays as it is: %s", instance_id, error.message)
+                    log.warning(
+                        "the engine of %s has not changed the size of its KV cache: %s", instance_id, error.message
+                    )
         self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes
 
 

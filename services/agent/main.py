@@ -4,12 +4,12 @@ import asyncio
 
 from glowplug.memory.discovery import HardwareUnavailable
 from glowplug.runtime.service import World, run, serve_rest
+from glowplug.services.agent.app import make
+from glowplug.services.agent.service import AgentService
+from glowplug.services.agent.settings import AgentSettings
+from glowplug.services.agent.state_file import NodeTaken
 from glowplug.telemetry.metrics import FailureCounter
 from glowplug.telemetry.tracing import Tracing
-from services.agent.app import make
-from services.agent.service import AgentService
-from services.agent.settings import AgentSettings
-from services.agent.state_file import NodeTaken
 
 
 async def serve(stopping: asyncio.Event) -> None:

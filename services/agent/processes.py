@@ -28,6 +28,7 @@ from glowplug.memory.discovery import EMULATED, HOST, HardwareUnavailable, cuda_
 log = logging.getLogger(__name__)
 LIMIT = "host_bytes_limit"  # in a handle's data; absent where an agent without this watch has started the engine
 MIB = 1 << 20
+EXIT_POLL_S = 0.1  # where the kernel cannot tell of a process's end
 REAP_S = 2.0  # between two looks for ended children that nobody waits for
 
 
@@ -108,7 +109,7 @@ def bytes_kept(handle: EngineHandle, gpu_kind: str) -> int:
     try:
         return cuda_bytes(members)
     except HardwareUnavailable as error:
-        log.warning("what %s keeps of its GPU cannot be seen: %s", handle.instance_id, error)
+        log.warning("the agent cannot see how much GPU memory %s still holds: %s", handle.instance_id, error)
         return -1
 
 
@@ -131,12 +132,15 @@ class MemoryWatch:
             try:
                 await self.look()
             except Exception:  # without it an engine could take the machine's memory
-                log.exception("the memory of engines could not be looked at")
+                log.exception("the agent could not read the memory use of its engines")
             await asyncio.sleep(every_s)
 
     async def look(self) -> None:
         """Report each engine over its limit, once: the controller has it killed."""
         limited = {i: handle for i, handle in self._handles().items() if LIMIT in handle.data}
+        if not limited:
+            self._reported.clear()
+            return
         used = await asyncio.to_thread(self._read, {handle.pid for handle in limited.values()})
         self._reported &= {(handle.pid, handle.pid_started_at) for handle in limited.values()}
         for instance_id, handle in limited.items():
@@ -153,16 +157,16 @@ class MemoryWatch:
                 await self._put(EngineOverLimit(instance_id, reason))
 
 
-async def until_exit(handle: EngineHandle, is_alive: Callable[[EngineHandle], bool], poll_s: float) -> None:
+async def until_exit(handle: EngineHandle, is_alive: Callable[[EngineHandle], bool]) -> None:
     """Return when that process is gone, whether or not it is a child of ours: by pidfd where the kernel has it, else by
-    asking every `poll_s`."""
+    asking every EXIT_POLL_S."""
     try:
         fd = os.pidfd_open(handle.pid)
     except ProcessLookupError:
         return
     except (AttributeError, OSError):
         while is_alive(handle):
-            await asyncio.sleep(poll_s)
+            await asyncio.sleep(EXIT_POLL_S)
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -182,7 +186,7 @@ def kill_orphans(run_root: Path, known_pids: Collection[int]) -> list[int]:
     known = set(known_pids)
     leaders = {leader for leader in _leaders(run_root) if leader not in known}
     for leader in sorted(leaders):
-        log.warning("an engine nobody knows works under %s: pid %s is killed", run_root, leader)
+        log.warning("no record names the engine that runs under %s: the agent kills pid %s", run_root, leader)
         kill_group(leader, started_at(leader) or 0.0)
     return sorted(leaders)
 

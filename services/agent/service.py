@@ -25,19 +25,22 @@ from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.service import announce
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
+from glowplug.services.agent.executor import EngineExecutor
+from glowplug.services.agent.outputs import EngineOutputs
+from glowplug.services.agent.processes import kill_orphans, reap_strays
+from glowplug.services.agent.settings import AgentSettings
+from glowplug.services.agent.state_file import NodeLock, StateFile
+from glowplug.services.agent.telemetry import NodeCollector, Reporter
 from glowplug.state.port import Store
+from glowplug.telemetry.log_ring import LogRing
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.inventory import read_cached, read_disk, read_links
-from services.agent.executor import EngineExecutor
-from services.agent.processes import kill_orphans, reap_strays
-from services.agent.settings import AgentSettings
-from services.agent.state_file import NodeLock, StateFile
-from services.agent.telemetry import NodeCollector, Reporter
 
 log = logging.getLogger(__name__)
 CONNECT_S = 2.0
 LINKS_S = 0.2  # between two looks for the links of a node whose prefetcher has not said anything
+QUIET_TICK_S = 0.25  # between two ticks while no instance starts, ends or moves
 STOP_MARGIN_S = 2.0  # beyond drain and SIGTERM grace, for the kernel to free what a large engine held
 
 
@@ -96,9 +99,12 @@ class AgentService:
             reads=READS,
             executors={**self.engines.executors(), **reporter.executors()},
             tick_s=settings.tick_s,
+            quiet_tick_s=max(settings.tick_s, QUIET_TICK_S),
+            is_quiet=lambda: self.controller.is_quiet,
             resync_s=settings.resync_s,
         )
         self.engines.connect(self.shell.put)
+        self.outputs = EngineOutputs(LogRing(), settings.node, self.engines.log_path)
         registry.register(NodeCollector(self.controller))
         self._tasks: list[asyncio.Task[None]] = []
         self._is_joined = False
@@ -123,7 +129,8 @@ class AgentService:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
-        lasting = (self._join(), self._look_around(), self.engines.watch_memory(), reap_strays())
+        reading = self.outputs.follow(lambda: self.controller.instances)
+        lasting = (self._join(), self._look_around(), self.engines.watch_memory(), reap_strays(), reading)
         bodies = (*lasting, *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
         for task in self._tasks:
@@ -152,21 +159,24 @@ class AgentService:
         are not known yet is placed on as if they were fast, so that the agent looks for them more often."""
         before: Surroundings | None = None
         while True:
-            where = (self.settings.shm_dir.absolute(), self.settings.node)
-            disk = await asyncio.to_thread(read_disk, *where)
-            around = Surroundings(
-                cached=await asyncio.to_thread(read_cached, *where),
-                links=await asyncio.to_thread(read_links, *where),
-                host_cache_bytes=self.settings.host_cache_bytes,
-                prefetcher_url=self.settings.prefetcher_url,
-                on_disk=disk.copies,
-                disk_bytes_per_s=disk.bytes_per_s,
-            )
+            around = await asyncio.to_thread(self._surroundings)
             self._state.retry()
             if around != before:
                 before = around
                 await self.shell.put(around)
             await asyncio.sleep(next_look_s(around, self.settings.inventory_s))
+
+    def _surroundings(self) -> Surroundings:
+        where = (self.settings.shm_dir.absolute(), self.settings.node)
+        disk = read_disk(*where)
+        return Surroundings(
+            cached=read_cached(*where),
+            links=read_links(*where),
+            host_cache_bytes=self.settings.host_cache_bytes,
+            prefetcher_url=self.settings.prefetcher_url,
+            on_disk=disk.copies,
+            disk_bytes_per_s=disk.bytes_per_s,
+        )
 
     async def _warm(self, driver: EngineDriver) -> None:
         try:
@@ -210,7 +220,7 @@ class AgentService:
 def _log_fault(task: asyncio.Task[None]) -> None:
     """A part of the agent that ends by a fault of ours is never silent; /ready tells when it was the joining."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a part of the agent ended", exc_info=error)
+        log.error("a background task of the agent failed", exc_info=error)
 
 
 def next_look_s(around: Surroundings, inventory_s: float) -> float:

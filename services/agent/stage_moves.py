@@ -12,8 +12,8 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineDriver, EngineHandle, Moved, Mover
-from services.agent.state_file import StateFile
-from services.agent.weights_watch import WeightsWatch
+from glowplug.services.agent.state_file import StateFile
+from glowplug.services.agent.weights_watch import WeightsWatch
 
 log = logging.getLogger(__name__)
 STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole ...
@@ -48,7 +48,9 @@ class StageMoves:
         await asyncio.sleep(STREAMS_MOVE_S)
         while not (is_over := await self._is_over(handle, driver)):
             if effect.deadline_at and self._clock() >= effect.deadline_at:
-                log.warning("the stages of %s are ended with what still runs there", effect.instance_id)
+                log.warning(
+                    "the agent ends the stages of %s and the requests that still run in them", effect.instance_id
+                )
                 break
             if self._clock() >= kept_until:
                 driver.forget_moved(handle)

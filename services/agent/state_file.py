@@ -77,8 +77,8 @@ class StateFile:
             if schema == SCHEMA:
                 return from_json(raw, _Contents, max_bytes=MAX_STATE_BYTES)
             log.error(
-                "the agent's memory in %s is of schema %s, and this version reads %s: it starts without, and ends the "
-                "engines that the version before has left running",
+                "the state file %s has schema %s and this version reads schema %s: the agent starts without it and "
+                "ends the engines that the earlier version left running",
                 self._path,
                 schema,
                 SCHEMA,
@@ -87,7 +87,7 @@ class StateFile:
         except FileNotFoundError:
             return _Contents()
         except (OSError, MalformedEvent) as error:
-            log.error("the agent's memory in %s is not readable, it starts without: %s", self._path, error)
+            log.error("the agent cannot read its state file %s and starts without it: %s", self._path, error)
             return _Contents()
 
     def remember(self, memory: AgentMemory) -> None:
@@ -124,7 +124,7 @@ class StateFile:
             scratch.replace(self._path)
         except OSError as error:
             if not self.failure:
-                log.error("cannot write the agent's memory to %s: %s", self._path, error)
+                log.error("the agent cannot write its state file %s: %s", self._path, error)
             self.failure = str(error)
         else:
             self.failure = ""

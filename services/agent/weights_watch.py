@@ -8,11 +8,12 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
 from glowplug.policies.start_times import StartKind
+from glowplug.services.agent.settings import AgentSettings
 from glowplug.weights.disk import DISK
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from glowplug.weights.source import redacted
-from services.agent.settings import AgentSettings
 
+POLL_S = 0.01
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
 
@@ -67,7 +68,7 @@ class WeightsWatch:
     async def _until_next_look(self, began: float) -> None:
         """At the prefetcher's directory, for weights that are waited for since then."""
         is_slow = self._clock() - began > REGION_GRACE_S
-        await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
+        await asyncio.sleep(POLL_S * (SLOW_POLLS if is_slow else 1))
 
     async def until_whole(self, instance_id: str, weights: WeightsRef) -> str:
         """Where all of them lie, once they do. Raises WeightsUnavailable or ChecksumMismatch; until when it waits is
@@ -94,7 +95,7 @@ class WeightsWatch:
         return weights is None or not generation or self._region(weights).read_state().generation == generation
 
     def forget(self, instance_id: str) -> None:
-        """It has ended."""
+        """Forget what an instance that has ended loaded."""
         self._read.pop(instance_id, None)
 
 

@@ -1,1 +1,1 @@
-"""The autoscaler: how many instances each model has. Owns the models."""
+"""The autoscaler, which owns the models and decides how many instances each has."""

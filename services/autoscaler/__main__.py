@@ -1,5 +1,5 @@
-"""`python -m services.autoscaler`."""
+"""`python -m glowplug.services.autoscaler`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.autoscaler.main")
+run_service("glowplug.services.autoscaler.main")

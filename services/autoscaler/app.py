@@ -1,7 +1,6 @@
-"""REST of the autoscaler: the models."""
+"""REST API of the autoscaler: the models and the operators' verbs on them; tenants and keys are in access_api.py."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,21 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.keeping import why_unable
-from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
+from glowplug.domain.access import Role
+from glowplug.domain.declared import check_owner
+from glowplug.domain.errors import BadRequest, InvalidModelFile
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, Rung
 from glowplug.fleet.status import ModelState, model_state
-from glowplug.runtime.control import ControlService
-from glowplug.runtime.model_files import ModelFile, json_schema
+from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.model_files import ModelFile, fewer_slots
 from glowplug.runtime.rest import admin, make_app
-from glowplug.weights.files import NoAnswer
-from services.autoscaler.model_watch import ModelWatch
-from services.autoscaler.settings import AutoscalerSettings
+from glowplug.services.autoscaler import access_api, model_files_api
+from glowplug.services.autoscaler.access_api import OfResource
+from glowplug.services.autoscaler.model_files_api import modelled
+from glowplug.services.autoscaler.model_watch import ModelWatch
+from glowplug.services.autoscaler.settings import AutoscalerSettings
 
 
 class VerbBody(BaseModel):
-    """Where a verb leads to, what it leaves, or where it keeps, and on which node. Without a body: ready, everything,
-    anywhere."""
+    """The arguments of a verb: the rung to load to, to unload from or to pin at, and the node. Without a body: load to
+    ready on any node, unload everything, pin at ready."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -35,7 +38,7 @@ class VerbBody(BaseModel):
     at: Rung | None = Field(None, description="of pin: ready, asleep or host")
 
 
-VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {  # with the fields of the body it takes
+VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {  # (fields of the body, stimulus)
     "load": (frozenset({"to", "node"}), lambda key, body: operator.Load(key, _below(body.to, "to"), body.node)),
     "wake": (frozenset(), lambda key, body: operator.Load(key)),
     "unload": (frozenset({"from"}), lambda key, body: operator.Unload(key, _left(body.from_))),
@@ -47,7 +50,7 @@ VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {  # w
 
 
 def _below(rung: Rung | None, param: str) -> Rung:
-    """Where an instance is brought. Raises BadRequest for host memory, which is the placer's."""
+    """The rung of a load or unload. Raises BadRequest for host memory, which the placer manages."""
     if rung is Rung.HOST:
         raise BadRequest(
             "weights in host memory are the placer's: POST /v1/models/{name}/fetch or /drop there", param=param
@@ -60,7 +63,7 @@ def _left(rung: Rung | None) -> Rung | None:
 
 
 def _kept(rung: Rung | None) -> Rung:
-    """Where a copy is kept. Raises BadRequest for a replica: those are the placer's to drop."""
+    """The rung of a pin. Raises BadRequest for a replica, which the placer may drop."""
     if rung is Rung.PREWARMED:
         raise BadRequest(
             "a copy is kept at ready, asleep or host: replicas come and go with what is expected", param="at"
@@ -77,22 +80,27 @@ def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatc
         description="Models and how many instances each has.",
     )
     app.include_router(_reading(service, watch))
-    app.include_router(_changing(service, watch), dependencies=[Depends(admin(settings.admin_token))])
+    operators = admin(settings.admin_token, least=Role.OPERATOR, find=access_api.finder(service))
+    app.include_router(_changing(service, watch), dependencies=[Depends(operators)])
+    app.include_router(access_api.routes(service, settings.admin_token))
+    drafts = admin(settings.admin_token, least=Role.OPERATOR, find=access_api.finder(service), changes=False)
+    app.include_router(model_files_api.routes(service, watch, drafts))
     return app
 
 
 def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
-    """One model as this REST and `glowplug models` show it."""
+    """One model as this REST API and `glowplug models` show it."""
     shown: dict[str, Any] = msgspec.to_builtins(model)
     instances = controller.instances.living(model.key).values()
     failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
     last_failure = max(failed, key=lambda i: i.changed_at, default=None)
     load = controller.loads.of(model.key)
-    state = model_state(instances)
+    state = model_state(instances, num_waiting=load.num_waiting, has_failed=last_failure is not None)
     is_running = state in (ModelState.READY, ModelState.DRAINING)
     return shown | {
         "memory_bytes": model.memory_bytes,
         "state": "suspended" if model.suspended else state.summary,
+        "model_state": state,
         "instances": [
             {"instance_id": i.instance_id, "state": i.state, "node_id": i.node_id, "gpu_id": i.gpu_id}
             for i in instances
@@ -108,19 +116,11 @@ def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model)
 
 
 def _warning(controller: AutoscalerController, model: Model) -> str:
-    """Why a model that is to have a copy asleep has none, "" where it has or may get one."""
+    """The reason why a model pinned asleep cannot have a copy asleep; "" if it can."""
     if model.pinned_at is not Rung.ASLEEP:
         return ""
     why = why_unable(model, Rung.ASLEEP, controller.nodes)
     return f"no copy is kept asleep: {why}" if why else ""
-
-
-def _find(controller: AutoscalerController, name: str) -> Model:
-    """By key, name or alias."""
-    for model in controller.models.values():
-        if name == model.key or name in model.names:
-            return model
-    raise ModelNotFound(f"no model {name!r} is deployed", param="model")
 
 
 def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
@@ -128,8 +128,8 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """Every deployed model with its state; `errors` names model files that are not in force;
-        `files_read` says whether each file has been read since this process started."""
+        """Every deployed model with its state; `errors` names model files that are not applied; `files_read` tells
+        whether each file has been read since this process started."""
         controller = service.controller(AutoscalerController)
         rows = [model_row(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
         return {"object": "list", "data": rows, "errors": watch.errors, "files_read": watch.has_read}
@@ -138,12 +138,7 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
     async def model(name: str) -> dict[str, Any]:
         """One model, by key, name or alias."""
         controller = service.controller(AutoscalerController)
-        return model_row(controller, watch, _find(controller, name))
-
-    @router.get("/v1/model-schema")
-    async def schema() -> dict[str, Any]:
-        """The JSON schema of a model file."""
-        return json_schema()
+        return model_row(controller, watch, find_model(controller.models, name))
 
     return router
 
@@ -151,53 +146,49 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
 def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     router = APIRouter(tags=["models"])
 
-    async def modelled(body: ModelFile) -> Model:
-        """The size of weights may be asked of a file system or a source, which may not answer."""
-        try:
-            return await watch.reader.run(
-                f"weights of {body.name}", lambda: body.to_model("api", Path.cwd(), watch.measure)
-            )
-        except NoAnswer as error:
-            raise InvalidModelFile(f"weights: cannot be read: {error.strerror}", param="weights") from error
-
-    async def tell(request: Any) -> None:
-        assert service.shell is not None
-        await service.shell.ask(request)
-
     def described(controller: AutoscalerController, key: str) -> dict[str, Any]:
         return model_row(controller, watch, controller.models[key])
+
+    def deployed(controller: AutoscalerController, model: Model, body: ModelFile) -> dict[str, Any]:
+        row = described(controller, model.key)
+        said = [row["warning"], fewer_slots(body.max_concurrency, model)]
+        return row | {"warning": "; ".join(filter(None, said))}
 
     @router.post("/v1/models", status_code=201)
     async def create(body: ModelFile) -> dict[str, Any]:
         """Deploy a new model; 409 when its name is taken."""
         controller = service.controller(AutoscalerController)
-        model = await modelled(body)
-        await tell(operator.Deploy(model=model, create=True))
-        return described(controller, model.key)
+        model = await modelled(watch, body)
+        await service.ask(operator.Deploy(model=model, create=True))
+        return deployed(controller, model, body)
 
     @router.put("/v1/models/{name:path}")
-    async def update(name: str, body: ModelFile) -> dict[str, Any]:
-        """Create or change a model. Running instances keep what they were started with."""
+    async def update(name: str, body: ModelFile, source: OfResource = "") -> dict[str, Any]:
+        """Create or change a model. Running instances keep what they were started with. 409 where a custom resource
+        declares it and is not the `source`, or the reverse."""
         controller = service.controller(AutoscalerController)
-        model = await modelled(body)
+        model = await modelled(watch, body, source or "api")
         if name not in (model.key, *model.names):
             raise InvalidModelFile(f"name: the address says {name!r}, the body {model.name!r}", param="name")
-        await tell(operator.Deploy(model=model))
-        return described(controller, model.key)
+        await service.ask(operator.Deploy(model=model))
+        return deployed(controller, model, body)
 
     @router.delete("/v1/models/{name:path}")
-    async def delete(name: str) -> dict[str, Any]:
-        """Undeploy: its instances drain. A model that comes from a file returns with the next change of the file."""
+    async def delete(name: str, source: OfResource = "") -> dict[str, Any]:
+        """Undeploy a model and drain its instances. A model from a file returns with the next change of the file, one
+        of a custom resource at its operator's next look."""
         controller = service.controller(AutoscalerController)
-        model = _find(controller, name)
-        await tell(operator.Undeploy(model.key))
+        model = find_model(controller.models, name)
+        if source:
+            check_owner(f"model {model.name!r}", model.source, source)
+        await service.ask(operator.Undeploy(model.key))
         return {"key": model.key, "deleted": True}
 
     @router.post("/v1/models/{name:path}/{verb}", status_code=202)
     async def act(name: str, verb: str, body: VerbBody | None = None) -> dict[str, Any]:
-        """load (`to` a rung, on a `node`) or wake, unload (`from` a rung), sleep (unload, its engine kept asleep where
-        it can), drain (unload and stay so until load), pin (`at` a rung), unpin. What it will take: the placer's
-        /v1/models/{name}/cost."""
+        """Act on a model: load (`to` a rung, on a `node`) or wake, unload (`from` a rung), sleep (unload, with the
+        engine kept asleep if it can), drain (unload until the next load), pin (`at` a rung), unpin. The placer's
+        /v1/models/{name}/cost tells the cost before."""
         controller = service.controller(AutoscalerController)
         if verb not in VERBS:
             raise BadRequest(f"no verb {verb!r}: one of {', '.join(VERBS)}", param="verb")
@@ -205,8 +196,8 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
         given = (body or VerbBody()).model_dump(by_alias=True, exclude_unset=True)
         if unknown := sorted(given.keys() - takes):
             raise BadRequest(f"{verb} takes no {unknown[0]!r}", param=unknown[0])
-        model = _find(controller, name)
-        await tell(make(model.key, body or VerbBody()))
+        model = find_model(controller.models, name)
+        await service.ask(make(model.key, body or VerbBody()))
         return described(controller, model.key)
 
     return router

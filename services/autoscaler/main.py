@@ -11,11 +11,14 @@ from glowplug.controllers.autoscaler.reads import READS
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
+from glowplug.runtime.shell import Shell
+from glowplug.services.autoscaler.access_watch import AccessWatch
+from glowplug.services.autoscaler.app import make
+from glowplug.services.autoscaler.file_watch import READ_S
+from glowplug.services.autoscaler.metrics import ModelCollector
+from glowplug.services.autoscaler.model_watch import ModelWatch
+from glowplug.services.autoscaler.settings import AutoscalerSettings
 from glowplug.weights.measure import ASK_S, measured
-from services.autoscaler.app import make
-from services.autoscaler.metrics import ModelCollector
-from services.autoscaler.model_watch import ModelWatch
-from services.autoscaler.settings import AutoscalerSettings
 
 
 async def serve(stopping: asyncio.Event) -> None:
@@ -24,14 +27,17 @@ async def serve(stopping: asyncio.Event) -> None:
     REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
     params = AutoscalerParams(stop_becomes=settings.stop_becomes, lead_s=settings.forecast_lead_s)
-    options, ask_s = settings.source_options(), min(ASK_S, 0.8 * settings.models_read_s)
+    options, ask_s = settings.source_options(), min(ASK_S, 0.8 * READ_S)
     measure = partial(measured, options=options, timeout_s=ask_s)
-    watch = ModelWatch(settings.models_dir, settings.models_poll_s, settings.models_read_s, measure)
+    watch, access_watch = ModelWatch(settings.models_dir, measure=measure), AccessWatch(settings.access_dir)
 
     def controller(epoch: int) -> AutoscalerController:
         return AutoscalerController(scale, settings.policy_scaling, epoch, params)
 
-    await service.run(stopping, make(service, settings, watch), controller, background=watch.run)
+    async def follow(shell: Shell) -> None:
+        await asyncio.gather(access_watch.run(shell), watch.run(shell))
+
+    await service.run(stopping, make(service, settings, watch), controller, background=follow)
 
 
 def main() -> None:

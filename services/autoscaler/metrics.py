@@ -1,4 +1,4 @@
-"""What the autoscaler shows of the models it owns: their temperature, and the instances of each."""
+"""Metrics of the autoscaler: models by temperature, and the instances of each model."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -14,7 +14,8 @@ from glowplug.telemetry.metrics import LabelCap
 
 
 class ModelCollector(Collector):
-    """Reads the controller at each scrape; `controller()` is None while the service connects."""
+    """A collector that reads the autoscaler's controller at each scrape; `controller()` is None while the service
+    connects."""
 
     def __init__(self, controller: Callable[[], AutoscalerController | None]) -> None:
         self._controller, self._cap = controller, LabelCap()

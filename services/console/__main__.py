@@ -1,5 +1,5 @@
-"""`python -m services.console`."""
+"""`python -m glowplug.services.console`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.console.main")
+run_service("glowplug.services.console.main")

@@ -3,30 +3,50 @@
 import hashlib
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
-from pathlib import PurePath
+from importlib.util import find_spec
+from pathlib import Path, PurePath
 from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware import Middleware
 
-from glowplug.runtime.rest import make_app
-from services.console import decisions, events, fleet_api, forecasts, jaeger, login, otlp, passing, prices, trace_api
-from services.console.decisions import DecisionLog
-from services.console.events import EventLog
-from services.console.fleet_view import FleetView
-from services.console.forecasts import Forecasts
-from services.console.login import Access
-from services.console.metrics import ConsoleMetrics
-from services.console.model_detail import StartHistory
-from services.console.otlp import Receiver
-from services.console.prices import Prices
-from services.console.request_log import RequestLog
-from services.console.settings import ConsoleSettings
-from services.console.stream import Hub
-from services.console.trace_store import TraceDisk, TraceStore
-from services.console.upstream import Addresses, Upstream
+from glowplug.runtime.key_reader import KeyReader
+from glowplug.runtime.rest import make_app, opened_by
+from glowplug.services.console import (
+    asked,
+    decisions,
+    events,
+    fleet_api,
+    history_api,
+    jaeger,
+    log_view,
+    login,
+    oidc_api,
+    otlp,
+    passing,
+    trace_api,
+    usage_api,
+)
+from glowplug.services.console.events import EventLog
+from glowplug.services.console.fleet_view import FleetView
+from glowplug.services.console.history_keeper import HistoryKeeper
+from glowplug.services.console.log_view import LogReader, LogSources
+from glowplug.services.console.login import Access
+from glowplug.services.console.metrics import ConsoleMetrics
+from glowplug.services.console.oidc import Oidc
+from glowplug.services.console.otlp import Receiver
+from glowplug.services.console.request_log import RequestLog
+from glowplug.services.console.settings import ConsoleSettings
+from glowplug.services.console.stream import Hub
+from glowplug.services.console.trace_store import TraceDisk, TraceStore
+from glowplug.services.console.upstream import Addresses, Upstream
+from glowplug.services.console.usage_ledger import Ledger
+from glowplug.services.console.usage_prices import PriceFile
+from glowplug.services.console.usage_reader import UsageReader
+from glowplug.telemetry import logs
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -39,6 +59,7 @@ PAGE_HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+UPLOT: Final = ("uPlot.iife.js", "uPlot.min.css")
 _PATHS: Final = {"index.html": "/", "login.html": "/login"}
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
@@ -47,30 +68,48 @@ class Console:
     """Everything the console holds. Build one, then `build_app` it."""
 
     def __init__(
-        self, settings: ConsoleSettings, metrics: ConsoleMetrics, clock: Callable[[], float] = time.time
+        self,
+        settings: ConsoleSettings,
+        metrics: ConsoleMetrics,
+        clock: Callable[[], float] = time.time,
+        keys: KeyReader | None = None,
     ) -> None:
         self.settings, self.metrics, self.clock = settings, metrics, clock
-        self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, clock)
-        self.view = FleetView()
-        self.starts = StartHistory()
+        self.oidc = Oidc(settings, clock) if settings.oidc_issuer else None
+        self.access = Access(
+            settings.console_key or settings.api_key,
+            settings.console_session_s,
+            clock,
+            admin_token=settings.admin_token,
+            keys=keys,
+            is_api_key=not settings.console_key,
+            has_oidc=self.oidc is not None,
+        )
+        self.view = FleetView(max_decisions=settings.decisions_kept)
         self.traces = TraceStore(
             max_traces=settings.trace_max_traces,
             max_bytes=settings.trace_max_bytes,
-            max_spans_per_trace=settings.trace_max_spans,
         )
+        folder = settings.state_dir.absolute() / "console"  # a pod's service id changes, what it has seen does not
+        self.ledger = Ledger(settings.usage_database_url or f"sqlite:///{folder / 'usage.db'}")
+        self.usage = UsageReader(self.ledger, metrics, settings.usage_kept_days, clock)
+        self.prices = PriceFile(settings.usage_prices)
         self.hub = Hub(queue_limit=settings.stream_queue, max_clients=settings.stream_max_clients)
         self.requests = RequestLog(settings.requests_shown)
-        self.events = EventLog(
-            max_events=settings.events_kept, max_bytes=settings.events_max_bytes, watch_limit=settings.events_per_beat
-        )
-        self.decisions = DecisionLog(max_decisions=settings.decisions_kept)
+        self.history = HistoryKeeper(self.view, clock)
+        self.events = EventLog(max_events=settings.events_kept, watch_limit=settings.events_per_beat)
         addresses = {name: getattr(settings, f"{name}_url") for name in ("router", "autoscaler", "placer", "predictor")}
+        self.log_sources = LogSources()
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
-        """Read the traces of the last run and write those to come. Blocks; call before anything is served."""
+        """Read the history and the traces of the last run and write those to come. Blocks; call before anything is
+        served."""
         settings = self.settings
-        path = settings.state_dir / "console" / "traces.sqlite"  # a pod's service id changes, what it has seen does not
+        self.history.open_disk(settings.state_dir / "console" / "history.db")
+        if not settings.trace_disk:
+            return
+        path = settings.state_dir / "console" / "traces.log"
         disk = TraceDisk(
             path,
             max_bytes=settings.trace_max_bytes,
@@ -93,17 +132,19 @@ def build_app(console: Console) -> FastAPI:
     receiver = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
     app.include_router(otlp.routes(receiver))
     app.include_router(trace_api.routes(console.traces))
-    app.include_router(jaeger.routes(console.traces, console.clock))
-    app.include_router(
-        fleet_api.routes(console.view, console.hub, console.requests, console.starts, console.decisions, console.clock)
-    )
-    app.include_router(decisions.routes(console.decisions, console.events))
+    app.include_router(jaeger.routes(console.traces))
+    app.include_router(fleet_api.routes(console.view, console.hub, console.requests, console.clock))
+    app.include_router(decisions.routes(console.view.decisions, console.events))
+    prometheus_url = console.settings.prometheus_url
+    app.include_router(history_api.routes(console.history.history, console.clock, prometheus_url))
+    app.include_router(usage_api.routes(usage_api.Usage(console.ledger, console.prices, console.clock)))
     settings = console.settings
-    app.include_router(
-        events.routes(console.events, max_watchers=settings.events_max_watchers, beat_s=settings.events_beat_s)
-    )
-    app.include_router(forecasts.routes(Forecasts(console.upstream, console.clock)))
-    app.include_router(prices.routes(Prices(console.upstream, console.clock)))
+    app.include_router(events.routes(console.events, max_watchers=settings.events_max_watchers))
+    app.include_router(asked.routes(console.upstream, console.clock))
+    opens = opened_by(settings.admin_token)
+    reader = LogReader(console.upstream, logs.RING, settings.service_id or "console-1", opens)
+    find = partial(console.log_sources.find, console.view.nodes.values, console.clock)
+    app.include_router(log_view.routes(reader, find))
     app.include_router(passing.action_routes(console.upstream, settings.action_timeout_s))
     app.include_router(
         passing.chat_routes(
@@ -115,7 +156,9 @@ def build_app(console: Console) -> FastAPI:
         )
     )
     cookie = login.cookie_name(settings.port)
-    app.include_router(login.routes(console.access, cookie))
+    app.include_router(login.routes(console.access, cookie, console.oidc))
+    if console.oidc is not None:
+        app.include_router(oidc_api.routes(console.access, cookie, console.oidc))
     _page(app)
     if console.access.is_asked:  # innermost: a refusal gets its request id from outside
         app.user_middleware.append(Middleware(login.Locked, access=console.access, cookie=cookie))
@@ -124,18 +167,29 @@ def build_app(console: Console) -> FastAPI:
 
 def _page(app: FastAPI) -> None:
     """Every file of the page has one fixed route: no path comes from a client. The document names every module, so that
-    a browser asks for all of them at once and not as it comes upon each import."""
-    found = {entry.name: entry for entry in (files("services.console") / "page").iterdir() if entry.is_file()}
-    assets = {name: found[name] for name in sorted(found) if PurePath(name).suffix in _TYPES}
+    a browser asks for all of them at once and not as it comes upon each import; and uPlot where it is installed, which
+    the first chart loads."""
+    found = {entry.name: entry for entry in (files("glowplug.services.console") / "page").iterdir() if entry.is_file()}
+    assets = {name: found[name].read_bytes() for name in sorted(found) if PurePath(name).suffix in _TYPES}
     modules = (name for name in assets if name.endswith(".js") and name != "login.js")
     hints = "".join(f'<link rel="modulepreload" href="/page/{name}">\n' for name in modules)
-    for name, asset in assets.items():
-        body = asset.read_bytes()
-        if name == "index.html":
-            body = body.replace(b"</head>", hints.encode() + b"</head>", 1)
+    uplot = uplot_files()
+    if uplot:
+        hints += f'<meta name="uplot" content="{" ".join(f"/page/{name}" for name in uplot)}">\n'
+    assets["index.html"] = assets["index.html"].replace(b"</head>", hints.encode() + b"</head>", 1)
+    for name, body in (assets | uplot).items():
         path = _PATHS.get(name, f"/page/{name}")
         answer = _static(body, _TYPES[PurePath(name).suffix])
         app.add_api_route(path, answer, include_in_schema=False, methods=["GET", "HEAD"])
+
+
+def uplot_files() -> dict[str, bytes]:
+    """uPlot's script and style by name, out of the package uplot-python; none where it is missing. The package is found
+    and not imported, since it would import IPython."""
+    spec = find_spec("uplot")
+    folders = [Path(place) / "static" for place in (spec.submodule_search_locations if spec else None) or ()]
+    found = {name: folder / name for folder in folders for name in UPLOT if (folder / name).is_file()}
+    return {name: path.read_bytes() for name, path in found.items()} if len(found) == len(UPLOT) else {}
 
 
 def _static(body: bytes, kind: str) -> Callable[[Request], Response]:

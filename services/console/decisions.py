@@ -1,11 +1,12 @@
 """What was decided, and what came of it: the latest decisions of the fleet and the starts they led to, as JSON.
 
-The log is pure: it is given decisions, instances and the events that carried them. Bounded by `max_decisions`; what
-happened to an instance is kept for the latest `OUTCOMES_KEPT`, also when the instance is gone."""
+The log is pure: it is given decisions, instances and the events that carried them. Bounded by `max_decisions`; the
+latest `INSTANCES_KEPT` instances are kept as they were last, also when they are gone."""
 
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -18,11 +19,11 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import DecisionMade, InstanceChange, ModelDeployed, ModelUndeployed
-from services.console.events import EventLog, EventRow, trace_id_of
-from services.console.fleet_rows import DecisionRow, PhaseRow, began_at, phase_rows
-from services.console.records import Newest, json_response, record_of
+from glowplug.services.console.events import EventLog, EventRow, trace_id_of
+from glowplug.services.console.fleet_rows import DecisionRow, PhaseRow, began_at, phase_rows
+from glowplug.services.console.records import Newest, json_response, record_of
 
-OUTCOMES_KEPT: Final = 4000
+INSTANCES_KEPT: Final = 4000
 RELATED_SHOWN: Final = 50
 MAX_LINES: Final = 500
 _Text = Annotated[str, Query(max_length=200)]
@@ -93,14 +94,14 @@ class DecisionLog:
     def __init__(self, *, max_decisions: int = 2000) -> None:
         self._records: Newest[str, DecisionRecord] = Newest(max_decisions)
         self._events: Newest[str, str] = Newest(max_decisions)  # decision id -> id of the event that carried it
-        self._outcomes: Newest[str, tuple[int, Outcome]] = Newest(OUTCOMES_KEPT)  # instance id -> (revision, outcome)
+        self._instances: Newest[str, Instance] = Newest(INSTANCES_KEPT)
         self._emulated: dict[str, bool] = {}  # model key -> whether its engine is
 
     def __len__(self) -> int:
         return len(self._records)
 
     def take(self, event: Event) -> None:
-        """A decision, or news of an instance; anything else is not ours."""
+        """Keep what an event says of a decision, an instance or a model; other events are ignored."""
         data = event.data
         if isinstance(data, DecisionMade):
             self._events.put(data.decision.decision_id, event.event_id)
@@ -132,12 +133,12 @@ class DecisionLog:
 
     def put_instance(self, instance: Instance) -> None:
         """What an agent says of an instance; an older revision never wins."""
-        known = self._outcomes.get(instance.instance_id)
-        if known is None or instance.revision > known[0]:
-            self._outcomes.put(instance.instance_id, (instance.revision, outcome_of(instance)))
+        known = self._instances.get(instance.instance_id)
+        if known is None or instance.revision > known.revision:
+            self._instances.put(instance.instance_id, instance)
 
     def put_model(self, model: Model) -> None:
-        """A model that is deployed: what is decided about it is emulated when its engine is."""
+        """Remember whether the engine of a deployed model is emulated."""
         self._emulated[model.key] = model.engine == "emulated"
 
     def get(self, decision_id: str) -> DecisionRecord | None:
@@ -147,12 +148,24 @@ class DecisionLog:
         """The id of the event that carried a decision, "" when it was read from the store."""
         return self._events.get(decision_id, "")
 
+    def instance(self, instance_id: str) -> Instance | None:
+        return self._instances.get(instance_id)
+
+    def instances_of(self, model_key: str) -> Iterator[Instance]:
+        """Those of one model, the latest that changed first."""
+        return (one for one in reversed(self._instances.values()) if one.model_key == model_key)
+
     def outcome(self, instance_id: str) -> Outcome | None:
-        return self._outcomes[instance_id][1] if instance_id in self._outcomes else None
+        instance = self.instance(instance_id)
+        return outcome_of(instance) if instance is not None else None
 
     def newest(self, wanted: DecisionWanted = DecisionWanted()) -> Iterator[DecisionRecord]:
         """Decisions that match, newest first."""
         return (record for record in reversed(self._records.values()) if wanted.wants(record))
+
+    def latest(self, num: int) -> list[DecisionRecord]:
+        """At most `num`, newest first."""
+        return list(islice(reversed(self._records.values()), num))
 
     def line(self, record: DecisionRecord) -> DecisionLine:
         """One decision as a line."""
@@ -166,8 +179,8 @@ class DecisionLog:
 
     def is_emulated(self, record: DecisionRecord) -> bool:
         """Whether it is about an emulated engine."""
-        outcomes = (self.outcome(instance_id) for instance_id in named_in(record))
-        return self._emulated.get(record.model_key, False) or any(o.emulated for o in outcomes if o)
+        instances = (self.instance(instance_id) for instance_id in named_in(record))
+        return self._emulated.get(record.model_key, False) or any(one.emulated for one in instances if one)
 
     def related(self, record: DecisionRecord) -> list[DecisionRecord]:
         """Other decisions about the same instance, its victims or the same request, oldest first."""
@@ -265,7 +278,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
         """One decision: rule, inputs, rivals, the events that led to it, what came of it, and what belongs to it."""
         record = decisions.get(decision_id)
         if record is None:
-            raise NotFound(f"decision {decision_id[:64]} is not here (the newest are kept)")
+            raise NotFound(f"the console has no decision {decision_id[:64]}: it keeps the newest")
         return json_response(_page(record, decisions, events))
 
     return router

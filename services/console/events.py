@@ -6,7 +6,6 @@ high to read, costs nothing but the watcher's own `num_skipped`."""
 
 import asyncio
 import heapq
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -23,15 +22,15 @@ from glowplug.events import Event
 from glowplug.events.envelope import PAYLOADS, encode
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, Sighting, sight, summary
 from glowplug.events.subjects import subject
+from glowplug.services.console.records import HEARTBEAT_S, Mailbox, json_response, message, streamed
+from glowplug.services.console.spans import clip
 from glowplug.weights.source import redacted
-from services.console.records import json_response, message, streamed
-from services.console.spans import clip
 
 ROW_OVERHEAD_BYTES: Final = 900  # a row, its dict slots and bytes header: measured with tracemalloc and rounded up
 MAX_WORDS_CHARS: Final = 240
 CHAIN_LIMIT: Final = 32
 EFFECTS_LIMIT: Final = 100
-HEARTBEAT_S: Final = 10.0
+BEAT_S: Final = 0.25  # an open view of events is sent a batch at most this often
 FIRST_ROWS: Final = 200
 MAX_ROWS: Final = 1000
 MAX_TEXT: Final = 200
@@ -79,46 +78,24 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     num_passed: int  # events of every kind the console has received since it started
 
 
-class Watcher:
+class Watcher(Mailbox[EventRow]):
     """One open view of events: the newest `limit` that match wait for it, the others are counted."""
 
     def __init__(self, wanted: EventFilter, limit: int) -> None:
+        super().__init__(limit)
         self.wanted = wanted
-        self._limit = limit
-        self._rows: deque[EventRow] = deque(maxlen=limit)
-        self._num_skipped = 0
-        self._wake = asyncio.Event()
-        self._closed = False
 
     def offer(self, entry: Entry) -> None:
         """One event that has just come."""
-        if not self.wanted.wants(entry.seen, entry.raw):
-            return
-        self._num_skipped += len(self._rows) == self._limit
-        self._rows.append(entry.row)
-        self._wake.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake.set()
+        if self.wanted.wants(entry.seen, entry.raw):
+            self.put(entry.row)
 
     async def batches(self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Batch]:
         """What has come, at most one batch a beat; an empty one when nothing has for a while. Ends when closed."""
-        while not self._closed:
-            try:
-                await asyncio.wait_for(self._wake.wait(), heartbeat_s)
-            except TimeoutError:
-                yield self._take(log)
-                continue
-            yield self._take(log)
-            await asyncio.sleep(beat_s)
-
-    def _take(self, log: "EventLog") -> Batch:
-        self._wake.clear()
-        batch = Batch(rows=list(self._rows), num_skipped=self._num_skipped, num_passed=log.num_passed)
-        self._rows.clear()
-        self._num_skipped = 0
-        return batch
+        async for rows, num_skipped in self.arrivals(heartbeat_s):
+            yield Batch(rows=rows, num_skipped=num_skipped, num_passed=log.num_passed)
+            if rows:
+                await asyncio.sleep(beat_s)
 
 
 class _Ring:
@@ -256,8 +233,8 @@ def asked_for(
 Wanted = Annotated[EventFilter, Depends(asked_for)]
 
 
-def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
-    """`max_watchers` streams at once; each is sent at most one batch every `beat_s`."""
+def routes(log: EventLog, *, max_watchers: int) -> APIRouter:
+    """`max_watchers` streams at once."""
     router = APIRouter(prefix="/api/v1", tags=["events"])
 
     @router.get("/events", response_class=StreamingResponse)
@@ -265,7 +242,7 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
         """Server-sent events: `events` with the latest that match, then `more` as they come, with what was left out."""
         if len(log.watchers) >= max_watchers:
             raise Contended("too many open views of events", retry_after_s=5.0)
-        return streamed(_until_gone(log, wanted, beat_s))
+        return streamed(_until_gone(log, wanted))
 
     @router.get("/events/latest")
     async def latest(wanted: Wanted, limit: int = Query(FIRST_ROWS, ge=1, le=MAX_ROWS)) -> Response:
@@ -277,7 +254,7 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
         """One event with its payload, the chain of its causes and what it caused."""
         entry = log.get(event_id)
         if entry is None:
-            raise NotFound(f"event {event_id[:64]} is not here: the console keeps the latest since it started")
+            raise NotFound(f"the console has no event {event_id[:64]}: it keeps the latest since it started")
         chain, is_whole = log.chain(entry.row.cause_id)
         wanted = EventFilter(planes=(entry.seen.plane,), types=(entry.seen.kind,), entity_id=entry.seen.entity_id)
         return json_response(
@@ -299,18 +276,18 @@ def _opening(log: EventLog, wanted: EventFilter, limit: int) -> Opening:
     return Opening(rows=rows, command=command, types=types, num_passed=log.num_passed, kept=log.kept())
 
 
-async def _until_gone(log: EventLog, wanted: EventFilter, beat_s: float) -> AsyncIterator[bytes]:
+async def _until_gone(log: EventLog, wanted: EventFilter) -> AsyncIterator[bytes]:
     watcher = log.watch(wanted)
     try:
         yield message("events", _opening(log, wanted, FIRST_ROWS))
-        async for batch in watcher.batches(log, beat_s):
+        async for batch in watcher.batches(log, BEAT_S):
             yield message("more", batch)
     finally:
         log.leave(watcher)
 
 
 def discreet_weights(weights: WeightsRef) -> WeightsRef:
-    """Its address without what may be a secret in it: user, password, query. One that is none is left out."""
+    """The weights, whose address shows no user, password or query; "" where it cannot be parsed."""
     try:
         return replace(weights, uri=redacted(weights.uri))
     except ValueError:
@@ -318,7 +295,7 @@ def discreet_weights(weights: WeightsRef) -> WeightsRef:
 
 
 def discreet_model(model: Model) -> Model:
-    """Of its system prompt only the length is shown."""
+    """The model, whose system prompt is replaced by its length."""
     said = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
     return replace(model, system_prompt=said, weights=discreet_weights(model.weights))
 

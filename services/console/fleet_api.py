@@ -7,12 +7,11 @@ from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
 from glowplug.domain.errors import Contended, ModelNotFound
-from services.console.decisions import DecisionLog
-from services.console.fleet_view import FleetView
-from services.console.model_detail import ModelDetail, StartHistory, coming, declared, why_so
-from services.console.records import json_response, streamed
-from services.console.request_log import RequestLog
-from services.console.stream import Client, Hub, TooManyClients
+from glowplug.services.console.fleet_view import FleetView
+from glowplug.services.console.model_detail import ModelDetail, coming, declared, starts, why_so
+from glowplug.services.console.records import json_response, streamed
+from glowplug.services.console.request_log import RequestLog
+from glowplug.services.console.stream import Client, Hub, TooManyClients
 
 MAX_LINES = 500
 
@@ -21,8 +20,6 @@ def routes(
     view: FleetView,
     hub: Hub,
     requests: RequestLog,
-    starts: StartHistory,
-    decisions: DecisionLog,
     clock: Callable[[], float],
 ) -> APIRouter:
     """`clock` gives epoch seconds."""
@@ -67,9 +64,9 @@ def routes(
             model=row,
             instances=[line for line in snapshot.instances if line.model_key == key],
             declared=declared(view.models[key]),
-            starts=starts.starts(key),
+            starts=starts(view.decisions.instances_of(key)),
             coming=coming(mine, view.fetches, now_s),
-            why=why_so(key, mine, decisions),
+            why=why_so(key, mine, view.decisions),
         )
         return json_response(detail)
 

@@ -10,13 +10,11 @@ import msgspec
 
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import SHARED, Gpu, Link, Node
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.events import Event
-from glowplug.events.facts import RequestRejected
 from glowplug.fleet import status
-from services.console.events import trace_id_of
-from services.console.records import record_of
+from glowplug.services.console.events import trace_id_of
+from glowplug.services.console.records import record_of
 
 
 class Load(NamedTuple):
@@ -35,14 +33,16 @@ class PhaseRow(msgspec.Struct, frozen=True):
     predicted_s: float
 
 
-class ColdStart(msgspec.Struct, frozen=True):
-    """The latest start of a model that came to ready."""
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """One start that is over. `reason` says why it failed, and is "" when it came to ready."""
 
     instance_id: str
     node_id: str
-    ready_at: float
+    gpu_id: str
+    ended_at: float
     seconds: float
     emulated: bool
+    reason: str
     phases: tuple[PhaseRow, ...]
 
 
@@ -55,7 +55,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: ready, loading, starting, draining, asleep, waiting, failed or cold. `eta_s` is 0 when ready."""
+    """`state`: one of ModelState. `eta_s` is 0 when ready."""
 
     key: str
     name: str
@@ -74,7 +74,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     suspended: bool  # drained by its operator: no start until it is loaded again
     emulated: bool
     instances: tuple[str, ...]
-    last_cold_start: ColdStart | None
+    last_cold_start: Start | None
     failure: Failure | None
 
 
@@ -90,7 +90,6 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int
     created_at: float
     ready_at: float
-    changed_at: float
     reason: str
     decision_id: str
     emulated: bool
@@ -148,26 +147,6 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...]
     fetches: tuple[FetchRow, ...]
     bytes_in_flight: int
-
-
-class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that ended, well or badly."""
-
-    request_id: str
-    model_key: str
-    status: int
-    code: str
-    finished_at: float
-    queue_s: float = 0.0
-    ttft_s: float = 0.0
-    e2e_s: float = 0.0
-    response_tokens: int = 0
-    tokens_exact: bool = False
-    cold: bool = False
-    emulated: bool = False
-    num_continued: int = 0
-    instance_id: str = ""
-    trace_id: str = ""
 
 
 class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,11 +235,16 @@ def phase_rows(instance: Instance, began: float, *, unfinished_s: float = 0.0) -
     )
 
 
-def cold_start(instance: Instance) -> ColdStart:
-    """The start of an instance that is ready, phases counted from the earliest thing known of it."""
-    began = began_at(instance) or instance.ready_at
-    seconds = max(0.0, instance.ready_at - began)
-    return record_of(ColdStart, instance, seconds=seconds, phases=phase_rows(instance, began))
+def start_of(instance: Instance) -> Start | None:
+    """The start of an instance, once it is over; phases are counted from the earliest thing known of it."""
+    failed = instance.state is InstanceState.FAILED and not instance.ready_at
+    ended_at = instance.changed_at if failed else instance.ready_at
+    if instance.state.is_coming or not ended_at:
+        return None
+    reason = instance.reason or "no reason given" if failed else ""
+    began = began_at(instance) or ended_at
+    seconds, phases = max(0.0, ended_at - began), phase_rows(instance, began)
+    return record_of(Start, instance, ended_at=ended_at, seconds=seconds, reason=reason, phases=phases)
 
 
 def model_row(
@@ -270,7 +254,7 @@ def model_row(
     *,
     eta_s: float,
     eta_measured: bool,
-    start: ColdStart | None,
+    start: Start | None,
     failure: Failure | None,
 ) -> ModelRow:
     """One model with its instances, oldest first."""
@@ -293,11 +277,3 @@ def model_row(
 
 def decision_row(decision: DecisionRecord) -> DecisionRow:
     return record_of(DecisionRow, decision, trace_id=trace_id_of(decision.traceparent))
-
-
-def request_row(event: Event) -> RequestRow:
-    """One request that has ended, from request.finished or request.rejected."""
-    data, trace_id = event.data, trace_id_of(event.traceparent)
-    if isinstance(data, RequestRejected):
-        return record_of(RequestRow, data, finished_at=event.occurred_at, trace_id=trace_id)
-    return record_of(RequestRow, data, code=data.error_code, trace_id=trace_id)

@@ -1,14 +1,13 @@
 """What the console knows of the fleet, as rows: the shared tables, and what only the page shows beside them.
 
 Pure: it takes events and rows with `now_s`, and gives rows. Every collection is bounded: tables by what the fleet has
-(fleet/tables.py says which row counts, and for how long), logs by a fixed length. A row is made anew only when
+(fleet/tables.py says which row counts, and for how long), decisions by their log. A row is made anew only when
 something it shows was touched, so that a large fleet costs what changes in it.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, Generic
 
 import msgspec
@@ -27,8 +26,6 @@ from glowplug.events.facts import (
     NodeBeat,
     NodeJoined,
     NodeLeft,
-    RequestFinished,
-    RequestRejected,
     RouterLoadReported,
     WeightsFetched,
     WeightsFetchFailed,
@@ -39,15 +36,15 @@ from glowplug.fleet.demand import LoadReports
 from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
 from glowplug.policies.start_times import START_TIMES, StartRow
-from services.console import fleet_rows as rows
-from services.console.records import Newest, RecordT, record_of
+from glowplug.services.console import fleet_rows as rows
+from glowplug.services.console.decisions import DecisionLog
+from glowplug.services.console.records import Newest, RecordT, record_of
 
-REQUESTS_KEPT: Final = 200
-LOOKED_BACK: Final = 32  # requests among which a refused one is looked for: its two events come together
-DECISIONS_KEPT: Final = 200
+DECISIONS_SHOWN: Final = 200
 MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
 CORDONS: Final = "cordons"
 STALLED_S: Final = 3.0  # without a report the rate of a fetch is 0
+FETCH_LEASE_S: Final = 10.0  # without a report a fetch is no longer shown as part of a start
 FORGOTTEN_S: Final = 60.0  # without a report the fetch is taken as over
 NEWEST: Final = 0.5  # weight of the newest sample of a rate
 
@@ -62,16 +59,14 @@ TABLES: Final[Mapping[str, type[Any]]] = {
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at one moment. Models by name, nodes and instances by id, logs newest first."""
+    """The fleet at one moment. Models by name, nodes and instances by id, decisions newest first."""
 
     now: float
-    seq: int
     sources: dict[str, rows.SourceRow]
     models: list[rows.ModelRow]
     instances: list[rows.InstanceRow]
     nodes: list[rows.NodeRow]
     decisions: list[rows.DecisionRow]
-    requests: list[rows.RequestRow]
 
 
 class RowTable(Generic[RecordT]):
@@ -163,14 +158,18 @@ class Fetches:
                 del self._by_node[node_id]
         return touched
 
-    def rows(self, node_id: str) -> tuple[rows.FetchRow, ...]:
-        here = self._by_node.get(node_id, {}).values()
-        return tuple(record_of(rows.FetchRow, fetch, bytes_per_s=round(fetch.bytes_per_s)) for fetch in here)
-
-    def of(self, model_key: str, node_id: str) -> Fetch | None:
-        """The fetch of one model into one node of which the latest report came, or None."""
+    def of(self, model_key: str, node_id: str, now_s: float) -> rows.FetchRow | None:
+        """The fetch of one model into one node of which the latest report came, within FETCH_LEASE_S; or None."""
         mine = (fetch for fetch in self._by_node.get(node_id, {}).values() if fetch.model_key == model_key)
-        return max(mine, key=lambda fetch: fetch.reported_at, default=None)
+        latest = max(mine, key=lambda fetch: fetch.reported_at, default=None)
+        return _fetch_row(latest) if latest is not None and now_s - latest.reported_at < FETCH_LEASE_S else None
+
+    def rows(self, node_id: str) -> tuple[rows.FetchRow, ...]:
+        return tuple(map(_fetch_row, self._by_node.get(node_id, {}).values()))
+
+
+def _fetch_row(fetch: Fetch) -> rows.FetchRow:
+    return record_of(rows.FetchRow, fetch, bytes_per_s=round(fetch.bytes_per_s))
 
 
 class Loads:
@@ -179,7 +178,7 @@ class Loads:
 
     def __init__(self) -> None:
         self._reports = LoadReports()
-        self._by_model: dict[str, rows.Load] = {}
+        self.by_model: dict[str, rows.Load] = {}
         self._by_instance = Counter[str]()
         self._is_stale = False
 
@@ -188,7 +187,7 @@ class Loads:
         self._is_stale = True
 
     def model(self, key: str) -> rows.Load:
-        return self._by_model.get(key, rows.Load())
+        return self.by_model.get(key, rows.Load())
 
     def instance(self, key: str) -> int:
         """Requests an instance runs."""
@@ -206,24 +205,22 @@ class Loads:
                     waiting, running = models.get(key, (0, 0))
                     models[key] = rows.Load(waiting + load.num_waiting, running + load.num_in_flight)
                 instances.update(load.in_flight_by_instance)
-        changed_models = {key for key, _ in models.items() ^ self._by_model.items()}
+        changed_models = {key for key, _ in models.items() ^ self.by_model.items()}
         changed_instances = {key for key, _ in instances.items() ^ self._by_instance.items()}
-        self._by_model, self._by_instance = models, instances
+        self.by_model, self._by_instance = models, instances
         return changed_models, changed_instances
 
 
 class FleetView:
-    """`seq` grows with each change worth drawing again."""
+    """What the console knows of one fleet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_decisions: int = 2000) -> None:
         self.fleet = Fleet()
         self.models, self.instances = self.fleet.models, self.fleet.instances
         self.node_table = NodeTable()
         self.nodes: Mapping[str, Node] = self.node_table.by_id
-        self.requests: deque[rows.RequestRow] = deque(maxlen=REQUESTS_KEPT)
-        self.decisions: deque[rows.DecisionRow] = deque(maxlen=DECISIONS_KEPT)
+        self.decisions = DecisionLog(max_decisions=max_decisions)
         self.sources = {name: rows.SourceRow(is_up=False, stale_since=0.0) for name in ("bus", "store")}
-        self.seq = 0
         self.model_rows = RowTable(self._model_row)
         self.instance_rows = RowTable(self._instance_row)
         self.node_rows = RowTable(self._node_row)
@@ -234,23 +231,18 @@ class FleetView:
         self.fetches = Fetches()
         self._left_at: dict[str, float] = {}  # node id -> when it said goodbye, or was given up
         self._lost: dict[str, float] = {}  # node id -> silent since, as last shown
-        self._starts: Newest[str, rows.ColdStart] = Newest(MODELS_REMEMBERED)  # model key -> latest that came to ready
+        self._starts: Newest[str, rows.Start] = Newest(MODELS_REMEMBERED)  # model key -> latest that came to ready
         self._failures: Newest[str, rows.Failure] = Newest(MODELS_REMEMBERED)  # model key -> latest, not made good
-        self._decision_ids: Newest[str, None] = Newest(2 * DECISIONS_KEPT)
 
     def take(self, event: Event, now_s: float) -> None:
         """One fact or telemetry event; types the page does not draw are ignored."""
+        self.decisions.take(event)
         match event.data:
             case NodeBeat(node=node) | NodeJoined(node=node):
                 self._put_node(node, now_s)
             case RouterLoadReported() as report:
                 self._loads.put(report, now_s)
-            case RequestRejected(request_id=request_id) if self._has_ended(request_id):
-                return  # its end, reported before it, says the code too
-            case RequestFinished() | RequestRejected():
-                self.requests.append(rows.request_row(event))
             case DecisionMade(decision=decision):
-                self._put_decision(decision)
                 self._cordon_decided(decision)
             case ModelDeployed(model=model):
                 self._put_model(model, now_s)
@@ -267,17 +259,9 @@ class FleetView:
                 self.node_rows.touch([end.node_id])
             case data if isinstance(data, InstanceChange):
                 self._put_instance(data.instance, now_s)
-            case _:
-                return
-        self.seq += 1
-
-    def _has_ended(self, request_id: str) -> bool:
-        latest = islice(reversed(self.requests), LOOKED_BACK)
-        return any(row.request_id == request_id for row in latest)
 
     def restore(self, table: str, table_rows: Mapping[str, Any], now_s: float) -> None:
         """A whole table as the store has it (one of TABLES)."""
-        self.seq += 1
         if table == CORDONS:
             self._cordon(node_id for node_id, cordon in table_rows.items() if cordon.cordoned)
             return
@@ -287,14 +271,16 @@ class FleetView:
         if table == "models":
             for model in table_rows.values():
                 self._put_model(model, now_s)
+                self.decisions.put_model(model)
             gone = self.fleet.model_table.drop_absent(table_rows, now_s)
             self.model_rows.touch(model.key for model in gone)
         elif table == "instances":
             for instance in self.fleet.instance_table.drop_absent(table_rows, now_s):
                 self._coming.pop(instance.instance_id, None)
                 self._touch_around(instance)
-            for instance in table_rows.values():
+            for instance in sorted(table_rows.values(), key=lambda one: one.changed_at):
                 self._put_instance(instance, now_s)
+                self.decisions.put_instance(instance)
         else:
             for node in table_rows.values():
                 self._put_node(node, max(self.node_table.moved_at(node.node_id), min(node.heartbeat_at, now_s)))
@@ -302,27 +288,19 @@ class FleetView:
                 if now_s - self.node_table.moved_at(node_id) > ABSENT_S:
                     self._drop_node(node_id)
 
-    def restore_decisions(self, newest_first: list[DecisionRecord]) -> None:
-        """The tail of the store's log of decisions, for what was decided before this console came up."""
-        for decision in reversed(newest_first):
-            self._put_decision(decision)
-
     def source(self, name: str, is_up: bool, now_s: float) -> None:
         """Whether "bus" or "store" answers now; the first moment of silence is remembered."""
         old = self.sources[name]
         if old.is_up != is_up or (not is_up and not old.stale_since):
             self.sources[name] = rows.SourceRow(is_up=is_up, stale_since=0.0 if is_up else now_s)
-            self.seq += 1
 
     def refresh(self, now_s: float) -> float:
         """Bring the rows up to `now_s`, and return the moment they stand for. While no source answers that is the last
         moment one did: a console that receives nothing cannot say that a node is lost."""
         if not any(source.is_up for source in self.sources.values()):
             now_s = max(source.stale_since for source in self.sources.values()) or now_s
-        model_keys, instance_ids = self._loads.refresh(now_s)
-        self.model_rows.touch(model_keys)
+        self.loads(now_s)
         self.model_rows.touch(self._coming.values())  # what is left of a start changes by itself
-        self.instance_rows.touch(instance_ids)
         self.node_rows.touch(self.fetches.refresh(now_s))
         for node_id in self.nodes:
             if (lost_since := self._lost_since(node_id, now_s)) != self._lost.get(node_id, 0.0):
@@ -332,18 +310,23 @@ class FleetView:
             table.refresh(now_s)
         return now_s
 
+    def loads(self, now_s: float) -> Mapping[str, rows.Load]:
+        """Requests waiting and running of each model that has any."""
+        model_keys, instance_ids = self._loads.refresh(now_s)
+        self.model_rows.touch(model_keys)
+        self.instance_rows.touch(instance_ids)
+        return self._loads.by_model
+
     def snapshot(self, now_s: float) -> Snapshot:
         """Everything, as rows."""
         now_s = self.refresh(now_s)
         return Snapshot(
             now=now_s,
-            seq=self.seq,
             sources=dict(self.sources),
             models=sorted(self.model_rows.rows.values(), key=lambda row: (row.name.lower(), row.key)),
             instances=[row for _, row in sorted(self.instance_rows.rows.items())],
             nodes=[row for _, row in sorted(self.node_rows.rows.items())],
-            decisions=list(reversed(self.decisions)),
-            requests=list(reversed(self.requests)),
+            decisions=list(map(rows.decision_row, self.decisions.latest(DECISIONS_SHOWN))),
         )
 
     def _put_model(self, model: Model, now_s: float) -> None:
@@ -397,15 +380,9 @@ class FleetView:
         if (model := self.models.get(instance.model_key)) is not None:
             self._estimates.times.learn(instance, model)
         latest = self._starts.get(instance.model_key)
-        if instance.ready_at and (latest is None or instance.ready_at >= latest.ready_at):
-            self._starts.put(instance.model_key, rows.cold_start(instance))
-
-    def _put_decision(self, decision: DecisionRecord) -> None:
-        if decision.decision_id in self._decision_ids:
-            return
-        self._decision_ids.put(decision.decision_id, None)
-        self.decisions.append(rows.decision_row(decision))
-        self.seq += 1
+        start = rows.start_of(instance)
+        if start is not None and (latest is None or start.ended_at >= latest.ended_at):
+            self._starts.put(instance.model_key, start)
 
     def _cordon_decided(self, decision: DecisionRecord) -> None:
         """The decision to drain a node comes before its row is read again."""

@@ -2,31 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
 from glowplug.bus.port import Bus
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.instance import Instance
-from glowplug.domain.model import Model
 from glowplug.events import Event
-from glowplug.events.envelope import MalformedEvent
-from glowplug.events.facts import InstanceChange, ServiceStarted
-from glowplug.events.subjects import COMMANDS_ALL, FACTS, TELEMETRY
+from glowplug.events.envelope import PAYLOADS, MalformedEvent
+from glowplug.events.facts import RouterRequestsFinished, ServiceStarted
+from glowplug.events.subjects import COMMANDS_ALL, FACTS, USAGE, filters, is_telemetry
+from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.tasks import end, essential
 from glowplug.runtime.unreadable import Unreadable
+from glowplug.services.console.app import Console
+from glowplug.services.console.fleet_view import TABLES
 from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import read_row
 from glowplug.telemetry.metrics import ShellMetrics
-from services.console.app import Console
-from services.console.fleet_view import TABLES
 
 log = logging.getLogger(__name__)
 
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
-WATCHED: Final = (FACTS, TELEMETRY, COMMANDS_ALL)
+_TELEMETRY = [cls for kind, cls in PAYLOADS.items() if is_telemetry(kind) and kind != "request.finished"]
+WATCHED: Final = (FACTS, USAGE, *filters(_TELEMETRY), COMMANDS_ALL)  # ends of requests come in reports, not singly
+ENDS_LISTED: Final = 32  # of one such report, the newest; all of them count in the history and in the log of requests
+UNSEEN_BEATS: Final = 5  # of a pulse that nobody sees
 
 
 class Feed:
@@ -49,7 +52,9 @@ class Feed:
 
     def start(self, stopping: asyncio.Event | None = None) -> None:
         """Begin; a loop that fails sets `stopping`, since a page that shows an old fleet as the present one lies."""
-        self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._resync_loop, self._beat_loop)]
+        console = self._console
+        loops = (self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep)
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
         if stopping is not None:
             for task in self._tasks:
                 essential(task, stopping)
@@ -61,22 +66,18 @@ class Feed:
         await end(self._tasks)
 
     async def _listen(self) -> None:
-        """Core subscriptions: a reader that shows the present has no use for yesterday's facts."""
+        """Core subscriptions: a reader that shows the present has no use for yesterday's facts. Usage is read durably:
+        the ledger needs all of it."""
         await self._connect()
         for subject in WATCHED:
             await self._bus.subscribe([subject], self._on_event)
+        await self._console.usage.listen(self._bus)
 
     async def _on_event(self, event: Event) -> None:
-        console, now_s = self._console, self._console.clock()
-        console.events.take(event)
-        console.decisions.take(event)
-        console.view.take(event, now_s)
-        console.requests.take(event, now_s)
-        match event.data:
-            case ServiceStarted() as started:
-                console.upstream.addresses.learn(started.service, started.data_url or started.url)
-            case data if isinstance(data, InstanceChange):
-                console.starts.put(data.instance)
+        console = self._console
+        take(console, event, console.clock())
+        if isinstance(event.data, ServiceStarted):
+            console.upstream.addresses.learn(event.data.service, event.data.data_url or event.data.url)
 
     async def _resync_loop(self) -> None:
         while True:
@@ -94,33 +95,29 @@ class Feed:
                 except NotATable as error:
                     self._unreadable.whole(table, str(error))
                     continue
-                table_rows = self._readable(table, raw_rows, cls)
-                view.restore(table, table_rows, clock())
-                if cls is Model:
-                    for model in table_rows.values():
-                        self._console.decisions.put_model(model)
-                if cls is Instance:
-                    self._restore_starts(table_rows.values())
-            records = await self._decisions()
+                view.restore(table, self._readable(table, raw_rows, cls), clock())
+            view.decisions.restore(await self._decisions())
         except StoreUnavailable as error:
             if view.sources["store"].is_up:
-                log.warning("store: %s", error)
+                log.warning("the console cannot read the store: %s", error)
             view.source("store", False, clock())
             return
-        view.restore_decisions(records[:DECISIONS_READ])
-        self._console.decisions.restore(records)
         view.source("store", True, clock())
+        await self._read_processes()
         if self._health:
             self._health.synced_at.set(clock())
 
-    def _restore_starts(self, instances: Iterable[Instance]) -> None:
-        for instance in sorted(instances, key=lambda i: i.changed_at):
-            self._console.starts.put(instance)
-            self._console.decisions.put_instance(instance)
+    async def _read_processes(self) -> None:
+        """Where the logs of services are read. A store that refuses this table alone costs the logs alone."""
+        try:
+            raw_rows = await self._store.load(PROCESSES)
+            self._console.log_sources.processes = self._readable(PROCESSES, raw_rows, Holder)
+        except (NotATable, StoreUnavailable) as error:
+            log.warning("the console cannot read the addresses of services and shows logs of nodes alone: %s", error)
 
     async def _decisions(self) -> list[DecisionRecord]:
         """The newest decisions of the log, newest first. Raises StoreUnavailable."""
-        wanted = DECISIONS_READ if len(self._console.decisions) else self._console.settings.decisions_kept
+        wanted = DECISIONS_READ if len(self._console.view.decisions) else self._console.settings.decisions_kept
         try:
             tail = await self._store.tail(DECISIONS_LOG, wanted)
         except NotATable as error:
@@ -145,11 +142,14 @@ class Feed:
         return rows
 
     async def _beat_loop(self) -> None:
-        """The pulse of every page: what changed since the last one."""
+        """The pulse of every page: what changed since the last one. Seldom while no page is open: one that opens gets
+        the whole fleet at once, and its first change a moment later."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + self._console.settings.stream_beat_s
-            await asyncio.sleep(self._console.settings.stream_beat_s)
+            beat_s = self._console.settings.stream_beat_s
+            beat_s *= 1 if self._console.hub.clients else UNSEEN_BEATS
+            due = loop.time() + beat_s
+            await asyncio.sleep(beat_s)
             if self._health:
                 self._health.ticked(loop.time() - due, 0, self._bus.counts)
             self.beat()
@@ -168,3 +168,30 @@ class Feed:
             console.hub.flush(console.view, now_s)
         console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_counted)
         self._dropped_counted = console.hub.num_dropped
+
+
+def take(console: Console, event: Event, now_s: float) -> None:
+    """Give one event to all that a console shows."""
+    for one in as_listed(event):
+        console.events.take(one)
+    console.view.take(event, now_s)
+    console.requests.take(event, now_s)
+    console.history.take(event, now_s)
+
+
+def as_listed(event: Event) -> Iterator[Event]:
+    """The events that the log of events lists for one of the bus: the newest `request.finished` of a router's report of
+    many, and every other event as it is."""
+    if not isinstance(event.data, RouterRequestsFinished):
+        yield event
+        return
+    for number, (request, traceparent) in list(enumerate(event.data.traced()))[-ENDS_LISTED:]:
+        yield replace(
+            event,
+            event_id=f"{event.event_id}-{number}",
+            type=request.TYPE,
+            occurred_at=request.finished_at,
+            data=request,
+            cause_id=request.request_id,
+            traceparent=traceparent,
+        )

@@ -1,41 +1,48 @@
-"""Who may read the console where a key is set: the key itself, and sessions opened with it at the login page.
+"""Who may use the console, and with which role, where it asks for a key or for a login by OpenID Connect.
 
-Without the key all reach the login page, health, metrics and the page's files. Browsers come with the cookie of
-their session, programs with the key itself: as `Authorization: Bearer`, or as `X-Glowplug-Console-Key` where the former
-is for the service that the console passes a call on to. Sessions are random, live in memory and end by themselves; a
-restart ends them all. Wrong keys are counted per address."""
+Without either all reach the login page, health, metrics and the page's files (roles.py has the list). Browsers come
+with the cookie of their session, programs with a key: as `Authorization: Bearer`, or as `X-Glowplug-Console-Key` where
+the former is for the service that the console passes a call on to. Sessions are random, live in memory and end by
+themselves; a restart ends them all, and a key that is revoked ends its own. Wrong keys are counted per address.
+
+Where the console has the fleet's admin token, it calls services with that for people whose role suffices, and says for
+whom it asks."""
 
 import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
 import secrets
-from collections.abc import Callable
-from typing import Annotated, Final
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glowplug.domain.errors import BadRequest, Contended, GlowplugError, Unauthorized
-from glowplug.runtime.rest import refused
-from services.console.records import Newest
-from services.console.upstream import read_body
+from glowplug.domain.access import Role
+from glowplug.domain.errors import BadRequest, Contended, GlowplugError, NoCapacity, RoleRequired, Unauthorized
+from glowplug.runtime.key_reader import KeyReader
+from glowplug.runtime.rest import ACTOR_HEADER, MAX_ACTOR_CHARS, refused
+from glowplug.services.console.oidc import Oidc
+from glowplug.services.console.records import Newest
+from glowplug.services.console.roles import WHO, Who, check_role, least_role
+from glowplug.services.console.upstream import read_body
 
+log = logging.getLogger(__name__)
 MAX_SESSIONS: Final = 1000  # the oldest leaves
 WINDOW_S: Final = 60.0
 MAX_WRONG: Final = 10  # from one address in a window: enough for a person, too few to guess
 MAX_WRONG_IN_ALL: Final = 300  # from all: many addresses get no further
 MAX_ADDRESSES: Final = 4096  # remembered at once
 KEY_HEADER: Final = "x-glowplug-console-key"
+PASSED_ON: Final = "/api/v1/"  # what calls go to services with the admin token, if they do
 MAX_LOGIN_BYTES: Final = 4096
-BY_SESSION: Final = "glowplug.by_session"  # in a request's scope: its reader has logged in
-# Spans are taken from every service: they are written only, and bounded by the receiver.
-_OPEN: Final = frozenset(("/live", "/health", "/ready", "/metrics", "/login", "/logout", "/session", "/v1/traces"))
-_OPEN_PREFIX: Final = "/page/"
 
 
 class KeyRequired(Unauthorized):
@@ -45,7 +52,7 @@ class KeyRequired(Unauthorized):
 
 
 class WrongKey(Unauthorized):
-    """It is not the console's key (401)."""
+    """A key that is not the console's (401)."""
 
     code = "wrong_console_key"
 
@@ -56,50 +63,101 @@ class TooManyWrongKeys(Contended):
     code = "too_many_wrong_keys"
 
 
-class Access:
-    """The key of one console and its open sessions. Without a key every client may read."""
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One open session. `id_token`: of a login by OpenID Connect, for the logout there."""
 
-    def __init__(self, key: str, session_s: float, clock: Callable[[], float]) -> None:
-        self.is_asked = bool(key)
-        self.session_s = session_s
-        self._key = key.encode()
-        self._clock = clock
-        self._sessions: Newest[bytes, float] = Newest(MAX_SESSIONS)  # digest of the token -> when it ends
+    who: Who
+    ends_at: float
+    id_token: str = ""
+
+
+class Access:
+    """Who gets which role at one console, and its open sessions. `key`: the console's own, or else the router's API key
+    (`is_api_key`); `keys`: reads named keys; `has_oidc`: people may log in elsewhere. Without `key` and `has_oidc`
+    every client may read.
+
+    The admin token makes an admin. `key` makes a viewer where the console has the fleet's admin token; where it has
+    none, `key` makes an admin here, and each service asks for the token itself."""
+
+    def __init__(
+        self,
+        key: str,
+        session_s: float,
+        clock: Callable[[], float],
+        *,
+        admin_token: str = "",
+        keys: KeyReader | None = None,
+        is_api_key: bool = False,
+        has_oidc: bool = False,
+    ) -> None:
+        self.is_asked = bool(key) or has_oidc
+        self.session_s, self.admin_token = session_s, admin_token
+        role = Role.VIEWER if admin_token else Role.ADMIN
+        shared = Who(name="the API key" if is_api_key else "the console key", role=role, has_api_key=is_api_key)
+        by_token = Who(name="the admin token", role=Role.ADMIN)
+        self._shared = [(k.encode(), who) for k, who in ((admin_token, by_token), (key, shared)) if k]
+        self._keys, self._clock = keys, clock
+        self._sessions: Newest[bytes, Session] = Newest(MAX_SESSIONS)  # by the digest of the token
         self._wrong: dict[str, int] = {}  # network of an address -> wrong keys in this window
         self._window_ends = 0.0
 
-    def log_in(self, key: str, address: str) -> str:
-        """The token of a new session. Raises WrongKey, and TooManyWrongKeys without looking at the key."""
-        self.check(key, address)
+    def log_in(self, who: Who, id_token: str = "") -> str:
+        """The token of a new session."""
         token = secrets.token_urlsafe(32)
-        self._sessions.put(_digest(token), self._clock() + self.session_s)
+        self._sessions.put(_digest(token), Session(who, self._clock() + self.session_s, id_token))
+        log.info("%s logged in, with the role %s", who.name, who.role)
         return token
 
-    def log_out(self, token: str) -> None:
-        """End a session."""
-        self._sessions.pop(_digest(token), None)
+    def log_out(self, token: str) -> Session | None:
+        """End a session, and return it."""
+        return self._sessions.pop(_digest(token), None)
 
-    def is_open(self, token: str) -> bool:
-        """Whether this is the token of a session that is not over."""
+    async def session(self, token: str) -> Session | None:
+        """The session of this token, unless it is over. One that a named key opened is over with the key."""
         digest = _digest(token)
-        ends = self._sessions.get(digest, 0.0)
-        if ends <= self._clock():
+        found = self._sessions.get(digest)
+        if found is None:
+            return None
+        if found.ends_at <= self._clock() or not await self.lives(found.who):
             self._sessions.pop(digest, None)
-            return False
-        return True
+            return None
+        return found
 
-    def check(self, key: str, address: str) -> None:
-        """Raises WrongKey, and TooManyWrongKeys without looking at the key."""
+    async def lives(self, who: Who) -> bool:
+        """Whether the named key of `who`, if any, is neither revoked nor expired, and still gives the role."""
+        if self._keys is None or not who.key_id:
+            return True
+        key = await self._keys.row(who.key_id)
+        return key is not None and not key.ended(self._clock()) and key.role is who.role
+
+    async def who(self, presented: str, address: str) -> Who:
+        """Whose key this is. Raises WrongKey, RoleRequired for a key without a role here, and TooManyWrongKeys without
+        looking at the key."""
         now_s, network = self._clock(), _network(address)
         if now_s >= self._window_ends:
             self._wrong.clear()
             self._window_ends = now_s + WINDOW_S
         is_full = network not in self._wrong and len(self._wrong) >= MAX_ADDRESSES
         if is_full or self._wrong.get(network, 0) >= MAX_WRONG or sum(self._wrong.values()) >= MAX_WRONG_IN_ALL:
-            raise TooManyWrongKeys("Wrong keys came too often.", retry_after_s=self._window_ends - now_s)
-        if not hmac.compare_digest(key.encode("utf-8", "surrogatepass"), self._key):
-            self._wrong[network] = self._wrong.get(network, 0) + 1
+            raise TooManyWrongKeys("Too many wrong keys were tried.", retry_after_s=self._window_ends - now_s)
+        for own, who in self._shared:
+            if hmac.compare_digest(presented.encode("utf-8", "surrogatepass"), own):
+                return who
+        self._wrong[network] = self._wrong.get(network, 0) + 1  # before the store is asked: guesses may come at once
+        key = await self._keys.find(presented) if self._keys else None
+        if key is None:
             raise WrongKey("That is not this console's key.")
+        self._wrong[network] = max(0, self._wrong.get(network, 0) - 1)
+        if key.role is Role.NONE:
+            raise RoleRequired(f"The key {key.prefix} has no role here: it opens neither read, operate nor admin.")
+        return Who(name=f"key {key.prefix} ({key.tenant}/{key.name})", role=key.role, key_id=key.key_id)
+
+    def is_admin_token(self, presented: str) -> bool:
+        """Whether it is the fleet's admin token, as far as the console knows."""
+        return bool(self.admin_token) and hmac.compare_digest(
+            presented.encode("utf-8", "surrogatepass"), self.admin_token.encode()
+        )
 
 
 def _digest(token: str) -> bytes:
@@ -127,80 +185,146 @@ def cookie_name(port: int) -> str:
 
 
 class Locked:
-    """An app behind the key."""
+    """An app behind the keys and the roles."""
 
     def __init__(self, app: ASGIApp, access: Access, cookie: str) -> None:
         self._app, self._access, self._cookie = app, access, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] != "http" or path in _OPEN or path.startswith(_OPEN_PREFIX):
+        path, method = scope.get("path", ""), scope.get("method", "")
+        if scope["type"] != "http" or least_role(method, path) is Role.NONE:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         token = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
-        if self._access.is_open(token):
-            await self._while_open(token, {**scope, BY_SESSION: True}, receive, send)
-            return
-        error = self._refusal(headers, _address(scope))
-        if error is None:
-            await self._app(scope, receive, send)
-        elif path == "/":
-            await RedirectResponse("/login", 303, {"Cache-Control": "no-store"})(scope, receive, send)
-        else:
-            answer = refused(error)
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            await answer(scope, receive, send)
-
-    def _refusal(self, headers: Headers, address: str) -> GlowplugError | None:
-        """Why a program without a session may not pass, None when it may."""
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = headers.get(KEY_HEADER) or (bearer.strip() if scheme.lower() == "bearer" else "")
-        if not given:
-            return KeyRequired("This console asks for its key: log in at /login, or send it as a Bearer token.")
         try:
-            self._access.check(given, address)
-        except GlowplugError as error:
-            return error
-        return None
-
-    async def _while_open(self, token: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """A stream ends with its session, at its next message: to the app it is as if the reader had left."""
-        over = asyncio.Event()
-
-        async def send_while_open(message: Message) -> None:
-            if over.is_set():
+            session = await self._access.session(token)
+            who = session.who if session else await self._by_key(headers, _address(scope))
+            if self._access.is_admin_token(_bearer(headers)) and not who.role.includes(Role.ADMIN):
+                who = Who(name=f"{who.name}, with the admin token", role=Role.ADMIN)
+            check_role(who, method, path)
+        except KeyRequired as error:
+            if path == "/":
+                await RedirectResponse("/login", 303, {"Cache-Control": "no-store"})(scope, receive, send)
                 return
-            if message.get("more_body") and not self._access.is_open(token):
-                over.set()
-                message = {"type": "http.response.body", "body": b"", "more_body": False}
-            await send(message)
+            await self._refuse(error, scope, receive, send)
+        except GlowplugError as error:
+            await self._refuse(error, scope, receive, send)
+        else:
+            inner = {**scope, WHO: who, "headers": self._passed_on(scope, headers, who, by_session=bool(session))}
+            lives = self._session_lives(token) if session else self._key_lives(who)
+            await _while_alive(lives, self._app, inner, receive, send)
 
-        async def receive_until_over() -> Message:
-            asked, ended = asyncio.ensure_future(receive()), asyncio.ensure_future(over.wait())
-            try:
-                await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
-                return {"type": "http.disconnect"} if over.is_set() else asked.result()
-            finally:
-                asked.cancel()
-                ended.cancel()
+    async def _refuse(self, error: GlowplugError, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = refused(error)
+        if answer.status_code == Unauthorized.status:
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        await answer(scope, receive, send)
 
-        await self._app(scope, receive_until_over, send_while_open)
+    async def _by_key(self, headers: Headers, address: str) -> Who:
+        """Who a program without a session is. Raises as `Access.who` does, and KeyRequired."""
+        given = headers.get(KEY_HEADER) or _bearer(headers)
+        if not given:
+            raise KeyRequired("This console asks for its key: log in at /login, or send it as a Bearer token.")
+        return await self._access.who(given, address)
+
+    def _passed_on(self, scope: Scope, headers: Headers, who: Who, *, by_session: bool) -> list[tuple[bytes, bytes]]:
+        """The headers as the app gets them: with the console's admin token where nothing else is meant for the service
+        that a call goes to, and with who asks."""
+        path: str = scope["path"]
+        kept = [(name, value) for name, value in scope["headers"] if name != ACTOR_HEADER.encode()]
+        kept.append((ACTOR_HEADER.encode(), _header_text(who.name)))
+        is_for_service = "authorization" in headers and (by_session or KEY_HEADER in headers)
+        if self._access.admin_token and path.startswith(PASSED_ON) and not is_for_service:
+            kept = [(name, value) for name, value in kept if name != b"authorization"]
+            kept.append((b"authorization", f"Bearer {self._access.admin_token}".encode()))
+        return kept
+
+    def _session_lives(self, token: str) -> Callable[[], Awaitable[bool]]:
+        async def lives() -> bool:
+            return await self._access.session(token) is not None
+
+        return lives
+
+    def _key_lives(self, who: Who) -> Callable[[], Awaitable[bool]]:
+        async def lives() -> bool:
+            return await self._access.lives(who)
+
+        return lives
 
 
-def routes(access: Access, cookie: str) -> APIRouter:
-    """Logging in and out, for the page. Where no key is set there is nothing to do."""
+async def _while_alive(
+    lives: Callable[[], Awaitable[bool]], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """A stream ends with its session or key, at its next message: to the app it is as if the reader had left."""
+    over = asyncio.Event()
+
+    async def send_while_open(message: Message) -> None:
+        if over.is_set():
+            return
+        if message.get("more_body") and not await _is_true(lives):
+            over.set()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await send(message)
+
+    async def receive_until_over() -> Message:
+        asked, ended = asyncio.ensure_future(receive()), asyncio.ensure_future(over.wait())
+        try:
+            await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return {"type": "http.disconnect"} if over.is_set() else asked.result()
+        finally:
+            asked.cancel()
+            ended.cancel()
+
+    await app(scope, receive_until_over, send_while_open)
+
+
+async def _is_true(lives: Callable[[], Awaitable[bool]]) -> bool:
+    try:
+        return await lives()
+    except NoCapacity:
+        return False  # the store does not say whether the key lives
+
+
+def _bearer(headers: Headers) -> str:
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else ""
+
+
+def _header_text(name: str) -> bytes:
+    """A name as a header may carry it: printable ASCII."""
+    return "".join(c if " " <= c <= "~" else "?" for c in name)[:MAX_ACTOR_CHARS].encode()
+
+
+def is_https(request: Request) -> bool:
+    """Whether the browser speaks https, to this port or to a proxy in front of it."""
+    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+
+
+def open_session(answer: Response, request: Request, access: Access, cookie: str, who: Who, id_token: str = "") -> None:
+    """Open a session; its token is a cookie of the answer."""
+    token, max_age = access.log_in(who, id_token), int(access.session_s)
+    answer.set_cookie(cookie, token, max_age, httponly=True, samesite="strict", secure=is_https(request))
+
+
+def routes(access: Access, cookie: str, oidc: Oidc | None) -> APIRouter:
+    """Logging in and out, for the page. Where nothing is asked for there is nothing to do."""
     router = APIRouter(tags=["login"])
     said: dict[int | str, dict[str, object]] = {
         401: {"description": "it is not the key"},
+        403: {"description": "the key gives no role"},
         429: {"description": "too many wrong keys; Retry-After says when to try again"},
     }
 
     @router.get("/session")
-    async def session(request: Request) -> dict[str, bool]:
-        """Whether a key is asked for, and whether this browser may read without giving it again."""
-        may = not access.is_asked or access.is_open(request.cookies.get(cookie, ""))
-        return {"key_asked": access.is_asked, "open": may}
+    async def session(request: Request) -> dict[str, Any]:
+        """Whether a login is asked for, whether this browser may read without one, who it is and with which role; and
+        where people may log in (`oidc`, a host)."""
+        found = await access.session(request.cookies.get(cookie, ""))
+        who = found.who if found else Who(name="", role=Role.NONE if access.is_asked else Role.ADMIN)
+        may = not access.is_asked or found is not None
+        named = {"name": who.name, "role": who.role}
+        return {"key_asked": access.is_asked, "open": may, **named, "oidc": oidc.host if oidc else ""}
 
     @router.post("/login", status_code=204, response_class=Response, responses=said)
     async def log_in(request: Request) -> Response:
@@ -212,21 +336,26 @@ def routes(access: Access, cookie: str) -> APIRouter:
             given = msgspec.json.decode(await read_body(request, MAX_LOGIN_BYTES), type=Login)
         except msgspec.DecodeError as error:
             raise BadRequest(f'expected {{"key": "..."}}: {error}', param="key") from error
-        token = access.log_in(given.key, _address(request.scope))
-        is_https = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
-        max_age = int(access.session_s)
-        answer.set_cookie(cookie, token, max_age, httponly=True, samesite="strict", secure=is_https)
+        who = await access.who(given.key, _address(request.scope))
+        open_session(answer, request, access, cookie, who)
         return answer
 
-    @router.post("/logout", status_code=204, response_class=Response)
+    @router.post("/logout", responses={204: {"description": "the session is over"}})
     async def log_out(request: Request) -> Response:
-        """End the session of this browser."""
-        access.log_out(request.cookies.get(cookie, ""))
-        answer = Response(status_code=204)
+        """End the session of this browser. `next`: where the login elsewhere is ended, too."""
+        ended = access.log_out(request.cookies.get(cookie, ""))
+        then = await oidc.logout_url(ended.id_token, own_url(request, "/login")) if oidc and ended else ""
+        answer = JSONResponse({"next": then}) if then else Response(status_code=204)
         answer.delete_cookie(cookie, httponly=True, samesite="strict")
         return answer
 
     return router
+
+
+def own_url(request: Request, path: str) -> str:
+    """A path of the console as the browser calls it."""
+    host = request.headers.get("host", "")
+    return f"{'https' if is_https(request) else 'http'}://{host}{path}"
 
 
 def _address(scope: Scope) -> str:

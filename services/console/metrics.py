@@ -23,6 +23,13 @@ class ConsoleMetrics:
         self.disk_dropped = Counter(
             semconv.TRACES_DISK_DROPPED_TOTAL, "Spans the disk did not take; they are in memory only", registry=registry
         )
+        self.usage_records = Counter(semconv.USAGE_RECORDS_TOTAL, "Usage records put in the ledger", registry=registry)
+        self.usage_repeated = Counter(
+            semconv.USAGE_REPEATED_TOTAL, "Usage records that were in the ledger already", registry=registry
+        )
+        self.ledger_failures = Counter(
+            semconv.LEDGER_FAILURES_TOTAL, "Tries at which the ledger's database failed", registry=registry
+        )
         self.stream_clients = Gauge(semconv.STREAM_CLIENTS, "Open pages", registry=registry)
         self.stream_dropped = Counter(
             semconv.STREAM_DROPPED_TOTAL, "Messages dropped because a page read too slowly", registry=registry

@@ -1,8 +1,7 @@
 """One model in full: what its owner declared, its latest starts with their phases, and the start under way.
 
-Pure, like the view of the fleet beside it, and bounded: `STARTS_KEPT` starts of each of `MODELS_KEPT` models."""
+Pure, like the view of the fleet beside it."""
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -11,37 +10,13 @@ import msgspec
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.domain.model import Model
-from services.console import fleet_rows as rows
-from services.console.decisions import DecisionLog, named_in
-from services.console.events import discreet_model
-from services.console.fleet_view import Fetches
-from services.console.records import Newest, record_of
+from glowplug.services.console import fleet_rows as rows
+from glowplug.services.console.decisions import DecisionLog, named_in
+from glowplug.services.console.events import discreet_model
+from glowplug.services.console.fleet_view import Fetches
+from glowplug.services.console.records import record_of
 
-STARTS_KEPT: Final = 10
-MODELS_KEPT: Final = 4096
-FETCH_LEASE_S: Final = 10.0  # time without a report after which a fetch is no longer shown as under way
-
-
-class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A fetch of weights into one node's host memory, under way. `num_bytes` is 0 while unknown."""
-
-    node_id: str
-    num_bytes_done: int
-    num_bytes: int
-    heard_at: float
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """One start that is over. `reason` says why it failed, and is "" when it came to ready."""
-
-    instance_id: str
-    node_id: str
-    gpu_id: str
-    ended_at: float
-    seconds: float
-    emulated: bool
-    reason: str
-    phases: tuple[rows.PhaseRow, ...]
+STARTS_SHOWN: Final = 10
 
 
 class Coming(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +28,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     emulated: bool
     phases: tuple[rows.PhaseRow, ...]
-    fetch: FetchRow | None
+    fetch: rows.FetchRow | None
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,37 +46,15 @@ class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
     model: rows.ModelRow
     instances: list[rows.InstanceRow]
     declared: dict[str, Any]
-    starts: list[Start]
+    starts: list[rows.Start]
     coming: list[Coming]
     why: Why
 
 
-class StartHistory:
-    """The latest starts by model, newest first."""
-
-    def __init__(self) -> None:
-        self._starts: Newest[str, deque[Start]] = Newest(MODELS_KEPT)
-
-    def put(self, instance: Instance) -> None:
-        """An instance as a fact or a table has it; a start is remembered when it is over, once."""
-        known = any(start.instance_id == instance.instance_id for start in self._starts.get(instance.model_key, ()))
-        if known or instance.state.is_coming:
-            return
-        if instance.state is InstanceState.FAILED and not instance.ready_at:
-            self._remember(instance, instance.changed_at, instance.reason or "no reason given")
-        elif instance.ready_at:
-            self._remember(instance, instance.ready_at, "")
-
-    def starts(self, model_key: str) -> list[Start]:
-        """Newest first."""
-        return sorted(self._starts.get(model_key, ()), key=lambda start: -start.ended_at)
-
-    def _remember(self, instance: Instance, ended_at: float, reason: str) -> None:
-        kept = self._starts.get(instance.model_key) or deque(maxlen=STARTS_KEPT)
-        began = rows.began_at(instance) or ended_at
-        seconds, phases = max(0.0, ended_at - began), rows.phase_rows(instance, began)
-        kept.append(record_of(Start, instance, ended_at=ended_at, seconds=seconds, reason=reason, phases=phases))
-        self._starts.put(instance.model_key, kept)
+def starts(instances: Iterable[Instance]) -> list[rows.Start]:
+    """The starts of one model's instances that are over, newest first."""
+    over = [start for instance in instances if (start := rows.start_of(instance)) is not None]
+    return sorted(over, key=lambda start: -start.ended_at)[:STARTS_SHOWN]
 
 
 def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> list[Coming]:
@@ -110,18 +63,11 @@ def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> lis
     for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
         if instance.state.is_coming:
             began, phases = rows.began_at(instance), _phases_so_far(instance)
-            fetch = _fetch_row(instance, fetches, now_s)
+            fetch = fetches.of(instance.model_key, instance.node_id, now_s)
             found.append(
                 record_of(Coming, instance, state=instance.state.value, began_at=began, phases=phases, fetch=fetch)
             )
     return found
-
-
-def _fetch_row(instance: Instance, fetches: Fetches, now_s: float) -> FetchRow | None:
-    fetch = fetches.of(instance.model_key, instance.node_id)
-    if fetch is None or now_s - fetch.reported_at >= FETCH_LEASE_S:
-        return None
-    return record_of(FetchRow, fetch, heard_at=fetch.reported_at)
 
 
 def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:
@@ -142,7 +88,7 @@ def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog
 def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) -> bool:
     if record.kind != "evict":
         return record.model_key == model_key
-    victims = (decisions.outcome(instance_id) for instance_id in named_in(record) - {record.instance_id})
+    victims = (decisions.instance(instance_id) for instance_id in named_in(record) - {record.instance_id})
     return any(victim is not None and victim.model_key == model_key for victim in victims)
 
 

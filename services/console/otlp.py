@@ -24,9 +24,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
 from glowplug.domain.errors import TooLarge
-from services.console.metrics import ConsoleMetrics
-from services.console.settings import ConsoleSettings
-from services.console.spans import (
+from glowplug.services.console.metrics import ConsoleMetrics
+from glowplug.services.console.settings import ConsoleSettings
+from glowplug.services.console.spans import (
     MAX_EVENTS,
     MAX_LINKS,
     MAX_NAME_CHARS,
@@ -40,8 +40,8 @@ from services.console.spans import (
     bounded,
     clip,
 )
-from services.console.trace_store import TraceStore, TraceSummary
-from services.console.upstream import read_chunks
+from glowplug.services.console.trace_store import TraceStore, TraceSummary
+from glowplug.services.console.upstream import read_chunks
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"

@@ -1,10 +1,11 @@
 """What the console passes on: operator actions to their owners, chats to the router. It keeps nothing of either.
 
-Actions on models go to the autoscaler, those on nodes to the placer; the console looks at neither the token nor the
-answer. Of the router only `/v1/models` and `/v1/chat/completions` are reached; an answer streams with backpressure, and
-a reader who leaves ends the generation."""
+Actions on models, tenants and keys go to the autoscaler, those on nodes to the placer. The console does not look
+at the answer, which may hold a new key; with which token a call goes is decided in login.py. Of the router only
+`/v1/models` and `/v1/chat/completions` are reached; an answer streams with backpressure, and a reader who leaves ends
+the generation."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
@@ -15,14 +16,17 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from glowplug.domain.access import Role
 from glowplug.domain.errors import Contended
-from glowplug.runtime.rest import error_body
+from glowplug.runtime.rest import ACTOR_HEADER, error_body
 from glowplug.runtime.web import UnsupportedMediaType
-from services.console.login import BY_SESSION
-from services.console.upstream import ClientGone, Upstream, read_answer, read_body, unless_gone
+from glowplug.services.console.roles import who_of
+from glowplug.services.console.upstream import ClientGone, Upstream, read_answer, read_body, unless_gone
 
 ANSWER_LIMIT_BYTES: Final = 256 << 10
-_ACTION_PASSED: Final = ("authorization", "traceparent", "tracestate", "x-request-id")
+ROWS_LIMIT_BYTES: Final = 16 << 20  # 10,000 keys
+MAX_ACTION_BYTES: Final = 256 << 10
+_ACTION_PASSED: Final = ("authorization", ACTOR_HEADER, "traceparent", "tracestate", "x-request-id")
 _ACTION_RETURNED: Final = ("content-type", "retry-after", "www-authenticate", "x-request-id")
 Id = Annotated[str, Path(min_length=1, max_length=256)]
 ModelVerb = Literal["load", "unload", "wake", "sleep", "drain", "pin", "unpin"]
@@ -37,37 +41,118 @@ _NOT_KEPT: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-C
 CLIENT_LEFT: Final = 499
 
 
+_SAID: Final[dict[int | str, dict[str, object]]] = {
+    202: {"description": "taken by the owner"},
+    401: {"description": "the admin token is missing or wrong"},
+    403: {"description": "asked for by a page of another origin"},
+    404: {"description": "no such model or node"},
+    502: {"description": "the owner does not answer"},
+    503: {"description": "the owner's address is not known, or it is still connecting"},
+    504: {"description": "the owner took it and was silent; look before asking again"},
+}
+
+
 def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
     """`timeout_s` is how long the owner may think about one action."""
     router = APIRouter(prefix="/api/v1", tags=["actions"])
-    said: dict[int | str, dict[str, object]] = {
-        202: {"description": "taken by the owner"},
-        401: {"description": "the admin token is missing or wrong"},
-        403: {"description": "asked for by a page of another origin"},
-        404: {"description": "no such model or node"},
-        502: {"description": "the owner does not answer"},
-        503: {"description": "the owner's address is not known, or it is still connecting"},
-        504: {"description": "the owner took it and was silent; look before asking again"},
-    }
 
-    async def pass_to(request: Request, service: str, path: str) -> Response:
+    async def pass_to(
+        request: Request, service: str, path: str, limit: int = ANSWER_LIMIT_BYTES, *, with_body: bool = False
+    ) -> Response:
         headers = {name: request.headers[name] for name in _ACTION_PASSED if name in request.headers}
-        answer = await upstream.open(service, "POST", path, headers=headers, silence_s=timeout_s)
-        body = await read_answer(answer, ANSWER_LIMIT_BYTES)
+        content = b""
+        if with_body:
+            content = await read_body(request, MAX_ACTION_BYTES)
+            headers["content-type"] = request.headers.get("content-type", "application/json")
+        answer = await upstream.open(
+            service, request.method, path, headers=headers, silence_s=timeout_s, content=content
+        )
+        body = await read_answer(answer, limit)
         returned = {name: answer.headers[name] for name in _ACTION_RETURNED if name in answer.headers}
         return Response(body, answer.status_code, returned | {"Cache-Control": "no-store"})
 
-    @router.post("/models/{key}/{verb}", response_class=Response, responses=said, status_code=202)
+    @router.post("/models/{key}/{verb}", response_class=Response, responses=_SAID, status_code=202)
     async def on_model(request: Request, key: Id, verb: ModelVerb) -> Response:
         """load or wake, unload, sleep, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
         return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}/{verb}")
 
-    @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=said, status_code=202)
+    @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=_SAID, status_code=202)
     async def on_node(request: Request, node_id: Id, verb: NodeVerb) -> Response:
         """drain (place nothing there, drain what runs there) or undrain: asked of the placer."""
         return await pass_to(request, "placer", f"/v1/nodes/{quote(node_id, safe='')}/{verb}")
 
+    _model_files(router, pass_to)
+
+    @router.get("/tenants", response_class=Response, responses=_SAID)
+    @router.get("/keys", response_class=Response, responses=_SAID)
+    async def rows(request: Request) -> Response:
+        """All tenants, or all keys without their secrets: asked of the autoscaler, with its admin token."""
+        return await pass_to(request, "autoscaler", f"/v1/{request.url.path.rpartition('/')[2]}", ROWS_LIMIT_BYTES)
+
+    @router.put("/tenants/{name}", response_class=Response, responses=_SAID)
+    async def put_tenant(request: Request, name: Id) -> Response:
+        """Create or change a tenant."""
+        return await pass_to(request, "autoscaler", f"/v1/tenants/{quote(name, safe='')}", with_body=True)
+
+    @router.delete("/tenants/{name}", response_class=Response, responses=_SAID)
+    async def remove_tenant(request: Request, name: Id, with_keys: bool = False) -> Response:
+        """Remove a tenant, and revoke its keys where that is asked."""
+        query = "?with_keys=true" if with_keys else ""
+        return await pass_to(request, "autoscaler", f"/v1/tenants/{quote(name, safe='')}{query}")
+
+    @router.post("/keys", response_class=Response, responses=_SAID)
+    async def create_key(request: Request) -> Response:
+        """Create a key; the answer alone holds its secret."""
+        return await pass_to(request, "autoscaler", "/v1/keys", with_body=True)
+
+    @router.patch("/keys/{key_id}", response_class=Response, responses=_SAID)
+    async def change_key(request: Request, key_id: Id) -> Response:
+        """Change what a key may do, or when it ends."""
+        return await pass_to(request, "autoscaler", f"/v1/keys/{quote(key_id, safe='')}", with_body=True)
+
+    @router.delete("/keys/{key_id}", response_class=Response, responses=_SAID)
+    async def revoke_key(request: Request, key_id: Id) -> Response:
+        """Revoke a key."""
+        return await pass_to(request, "autoscaler", f"/v1/keys/{quote(key_id, safe='')}")
+
+    @router.post("/keys/{key_id}/rotate", response_class=Response, responses=_SAID)
+    async def rotate_key(request: Request, key_id: Id) -> Response:
+        """Make a second key with the same rights; the first one ends after an overlap."""
+        return await pass_to(request, "autoscaler", f"/v1/keys/{quote(key_id, safe='')}/rotate", with_body=True)
+
     return router
+
+
+def _model_files(router: APIRouter, pass_to: Callable[..., Awaitable[Response]]) -> None:
+    @router.get("/model_files", response_class=Response, responses=_SAID)
+    async def model_form(request: Request) -> Response:
+        """What a form for model files is made of: asked of the autoscaler."""
+        return await pass_to(request, "autoscaler", "/v1/model_files")
+
+    @router.post("/model_files", response_class=Response, responses=_SAID)
+    async def check_model_file(request: Request) -> Response:
+        """Check a model file; nothing is deployed."""
+        return await pass_to(request, "autoscaler", "/v1/model_files", with_body=True)
+
+    @router.get("/model_files/{key}", response_class=Response, responses=_SAID)
+    async def model_file(request: Request, key: Id) -> Response:
+        """The model file that declares a deployed model."""
+        return await pass_to(request, "autoscaler", f"/v1/model_files/{quote(key, safe='')}")
+
+    @router.post("/models", response_class=Response, responses=_SAID, status_code=201)
+    async def deploy(request: Request) -> Response:
+        """Deploy a new model: asked of the autoscaler."""
+        return await pass_to(request, "autoscaler", "/v1/models", with_body=True)
+
+    @router.put("/models/{key}", response_class=Response, responses=_SAID)
+    async def change_model(request: Request, key: Id) -> Response:
+        """Change a model: asked of the autoscaler."""
+        return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}", with_body=True)
+
+    @router.delete("/models/{key}", response_class=Response, responses=_SAID)
+    async def undeploy(request: Request, key: Id) -> Response:
+        """Undeploy a model and drain its instances: asked of the autoscaler."""
+        return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}")
 
 
 class Passing(StreamingResponse):
@@ -89,13 +174,15 @@ def chat_routes(
     upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s: float, router_key: str = ""
 ) -> APIRouter:
     """`silence_s`: how long the router may send nothing at all, held streams get comments meanwhile. `router_key` is
-    the router's API key where readers log in with that very key: they need not give it again."""
+    the router's API key where the console has no key of its own: who logged in with that very key, or is an operator,
+    need not give it."""
     router = APIRouter(prefix="/playground", tags=["playground"])
     under_way: set[object] = set()
 
     def chosen(request: Request) -> dict[str, str]:
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
-        if router_key and BY_SESSION in request.scope:
+        who = who_of(request)
+        if router_key and (who.has_api_key or who.role.includes(Role.OPERATOR)):
             headers.setdefault("authorization", f"Bearer {router_key}")
         return headers | {"accept-encoding": "identity"}
 

@@ -1,8 +1,10 @@
 """Records as the console keeps and sends them: copied from domain values, the newest only, as JSON or as a stream."""
 
-from collections import OrderedDict
-from collections.abc import AsyncIterable
-from typing import Any, Final, TypeVar
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
@@ -10,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+HEARTBEAT_S: Final = 10.0  # after so long without anything to say a stream says that it lives
 _encode = msgspec.json.Encoder().encode
 
 
@@ -18,10 +21,6 @@ def record_of(kind: type[RecordT], source: object, **others: Any) -> RecordT:
     has keeps its default; without one it is a TypeError."""
     names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
     return kind(**{name: getattr(source, name) for name in names}, **others)
-
-
-FRESH_S: Final = 1.0  # what a service has answered is given again for this long, to all pages that ask
-KEPT: Final = 64  # such answers, of one kind
 
 
 class Newest(OrderedDict[KeyT, ValueT]):
@@ -36,6 +35,40 @@ class Newest(OrderedDict[KeyT, ValueT]):
         self.move_to_end(key)
         if len(self) > self._max_len:
             self.popitem(last=False)
+
+
+class Mailbox(Generic[ValueT]):
+    """What waits for one reader: the newest `limit`. Older ones are dropped and counted."""
+
+    def __init__(self, limit: int) -> None:
+        self._waiting: deque[ValueT] = deque(maxlen=limit)
+        self._num_dropped = 0  # since the reader last took what waited
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, value: ValueT) -> int:
+        """Returns how many had to go for it: 0 or 1."""
+        dropped = int(len(self._waiting) == self._waiting.maxlen)
+        self._num_dropped += dropped
+        self._waiting.append(value)
+        self._wake.set()
+        return dropped
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    async def arrivals(self, heartbeat_s: float) -> AsyncIterator[tuple[list[ValueT], int]]:
+        """What has come, and how many before it were dropped; ([], 0) when nothing has for a while. Ends when
+        closed."""
+        while not self._closed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), heartbeat_s)
+            self._wake.clear()
+            taken = list(self._waiting), self._num_dropped
+            self._waiting.clear()
+            self._num_dropped = 0
+            yield taken
 
 
 def json_response(value: object) -> Response:

@@ -10,11 +10,12 @@ from typing import Final
 
 import msgspec
 
+from glowplug.domain.access import prefix_of
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
-from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsReported
-from services.console.events import trace_id_of
-from services.console.records import Newest, record_of
+from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
+from glowplug.services.console.events import trace_id_of
+from glowplug.services.console.records import Newest, record_of
 
 REPORT_LEASE_S: Final = 3.0  # silence after which a router's requests are no longer shown as under way
 LIVE_STATES: Final = ("held", "dispatched", "streaming")
@@ -24,7 +25,8 @@ ENDED_STATES: Final = ("finished", "left", "failed", "refused")
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `state`: held, dispatched, streaming, finished, left, failed or refused. Seconds; 0 where unknown.
 
-    `tpot_s` is the mean time between tokens after the first; it needs two tokens.
+    `ttft_s` is of answers that are streamed: of others the first byte is the whole. `tpot_s` is the mean time between
+    tokens after the first; it needs two tokens. `num_unlisted` of a refusal: how many before it have no line.
     """
 
     request_id: str
@@ -36,6 +38,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     code: str = ""
     retry_after_s: float = 0.0
+    num_unlisted: int = 0
     position: int = 0
     eta_s: float = 0.0
     queue_s: float = 0.0
@@ -51,6 +54,8 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     num_continued: int = 0
     instance_id: str = ""
     trace_id: str = ""
+    tenant: str = ""
+    key_id: str = ""
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +81,9 @@ class RequestLog:
     def take(self, event: Event, now_s: float) -> None:
         """One event; types that are no request's are ignored."""
         match event.data:
-            case RequestFinished() as fact:
-                self._end(_finished(fact, trace_id_of(event.traceparent)))
+            case RouterRequestsFinished() as report:
+                for fact, traceparent in report.traced():
+                    self._end(_finished(fact, trace_id_of(traceparent)))
             case RequestRejected() as fact:
                 self._refuse(fact, event)
             case RouterRequestsReported(router_id=router_id, num_live=num_live, requests=requests):
@@ -86,7 +92,7 @@ class RequestLog:
 
     def page(self, now_s: float, *, model: str = "", state: str = "", text: str = "", limit: int = 200) -> RequestPage:
         """What matches: `model` and `state` exactly ("live" and "ended" are groups of states), `text` anywhere in ids,
-        model key, code and status."""
+        model key, tenant, key, code and status."""
         self._forget_silent(now_s)
         wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
         terms = text.lower().split()
@@ -140,23 +146,25 @@ def _key(line: RequestLine) -> tuple[str, str]:
 
 
 def _text(line: RequestLine) -> str:
+    whose = line.tenant, line.key_id and prefix_of(line.key_id)
     parts = (line.request_id, line.model_key, line.code, str(line.status or ""), line.instance_id, line.trace_id)
-    return " ".join(parts).lower()
+    return " ".join((*parts, *whose)).lower()
 
 
 def _live(router_id: str, row: LiveRequest) -> RequestLine:
     state = row.state if row.state in LIVE_STATES else "dispatched"
-    return record_of(RequestLine, row, router_id=router_id, state=state)
+    return record_of(RequestLine, row, router_id=router_id, state=state, ttft_s=row.first_token_s)
 
 
 def _finished(fact: RequestFinished, trace_id: str) -> RequestLine:
     num_gaps = fact.response_tokens - 1
-    has_gaps = fact.stream and fact.ttft_s and num_gaps > 0
+    has_gaps = fact.first_token_s and num_gaps > 0
     return record_of(
         RequestLine,
         fact,
         state="finished" if fact.status < 400 else "left" if fact.status == 499 else "failed",
         code=fact.error_code,
+        ttft_s=fact.first_token_s,
         tpot_s=max(fact.e2e_s - fact.ttft_s, 0.0) / num_gaps if has_gaps else 0.0,
         trace_id=trace_id,
     )

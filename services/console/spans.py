@@ -110,3 +110,11 @@ def bounded(attributes: Sequence[tuple[str, AttributeValue]], *, keep_content: b
         if keep_content or not is_content(key)
     ]
     return tuple(kept[:MAX_ATTRIBUTES])
+
+
+def without_texts(span: Span, resource: Resource) -> tuple[Span, Resource]:
+    """A span without what people wrote and what models answered."""
+    events = tuple(SpanEvent(e.time_ns, e.name, bounded(e.attributes, keep_content=False)) for e in span.events)
+    attributes = bounded(span.attributes, keep_content=False)
+    clean = msgspec.structs.replace(span, attributes=attributes, events=events)
+    return clean, Resource(resource.service, bounded(resource.attributes, keep_content=False))

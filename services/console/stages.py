@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from glowplug.domain.instance import PhaseName
-from services.console.spans import Span
+from glowplug.services.console.spans import Span
 
 REQUEST, HOLD, GENERATE = "router.request", "router.hold", "engine.generate"
 FIRST_TOKEN = "first token"

@@ -3,24 +3,19 @@
 A page that reads too slowly loses its oldest messages and is sent how many; it then asks for the whole fleet again.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
-from itertools import takewhile
 from typing import Any, Final
 
-from services.console.fleet_view import FleetView, RowTable
-from services.console.records import Newest, message
-from services.console.trace_store import TraceSummary
-
-HEARTBEAT_S: Final = 10.0
+from glowplug.services.console.fleet_rows import decision_row
+from glowplug.services.console.fleet_view import DECISIONS_SHOWN, FleetView, RowTable
+from glowplug.services.console.records import HEARTBEAT_S, Mailbox, Newest, message
+from glowplug.services.console.trace_store import TraceSummary
 
 _TABLES: Final = {  # in a patch -> (of the view, the key of its rows)
     "models": ("model_rows", "key"),
     "instances": ("instance_rows", "instance_id"),
     "nodes": ("node_rows", "node_id"),
 }
-_LOGS: Final = ("decisions", "requests")
 
 
 class TooManyClients(Exception):
@@ -31,12 +26,12 @@ class Differ:
     """Remembers what was sent last; `patch` is what a page needs to get from there to what the view knows."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, object] = {}
+        self._decisions: frozenset[str] = frozenset()  # ids of the latest, as they were sent
         self._sources: object = None
 
     def patch(self, view: FleetView, now_s: float) -> dict[str, Any] | None:
         """Rows that are new, under `changed` the fields of those that are other, under `removed` the ids of those gone,
-        new log lines newest first; None when nothing changed."""
+        new decisions newest first; None when nothing changed."""
         now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
         for name, (table, key) in _TABLES.items():
@@ -47,19 +42,13 @@ class Differ:
                 patch.setdefault("changed", {})[name] = changed
             if removed:
                 patch.setdefault("removed", {})[name] = removed
-        for log in _LOGS:
-            if fresh := self._fresh(log, getattr(view, log)):
-                patch[log] = fresh
+        latest = view.decisions.latest(DECISIONS_SHOWN)
+        if fresh := [record for record in latest if record.decision_id not in self._decisions]:
+            patch["decisions"] = list(map(decision_row, fresh))
+            self._decisions = frozenset(record.decision_id for record in latest)
         if view.sources != self._sources:
             patch["sources"] = self._sources = dict(view.sources)
-        return {"now": now_s, "seq": view.seq, **patch} if patch else None
-
-    def _fresh(self, log: str, lines: deque[Any]) -> list[Any]:
-        newest = self._newest.get(log)
-        fresh = list(takewhile(lambda line: line is not newest, reversed(lines)))
-        if fresh:
-            self._newest[log] = fresh[0]
-        return fresh
+        return {"now": now_s, **patch} if patch else None
 
 
 def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
@@ -77,45 +66,16 @@ def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str,
     return new, changed, removed
 
 
-class Client:
-    """One open page."""
-
-    def __init__(self, limit: int) -> None:
-        self._queue: deque[bytes] = deque()
-        self._limit = limit
-        self._wake = asyncio.Event()
-        self._closed = False
-        self.num_dropped = 0  # since the page was last sent that
-
-    def put(self, raw: bytes) -> int:
-        """Queue one message; returns how many old ones had to go."""
-        dropped = 0
-        while len(self._queue) >= self._limit:
-            self._queue.popleft()
-            dropped += 1
-        self.num_dropped += dropped
-        self._queue.append(raw)
-        self._wake.set()
-        return dropped
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake.set()
+class Client(Mailbox[bytes]):
+    """The messages for one open page."""
 
     async def messages(self, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[bytes]:
         """Messages as they come, a comment when there is none for a while; ends when closed."""
-        while not self._closed:
-            try:
-                await asyncio.wait_for(self._wake.wait(), heartbeat_s)
-            except TimeoutError:
-                yield b": beat\n\n"
-                continue
-            self._wake.clear()
-            if self.num_dropped:
-                num_dropped, self.num_dropped = self.num_dropped, 0
+        async for waiting, num_dropped in self.arrivals(heartbeat_s):
+            if num_dropped:
                 yield message("dropped", {"num": num_dropped})
-            while self._queue:
-                yield self._queue.popleft()
+            for raw in waiting or [b": beat\n\n"]:
+                yield raw
 
 
 class Hub:

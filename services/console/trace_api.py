@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from glowplug.domain.errors import NotFound
+from glowplug.services.console.records import json_response, record_of
+from glowplug.services.console.roles import reads_texts
+from glowplug.services.console.spans import AttributeValue, Resource, Span
+from glowplug.services.console.stages import COLD, Stage, stages
+from glowplug.services.console.trace_store import TraceStore, TraceSummary
 from glowplug.telemetry import semconv
-from services.console.records import json_response, record_of
-from services.console.spans import AttributeValue, Resource, Span
-from services.console.stages import COLD, Stage, stages
-from services.console.trace_store import TraceStore, TraceSummary
 
 MAX_LINES = 500
 
@@ -191,15 +192,15 @@ def routes(store: TraceStore) -> APIRouter:
         )
 
     @router.get("/traces/{trace_id}")
-    async def one(trace_id: str) -> Response:
+    async def one(request: Request, trace_id: str) -> Response:
         """The waterfall of one trace."""
-        return _waterfall(store, trace_id, f"trace {trace_id[:64]} is not here (it may have left the ring)")
+        return _waterfall(request, store, trace_id, f"the console has no trace {trace_id[:64]}: it keeps the latest")
 
     @router.get("/requests/{request_id}/trace")
-    async def of_request(request_id: str) -> Response:
+    async def of_request(request: Request, request_id: str) -> Response:
         """The waterfall of the trace one request left."""
-        missing = f"no trace of request {request_id[:128]}: not sampled, not exported yet, or gone from the ring"
-        return _waterfall(store, store.trace_of_request(request_id) or "", missing)
+        missing = f"no trace of request {request_id[:128]}: not sampled, not exported yet, or older than those kept"
+        return _waterfall(request, store, store.trace_of_request(request_id) or "", missing)
 
     return router
 
@@ -213,8 +214,8 @@ def _texts(line: TraceSummary) -> tuple[str, ...]:
     return (line.trace_id, line.name, line.model, *line.services, *line.request_ids)
 
 
-def _waterfall(store: TraceStore, trace_id: str, missing: str) -> Response:
-    summary, spans = store.summary(trace_id), store.get(trace_id)
+def _waterfall(request: Request, store: TraceStore, trace_id: str, missing: str) -> Response:
+    summary, spans = store.summary(trace_id), store.get(trace_id, with_texts=reads_texts(request))
     if not summary or not spans:
         raise NotFound(missing)
     return json_response(waterfall(summary, spans))

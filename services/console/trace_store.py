@@ -1,24 +1,27 @@
-"""The latest traces: a bounded ring in memory, and one SQLite file behind it that outlives a restart.
+"""The latest traces: a bounded ring in memory, and a file behind it that outlives a restart.
 
 Spans are kept encoded (msgpack), so that `num_bytes` is what they really cost and memory stays flat however long the
 fleet runs. Bounds: traces, bytes, spans per trace, and a quarter of the bytes for any one trace.
 
 The file is written by a thread of its own and never stops the intake: what a slow, full or broken disk cannot take is
-dropped and counted, and the console goes on from memory. The file follows the ring (what leaves one leaves the other)
-and has a hard bound besides. A file that cannot be read is put aside and a new one begun."""
+dropped and counted, and the console goes on from memory. Each start reads the file and writes it anew with what the
+ring keeps of it."""
 
+import contextlib
+import errno
 import logging
-import sqlite3
+import os
+import struct
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
+from glowplug.services.console.spans import Resource, Span, without_texts
 from glowplug.telemetry import semconv
-from services.console.spans import Resource, Span, SpanEvent, bounded
 
 TRACE_OVERHEAD_BYTES: Final = 2048  # dict, summary and ids of one trace, measured with tracemalloc and rounded up
 SPAN_OVERHEAD_BYTES: Final = 256  # dict slot, key and bytes header of one span
@@ -30,22 +33,11 @@ _decode_span = msgspec.msgpack.Decoder(Span).decode
 _decode_resource = msgspec.msgpack.Decoder(Resource).decode
 log = logging.getLogger(__name__)
 
-VERSION: Final = 1
+MAGIC: Final = b"glowplug traces 1\n"  # then, of each span: its length and its resource's, and both encoded
 WRITE_EVERY_S: Final = 0.5
 RETRY_S: Final = 5.0
-MAX_PENDING: Final = 50_000  # spans and farewells that wait for the disk
-PAGE_BYTES: Final = 4096
-SLACK: Final = 4  # the file may be this many times the ring before SQLite says it is full
-PRUNED: Final = 4  # a full file loses the oldest 1/PRUNED of its traces
-_SCHEMA: Final = """
-create table if not exists meta (name text primary key, value text) without rowid;
-create table if not exists traces (seq integer primary key autoincrement, trace_id text unique not null);
-create table if not exists spans (
-    seq integer not null, span_id text not null, span blob not null, resource blob not null,
-    primary key (seq, span_id)
-) without rowid;
-"""
-_SPANS: Final = "select seq, span_id, span, resource from spans order by seq"
+MAX_PENDING: Final = 50_000  # spans that wait for the disk
+_LENGTHS: Final = struct.Struct("<II")
 Pairs = list[tuple[Span, Resource]]
 
 
@@ -85,7 +77,7 @@ class _Trace:
 
 class TraceStore:
     """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back. `disk`, when
-    there is one, is given every span kept and the id of every trace that left."""
+    there is one, is given every span kept."""
 
     def __init__(self, *, max_traces: int = 2000, max_bytes: int = 32 << 20, max_spans_per_trace: int = 2000) -> None:
         assert max_traces > 0 and max_bytes > 0 and max_spans_per_trace > 0
@@ -120,22 +112,20 @@ class TraceStore:
     def restore(self, disk: "TraceDisk") -> None:
         """Open a disk, take the traces that an earlier run left there, and write to it from then on. Traces that do not
         fit leave it too. Blocks."""
-        traces = disk.open()
-        for spans in traces:
-            self.add(spans)
+        self.add(disk.open())
         self.num_evicted = self.num_dropped_spans = 0  # the earlier run counted what the bounds took
+        disk.begin(record for trace in self._traces.values() for record in trace.spans.values())
         self.disk = disk
-        for spans in traces:
-            if (trace_id := spans[0][0].trace_id) not in self._traces:
-                disk.forget(trace_id)
 
-    def get(self, trace_id: str) -> list[tuple[Span, Resource]] | None:
-        """Spans of one trace by start time, or None. Short ids are taken as zero-padded, like Jaeger does."""
+    def get(self, trace_id: str, *, with_texts: bool = True) -> list[tuple[Span, Resource]] | None:
+        """Spans of one trace by start time, or None. Short ids are taken as zero-padded, like Jaeger does. Without
+        `with_texts` none says what people wrote and what models answered."""
         trace = self._traces.get(normal_id(trace_id))
         if trace is None:
             return None
         resources = {encoded: _decode_resource(encoded) for encoded in trace.resources}
         pairs = [(_decode_span(span), resources[resource]) for span, resource in trace.spans.values()]
+        pairs = pairs if with_texts else [without_texts(*pair) for pair in pairs]
         return sorted(pairs, key=lambda pair: (pair[0].start_ns, -pair[0].end_ns, pair[0].span_id))
 
     def summary(self, trace_id: str) -> TraceSummary | None:
@@ -150,10 +140,6 @@ class TraceStore:
         """Summaries, latest arrival first."""
         for trace in reversed(self._traces.values()):
             yield trace.summary
-
-    def services(self) -> list[str]:
-        """Every service seen in the traces kept, sorted."""
-        return sorted({name for trace in self._traces.values() for name in trace.summary.services})
 
     def _insert(self, trace: _Trace, span: Span, resource: bytes) -> bool:
         if span.span_id in trace.spans:
@@ -172,7 +158,7 @@ class TraceStore:
         self.num_bytes += grown
         self.num_spans += 1
         if self.disk is not None:
-            self.disk.keep(trace.summary.trace_id, span.span_id, encoded, resource)
+            self.disk.keep(encoded, resource)
         return True
 
     def _summarise(self, trace: _Trace, span: Span, service: str) -> None:
@@ -204,8 +190,6 @@ class TraceStore:
             self.num_bytes -= trace.num_bytes
             self.num_spans -= len(trace.spans)
             self.num_evicted += 1
-            if self.disk is not None:
-                self.disk.forget(trace.summary.trace_id)
             for request_id in trace.summary.request_ids:
                 if self._by_request.get(request_id) == trace.summary.trace_id:
                     del self._by_request[request_id]
@@ -216,18 +200,13 @@ def normal_id(trace_id: str) -> str:
     return trace_id.strip().lower().rjust(32, "0")
 
 
-class _Kept(NamedTuple):
-    trace_id: str
-    span_id: str
-    span: bytes
-    resource: bytes
-
-
 class TraceDisk:
-    """`keep` and `forget` are called by the event loop and return at once; `open` and `close` block.
+    """A file that spans are appended to. Once it has `max_bytes` it becomes `<name>.1`, in place of an earlier one, and
+    a new one is begun: the two always hold more than the ring.
 
-    `keep_content` False: what a former console kept of prompts is taken out of the file when it is opened.
-    `on_failure` is called, on the writing thread, for each batch the disk did not take, with the number of spans.
+    `keep` is called by the event loop and returns at once; `open`, `begin` and `close` block. `keep_content` False:
+    what an earlier console kept of prompts is not read, and is gone from the disk with `begin`. `on_failure` is called,
+    on the writing thread, for each batch the disk did not take, with the number of spans.
     """
 
     def __init__(
@@ -239,204 +218,131 @@ class TraceDisk:
         on_failure: Callable[[int], None] = lambda _: None,
         max_pending: int = MAX_PENDING,
     ) -> None:
-        self._path, self._max_bytes, self._keep_content, self._on_failure = path, max_bytes, keep_content, on_failure
-        self._pending: deque[_Kept | str] = deque()  # a span, or the id of a trace to forget
+        self._path, self._older = path, path.with_name(f"{path.name}.1")
+        self._max_bytes, self._keep_content, self._on_failure = max_bytes, keep_content, on_failure
+        self._pending: list[bytes] = []
         self._max_pending = max_pending
-        self._writing = threading.Lock()
-        self._guard, self._wake, self._stopping = threading.Lock(), threading.Event(), threading.Event()
-        self._connection: sqlite3.Connection | None = None
+        self._guard, self._writing, self._stopping = threading.Lock(), threading.Lock(), threading.Event()
+        self._size = 0  # of the file, as far as it is good
         self._thread: threading.Thread | None = None
         self.problem = ""  # why the disk takes nothing now
-        self.num_bytes = 0  # what the file takes, its log included
+        self.num_bytes = 0  # what both files take
 
-    def open(self) -> list[Pairs]:
-        """Begin writing; gives the traces the file has, oldest first. Never raises for what the disk does."""
-        traces: list[Pairs] = []
+    def open(self) -> list[tuple[Span, Resource]]:
+        """The spans of earlier runs, oldest first. Never raises for what the disk does."""
+        found: list[tuple[Span, Resource]] = []
+        for path in (self._older, self._path):
+            try:
+                found += self._read(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._failed(error, 0)
+        return found
+
+    def begin(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Make these all that is on the disk, and write what comes from now on. Never raises for what the disk does."""
+        scratch = self._path.with_name(f"{self._path.name}.new")
         try:
-            self._connect()
-            traces = self._read()
-            self._measure()
-        except sqlite3.OperationalError as error:
+            self._size = _append(scratch, 0, b"".join(_record(*record) for record in records))
+            scratch.replace(self._path)
+            self._older.unlink(missing_ok=True)
+        except OSError as error:
             self._failed(error, 0)
-        except (OSError, sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-            self._put_aside(error)
+            with contextlib.suppress(OSError):  # what an earlier run kept may be what this one must not
+                for path in (scratch, self._path, self._older):
+                    path.unlink(missing_ok=True)
+        self._measure()
         self._thread = threading.Thread(target=self._write_loop, name="trace-disk", daemon=True)
         self._thread.start()
-        return traces
 
-    def keep(self, trace_id: str, span_id: str, span: bytes, resource: bytes) -> None:
+    def keep(self, span: bytes, resource: bytes) -> None:
         """Write one span soon."""
-        self._add(_Kept(trace_id, span_id, span, resource))
-
-    def forget(self, trace_id: str) -> None:
-        """Take one trace out soon."""
-        self._add(trace_id)
+        with self._guard:
+            if len(self._pending) < self._max_pending:
+                self._pending.append(_record(span, resource))
+                return
+        self._on_failure(1)
 
     def close(self, patience_s: float = 3.0) -> None:
         """Write what waits, then end."""
         self._stopping.set()
-        self._wake.set()
         if self._thread is not None:
             self._thread.join(patience_s)
-
-    def _add(self, one: _Kept | str) -> None:
-        with self._guard:
-            if len(self._pending) < self._max_pending:
-                self._pending.append(one)
-                return
-        self._on_failure(int(isinstance(one, _Kept)))
-
-    # the writing thread
-
-    def _write_loop(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.wait(RETRY_S if self.problem else WRITE_EVERY_S)
-            self.write()
-        self.write()
-        self._disconnect()
 
     def write(self) -> None:
         """Write what waits, now."""
         with self._writing:
             with self._guard:
-                batch, self._pending = self._pending, deque()
-            if batch:
-                self._write(batch)
-
-    def _write(self, batch: deque[_Kept | str]) -> None:
-        num_spans = sum(isinstance(one, _Kept) for one in batch)
-        try:
-            if self._connection is None:
-                self._connect()
-            self._put(batch)
-            self._measure()
-        except (OSError, sqlite3.OperationalError) as error:  # it is not the file that is no good, but the moment
-            if "full" in str(error) and self._connection is not None:
-                self._prune()
+                batch, self._pending = self._pending, []
+            if not batch:
+                return
+            try:
+                if self._size >= self._max_bytes:
+                    self._path.replace(self._older)
+                    self._size = 0
+                self._size = _append(self._path, self._size, b"".join(batch))
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self._older.unlink(missing_ok=True)  # the oldest traces, for the next batch
+                self._failed(error, len(batch))
             else:
-                self._disconnect()
-            self._failed(error, num_spans)
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-            self._put_aside(error)
-            self._failed(error, num_spans)
-        else:
-            if self.problem:
-                log.warning("traces are written to %s again", self._path)
-            self.problem = ""
+                if self.problem:
+                    log.warning("the console writes traces to %s again", self._path)
+                self.problem = ""
+            self._measure()
+
+    def _write_loop(self) -> None:
+        while not self._stopping.wait(RETRY_S if self.problem else WRITE_EVERY_S):
+            self.write()
+        self.write()
 
     def _measure(self) -> None:
-        parts = (self._path, self._path.with_name(self._path.name + "-wal"))
-        self.num_bytes = sum(part.stat().st_size for part in parts if part.exists())
+        self.num_bytes = self._size + (self._older.stat().st_size if self._older.exists() else 0)
 
     def _failed(self, error: Exception, num_spans: int) -> None:
         if not self.problem:
-            log.warning("traces are kept in memory only: %s: %s", self._path, error)
+            log.warning("the console cannot use %s and keeps traces in memory only: %s", self._path, error)
         self.problem = str(error) or type(error).__name__
         self._on_failure(num_spans)
 
-    # the file
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _connect(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._path, timeout=2.0, check_same_thread=False)
+    def _read(self, path: Path) -> list[tuple[Span, Resource]]:
+        """What a file holds; a record that a kill has cut short is left out. A file that is broken, or of another
+        version, is put aside for inspection. Raises OSError."""
+        content, found = path.read_bytes(), []
         try:
-            self._path.chmod(0o600)
-            for pragma in ("journal_mode = wal", "synchronous = normal", "secure_delete = on", "temp_store = memory",
-                           f"journal_size_limit = {self._max_bytes}",
-                           f"max_page_count = {SLACK * self._max_bytes // PAGE_BYTES + 64}"):  # fmt: skip
-                connection.execute(f"pragma {pragma}")
-            (version,) = connection.execute("pragma user_version").fetchone()
-            if version not in (0, VERSION):
-                raise sqlite3.DatabaseError(f"not a database of this version: {version}")
-            if connection.execute("pragma quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("the database is malformed")
-            connection.executescript(_SCHEMA)
-            connection.execute(f"pragma user_version = {VERSION}")
-            self._note_content(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
+            if not content.startswith(MAGIC):
+                raise ValueError("it is no file of traces of this version")
+            at = len(MAGIC)
+            while at + _LENGTHS.size <= len(content):
+                span_bytes, resource_bytes = _LENGTHS.unpack_from(content, at)
+                middle = at + _LENGTHS.size + span_bytes
+                if middle + resource_bytes > len(content):
+                    break
+                span = _decode_span(content[middle - span_bytes : middle])
+                at = middle + resource_bytes
+                found.append(self._permitted(span, _decode_resource(content[middle:at])))
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.warning("the console cannot read all traces in %s, which becomes %s.broken: %s", path, path.name, error)
+            path.replace(path.with_name(f"{path.name}.broken"))
+        return found
 
-    def _note_content(self, connection: sqlite3.Connection) -> None:
-        """A file that may hold prompts says so; without leave to keep them they are taken out of it."""
-        had = connection.execute("select 1 from meta where name = 'content'").fetchone()
-        with connection:
-            if self._keep_content:
-                connection.execute("insert or ignore into meta values ('content', '1')")
-            elif had:
-                _scrub(connection)
-                connection.execute("delete from meta where name = 'content'")
-        if had and not self._keep_content:
-            connection.execute("vacuum")
-            connection.execute("pragma wal_checkpoint(truncate)")
-
-    def _read(self) -> list[Pairs]:
-        assert self._connection is not None
-        traces: dict[int, Pairs] = {}
-        for seq, _, span, resource in self._connection.execute(_SPANS):
-            traces.setdefault(seq, []).append((_decode_span(span), _decode_resource(resource)))
-        return list(traces.values())
-
-    def _put(self, batch: deque[_Kept | str]) -> None:
-        assert self._connection is not None
-        with self._connection as connection:
-            for one in batch:
-                if isinstance(one, str):
-                    connection.execute(
-                        "delete from spans where seq in (select seq from traces where trace_id = ?)", (one,)
-                    )
-                    connection.execute("delete from traces where trace_id = ?", (one,))
-                else:
-                    connection.execute("insert or ignore into traces (trace_id) values (?)", (one.trace_id,))
-                    connection.execute(
-                        "insert or ignore into spans select seq, ?, ?, ? from traces where trace_id = ?",
-                        (one.span_id, one.span, one.resource, one.trace_id),
-                    )
-
-    def _prune(self) -> None:
-        """Free space in a full file: its oldest traces go, as they do in memory."""
-        assert self._connection is not None
-        try:
-            with self._connection as connection:
-                (num,) = connection.execute("select count(*) from traces").fetchone()
-                oldest = "select seq from traces order by seq limit ?"
-                (last,) = connection.execute(f"select max(seq) from ({oldest})", (num // PRUNED + 1,)).fetchone()
-                for table in ("spans", "traces"):
-                    connection.execute(f"delete from {table} where seq <= ?", (last,))
-        except sqlite3.DatabaseError as error:
-            log.warning("no space could be freed in %s: %s", self._path, error)
-
-    def _put_aside(self, error: Exception) -> None:
-        """Begin a new file; the broken one stays beside it for inspection."""
-        log.warning("traces of earlier are lost, %s cannot be read: %s", self._path, error)
-        self._disconnect()
-        try:
-            for suffix in ("-wal", "-shm"):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-            self._path.replace(self._path.with_name(self._path.name + ".broken"))
-            self._connect()
-        except (OSError, sqlite3.Error) as again:
-            self._failed(again, 0)
+    def _permitted(self, span: Span, resource: Resource) -> tuple[Span, Resource]:
+        """Without what people wrote and what models answered, unless that may be kept."""
+        return (span, resource) if self._keep_content else without_texts(span, resource)
 
 
-def _scrub(connection: sqlite3.Connection) -> None:
-    """Take out of every span what people wrote and what models answered."""
-    for seq, span_id, raw_span, raw_resource in connection.execute(_SPANS).fetchall():
-        span, resource = _decode_span(raw_span), _decode_resource(raw_resource)
-        clean = msgspec.structs.replace(
-            span,
-            attributes=bounded(span.attributes, keep_content=False),
-            events=tuple(SpanEvent(e.time_ns, e.name, bounded(e.attributes, keep_content=False)) for e in span.events),
-        )
-        cleaner = Resource(resource.service, bounded(resource.attributes, keep_content=False))
-        if clean != span or cleaner != resource:
-            connection.execute(
-                "update spans set span = ?, resource = ? where seq = ? and span_id = ?",
-                (_encode(clean), _encode(cleaner), seq, span_id),
-            )
+def _record(span: bytes, resource: bytes) -> bytes:
+    return _LENGTHS.pack(len(span), len(resource)) + span + resource
+
+
+def _append(path: Path, size: int, content: bytes) -> int:
+    """Write behind the first `size` bytes, over what a failed write has left there. Returns the size then. Raises
+    OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+        begin = size if file.seek(0, os.SEEK_END) >= size else 0  # 0: somebody has emptied it
+        file.truncate(begin)
+        file.seek(begin)
+        file.write(content if begin else MAGIC + content)
+        return file.tell()

@@ -51,7 +51,7 @@ class Addresses:
         self._known = frozenset(given)
 
     def learn(self, service: str, url: str) -> None:
-        """A service has said where it is. What the settings say stands above it."""
+        """Remember the address that a service announced; one from the settings has precedence."""
         if service in self._known and url.startswith(("http://", "https://")):
             self._learned[service] = url.rstrip("/")
 
@@ -83,12 +83,15 @@ class Upstream:
         headers: Mapping[str, str],
         silence_s: float,
         content: bytes = b"",
+        base: str = "",
     ) -> httpx.Response:
-        """The head of an answer; its body is not read. `silence_s` bounds each wait for bytes.
+        """The head of an answer; its body is not read. `silence_s` bounds each wait for bytes, `base` is the address of
+        one of several services of that name.
 
         Raises NoAddress, Unreachable (the request cannot have been taken) and TimedOut (it may have been).
         """
-        url = self.addresses.url(service) + path
+        base = base or self.addresses.url(service)
+        url = base + path
         if self._client is None:
             self._client = httpx.AsyncClient(trust_env=False, limits=self._limits, follow_redirects=False)
         timeout = httpx.Timeout(silence_s, connect=CONNECT_S, pool=CONNECT_S)
@@ -96,7 +99,7 @@ class Upstream:
         try:
             return await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL) as error:
-            raise Unreachable(f"the {service} does not answer at {self.addresses.url(service)}") from error
+            raise Unreachable(f"the {service} does not answer at {base}") from error
         except httpx.TimeoutException as error:
             raise TimedOut(f"the {service} took the request and has been silent for {silence_s:g} s") from error
         except httpx.HTTPError as error:

@@ -1,1 +1,1 @@
-"""The placer: which GPU an instance goes to, and who leaves for it."""
+"""The placer, which chooses the GPUs of an instance and the instances that leave for it."""

@@ -1,5 +1,5 @@
-"""`python -m services.placer`."""
+"""`python -m glowplug.services.placer`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.placer.main")
+run_service("glowplug.services.placer.main")

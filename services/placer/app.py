@@ -1,4 +1,4 @@
-"""REST of the placer: nodes, instances, what waits for a place, and the decisions of the whole fleet."""
+"""REST API of the placer: nodes, instances, pending placements, and the decisions of the whole fleet."""
 
 import time
 from typing import Any
@@ -11,16 +11,18 @@ from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.controllers.placer.costs import Verb
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
+from glowplug.domain.access import Role
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.errors import ModelNotFound, NoCapacity, NotFound
+from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.domain.lease import Leader
-from glowplug.domain.model import Model, Rung
-from glowplug.runtime.control import ControlService
+from glowplug.domain.model import Rung
+from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
+from glowplug.services.placer.settings import PlacerSettings
 from glowplug.state.port import NotATable, StoreUnavailable
 from glowplug.state.rows import read_rows
-from services.placer.settings import PlacerSettings
 
 
 def make(service: ControlService, settings: PlacerSettings, policies: dict[str, str]) -> FastAPI:
@@ -42,7 +44,7 @@ def make(service: ControlService, settings: PlacerSettings, policies: dict[str, 
 def _leaders(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/leaders", tags=["health"])
     async def leaders() -> dict[str, Any]:
-        """Who leads each service that elects a leader, and since when; empty where none does."""
+        """The leader of each service that elects one, and since when; empty if no service does."""
         try:
             rows = await service.world.store.load(LEADERS)
         except NotATable as error:
@@ -56,21 +58,21 @@ def _leaders(app: FastAPI, service: ControlService) -> None:
 def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/nodes", tags=["nodes"])
     async def nodes() -> dict[str, Any]:
-        """Nodes alive, with GPUs, grants, links and cached weights."""
+        """Live nodes, with GPUs, grants, links and cached weights."""
         view = service.controller(PlacerController).view(time.time())
         return {"object": "list", "data": msgspec.to_builtins(view)}
 
     @app.get("/v1/gpus/{gpu_id:path}/worth", tags=["nodes"])
     async def worth(gpu_id: str) -> dict[str, Any]:
-        """What each holder of a GPU's memory is worth there now: how probably it is asked for, the seconds that it
-        saves, both over its bytes, and who goes next."""
+        """The present worth of each holder of a GPU's memory: the probability of a request, the seconds that it saves,
+        both over its bytes; and which holder leaves next."""
         found = service.controller(PlacerController).price_list.of(gpu_id, time.time())
         shown: dict[str, Any] = msgspec.to_builtins(found)
         return shown
 
     @app.get("/v1/cordons", tags=["nodes"])
     async def cordons() -> dict[str, Any]:
-        """Nodes that an operator drains, also those that are away and come back drained."""
+        """Nodes that an operator drains, including absent ones, which come back drained."""
         found = service.controller(PlacerController).cordons(time.time())
         return {"object": "list", "data": [{"node_id": name, "is_alive": alive} for name, alive in found.items()]}
 
@@ -92,7 +94,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
 
     @app.get("/v1/placements", tags=["instances"])
     async def placements() -> dict[str, Any]:
-        """Instances that wait for a place, or for their agent to take them."""
+        """Instances that wait for GPUs, or for their agent to start them."""
         now_s = time.time()
         rows = [
             {
@@ -110,7 +112,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
 
 
 class HostBody(BaseModel):
-    """On which node; "": the placer chooses one to fetch to, and drops on all."""
+    """The node to fetch to or drop from; "": the placer chooses one to fetch to, and drops on all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -118,40 +120,36 @@ class HostBody(BaseModel):
 
 
 def _models(app: FastAPI, service: ControlService, settings: PlacerSettings) -> None:
-    only_admin = [Depends(admin(settings.admin_token))]
+    operators = [Depends(admin(settings.admin_token, least=Role.OPERATOR, find=KeyReader(service.world.store).find))]
 
-    def find(name: str) -> Model:
-        """By key, name or alias."""
-        for model in service.controller(PlacerController).models.values():
-            if name == model.key or name in model.names:
-                return model
-        raise ModelNotFound(f"no model {name!r} is deployed", param="model")
+    def key_of(name: str) -> str:
+        return find_model(service.controller(PlacerController).models, name).key
 
     async def ask(request: FetchToHost | DropFromHost) -> dict[str, Any]:
-        assert service.shell is not None
-        await service.shell.ask(request)
+        await service.ask(request)
         controller, now_s = service.controller(PlacerController), time.time()
         holders = controller.host_memory.holders(controller.models[request.model_key], now_s)
         return {"model": controller.models[request.model_key].name, "nodes": [node.node_id for node in holders]}
 
     @app.get("/v1/models/{name:path}/cost", tags=["models"])
     async def cost(name: str, verb: Verb, rung: Rung | None = None, node: str = "") -> dict[str, Any]:
-        """What a verb of the autoscaler's REST (or fetch and drop here) would take now: seconds with their source,
-        bytes, and who would have to leave. `rung`: where load leads to, what unload leaves, where pin keeps."""
+        """The present cost of a verb of the autoscaler's REST (or of fetch and drop here): seconds with their source,
+        bytes, and the instances that would have to leave. `rung`: the target of load, the rung that unload empties, or
+        the rung of pin."""
         controller = service.controller(PlacerController)
-        found = controller.costs.of(find(name).key, verb, time.time(), rung=rung, node_id=node)
+        found = controller.costs.of(key_of(name), verb, time.time(), rung=rung, node_id=node)
         shown: dict[str, Any] = msgspec.to_builtins(found)
         return shown
 
-    @app.post("/v1/models/{name:path}/fetch", tags=["models"], dependencies=only_admin, status_code=202)
+    @app.post("/v1/models/{name:path}/fetch", tags=["models"], dependencies=operators, status_code=202)
     async def fetch(name: str, body: HostBody | None = None) -> dict[str, Any]:
-        """Bring its weights into host memory of a node. Answers with the nodes that have them already."""
-        return await ask(FetchToHost(find(name).key, body.node if body else ""))
+        """Fetch a model's weights into host memory of a node. Answers with the nodes that have them already."""
+        return await ask(FetchToHost(key_of(name), body.node if body else ""))
 
-    @app.post("/v1/models/{name:path}/drop", tags=["models"], dependencies=only_admin, status_code=202)
+    @app.post("/v1/models/{name:path}/drop", tags=["models"], dependencies=operators, status_code=202)
     async def drop(name: str, body: HostBody | None = None) -> dict[str, Any]:
-        """Take its weights out of host memory, once no instance reads them; 409 while they are pinned there."""
-        return await ask(DropFromHost(find(name).key, body.node if body else ""))
+        """Drop a model's weights from host memory, once no instance reads them; 409 while they are pinned there."""
+        return await ask(DropFromHost(key_of(name), body.node if body else ""))
 
 
 def _decisions(app: FastAPI, service: ControlService) -> None:
@@ -175,9 +173,9 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
         kind: str = "",
         limit: int = Query(100, ge=1, le=DECISIONS_KEPT),
     ) -> dict[str, Any]:
-        """What was decided in the fleet, newest first, by whichever service; filters are exact.
+        """The decisions of all services of the fleet, newest first; filters are exact.
 
-        `instance` finds the decisions about it and those that chose it as a victim.
+        `instance` finds the decisions about an instance and those that chose it as a victim.
         """
         wanted = {
             "model_key": model,
@@ -193,7 +191,7 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
 
     @app.get("/v1/decisions/{decision_id}", tags=["decisions"])
     async def decision(decision_id: str) -> dict[str, Any]:
-        """One decision: inputs, rule, rivals, reason."""
+        """One decision with its inputs, rule, rivals and reason."""
         for row in await rows(DECISIONS_KEPT):
             if row["decision_id"] == decision_id:
                 return row
@@ -201,23 +199,22 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
 
 
 def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettings) -> None:
-    only_admin = [Depends(admin(settings.admin_token))]
+    operators = [Depends(admin(settings.admin_token, least=Role.OPERATOR, find=KeyReader(service.world.store).find))]
 
     async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
         controller = service.controller(PlacerController)
         is_known = node_id in controller.nodes.by_id or (not cordoned and node_id in controller.fleet.capacity.cordoned)
         if not is_known:
             raise NotFound(f"no node {node_id!r}" + ("" if cordoned else ", and no cordon of that name"))
-        assert service.shell is not None
-        await service.shell.ask(Cordon(node_id, cordoned))
+        await service.ask(Cordon(node_id, cordoned))
         return {"node_id": node_id, "draining": cordoned}
 
-    @app.post("/v1/nodes/{node_id}/drain", tags=["nodes"], dependencies=only_admin, status_code=202)
+    @app.post("/v1/nodes/{node_id}/drain", tags=["nodes"], dependencies=operators, status_code=202)
     async def drain(node_id: str) -> dict[str, Any]:
-        """Place nothing there any more and drain what runs there."""
+        """Place no more instances on a node, and drain those that run there."""
         return await cordon(node_id, True)
 
-    @app.post("/v1/nodes/{node_id}/undrain", tags=["nodes"], dependencies=only_admin, status_code=202)
+    @app.post("/v1/nodes/{node_id}/undrain", tags=["nodes"], dependencies=operators, status_code=202)
     async def undrain(node_id: str) -> dict[str, Any]:
-        """Place there again. Lifts the cordon of a node that is away too."""
+        """Lift a node's cordon, so that instances may be placed there again. Works for an absent node too."""
         return await cordon(node_id, False)

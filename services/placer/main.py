@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import fields
 
 from prometheus_client import REGISTRY
 
@@ -12,19 +11,18 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
+from glowplug.services.placer.app import make
+from glowplug.services.placer.metrics import FleetCollector
+from glowplug.services.placer.settings import PlacerSettings
 from glowplug.telemetry.metrics import FailureCounter
-from services.placer.app import make
-from services.placer.metrics import FleetCollector
-from services.placer.settings import PlacerSettings
 
-HOLE_GRACE_S = 3.0  # an engine finds at its next step that a stage is gone, and its agent reports what it is then
+HOLE_GRACE_S = 3.0  # in which an engine notices the loss of a stage at its next step, and its agent reports it
 
 
 def params_of(settings: PlacerSettings) -> PlacerParams:
-    """The controller's bounds as configured: the settings of the same names, and the stages of a start."""
-    same = {field.name for field in fields(PlacerParams)} & PlacerSettings.model_fields.keys()
-    return PlacerParams(
-        **{name: getattr(settings, name) for name in same},
+    """The controller's parameters from the settings of the same names, and the stages of a start."""
+    return settings.filled(
+        PlacerParams,
         follows_parts=True,
         hole_grace_s=HOLE_GRACE_S,
         start_stages=StageSeconds(

@@ -1,4 +1,4 @@
-"""What the placer shows of the fleet: nodes alive and lost, placements that wait."""
+"""Metrics of the placer: nodes alive and lost, pending placements."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,14 +14,15 @@ REMEMBER_LOST_S = 3600.0
 
 
 class FleetCollector(Collector):
-    """Reads the controller at each scrape; `controller()` is None while the service connects."""
+    """A collector that reads the placer's controller at each scrape; `controller()` is None while the service
+    connects."""
 
     def __init__(self, controller: Callable[[], PlacerController | None], clock: Callable[[], float]) -> None:
         self._controller, self._clock = controller, clock
         self._lost: dict[str, float] = {}  # node_id -> when its silence was noticed
 
     def saw(self, effect: Any) -> None:
-        """An observer of ShellMetrics: the placer says NodeLeft only of nodes that fell silent."""
+        """Note the loss of a node; an observer of ShellMetrics. The placer publishes NodeLeft only for silent nodes."""
         fact = getattr(effect, "payload", None)
         if isinstance(fact, NodeLeft):
             self._lost[fact.node_id] = self._clock()
@@ -42,7 +43,7 @@ class FleetCollector(Collector):
             known = controller.placements.values()
             pending.add_metric(["start"], sum(placement.sent is not None for placement in known))
             lacking = (placement for placement in known if placement.sent is None and not placement.command.waits)
-            pending.add_metric(["room"], sum(1 for _ in lacking))  # what is to sleep takes memory once there is some
+            pending.add_metric(["room"], sum(1 for _ in lacking))  # a start that is to sleep just waits for free memory
         yield from (nodes, up, pending)
 
     def _known(self, alive: list[str], now_s: float) -> Iterator[tuple[str, int]]:

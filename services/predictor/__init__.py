@@ -1,1 +1,1 @@
-"""The predictor: demand to come. Its first form keeps the past."""
+"""The predictor, which records the demand of each model and forecasts it."""

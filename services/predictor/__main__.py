@@ -1,5 +1,5 @@
-"""`python -m services.predictor`."""
+"""`python -m glowplug.services.predictor`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.predictor.main")
+run_service("glowplug.services.predictor.main")

@@ -1,4 +1,4 @@
-"""REST of the predictor: what came, and what is expected."""
+"""REST API of the predictor: observed demand, forecasts, and the capacity of an instance."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.domain.snapshot import Forecast, Quantile
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import make_app
-from services.predictor.settings import PredictorSettings
+from glowplug.services.predictor.settings import PredictorSettings
 
 METRICS: Final[dict[str, Callable[[Forecast | Quantile], float]]] = {
     "concurrency": lambda f: f.concurrency_mean,
@@ -35,9 +35,9 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 
     @app.get("/v1/forecasts", tags=["forecasts"])
     async def forecasts(model: str = "") -> dict[str, Any]:
-        """Forecasts per model, one row for each metric and window: of windows to come, and of `model` also what had
-        been expected of those gone by, from so many windows `ahead`. Empty while no forecasting policy is in force, and
-        `policy` says so. `horizons`: seconds that starts of a model take, where forecasts reach that far."""
+        """Forecasts per model, one row for each metric and window: for windows to come and, if `model` is given, also
+        the earlier forecasts of past windows, made so many windows `ahead`. Empty without a forecasting policy
+        (`policy`). `horizons`: seconds that a start of a model takes, where forecasts reach that far."""
         known = sorted(controller().forecasts.items())
         rows = [row for key, latest in known if model in ("", key) for f in latest for row in _rows(key, f)]
         past = [row for f in controller().past_forecasts(model) for row in _rows(model, f)] if model else []
@@ -47,8 +47,9 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 
     @app.get("/v1/capacities", tags=["forecasts"])
     async def capacities() -> dict[str, Any]:
-        """What one instance takes within its objectives (mu), by model; tokens/s. `rates_from` says whether that was
-        `declared` or `measured` in so many windows of an instance, which used it fully for `used_s` seconds of late."""
+        """The capacity of one instance within its objectives (mu), by model, in tokens/s. `rates_from` tells whether it
+        was `declared`, or `measured` in `num_windows` windows; an instance was lately in full use for `used_s`
+        seconds."""
         known = ((key, controller().throughput(key)) for key in controller().model_keys)
         rows = [
             {
@@ -64,7 +65,7 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 
     @app.get("/v1/windows", tags=["forecasts"])
     async def windows(model: str = "") -> dict[str, Any]:
-        """What was observed: per model, one row a window (requests, tokens, concurrency), oldest first."""
+        """The observed demand per model, one row a window (requests, tokens, concurrency), oldest first."""
         keys = [model] if model else controller().model_keys
         rows = {key: [asdict(w) for w in controller().windows(key)] for key in keys}
         return {"object": "list", "window_s": controller().window_s, "data": rows}
@@ -73,7 +74,7 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 
 
 def _rows(model_key: str, forecast: Forecast) -> Iterator[dict[str, Any]]:
-    """One forecast as a row for each metric. The peak is a quantile of concurrency: nothing above it is expected."""
+    """One row for each metric of a forecast. The peak is the quantile 1 of concurrency."""
     for metric, value in METRICS.items():
         bands = [[quantile.share, value(quantile)] for quantile in forecast.quantiles]
         yield {

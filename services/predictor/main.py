@@ -10,9 +10,9 @@ from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
-from services.predictor.app import make
-from services.predictor.metrics import ForecastCollector
-from services.predictor.settings import PredictorSettings
+from glowplug.services.predictor.app import make
+from glowplug.services.predictor.metrics import ForecastCollector
+from glowplug.services.predictor.settings import PredictorSettings
 
 
 async def serve(stopping: asyncio.Event) -> None:
@@ -20,7 +20,7 @@ async def serve(stopping: asyncio.Event) -> None:
     service = ControlService(World.open("predictor", settings), READS)
     REGISTRY.register(ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None))
     forecaster = choose("prediction", settings.policy_prediction)
-    make_with(forecaster, settings.window_s or 60.0)  # one that cannot be made here says so now
+    make_with(forecaster, settings.window_s or 60.0)  # raises now if the forecaster cannot be made here
     params = settings.params()
     await service.run(stopping, make(service, settings), lambda _: PredictorController(params, forecaster))
 

@@ -1,4 +1,4 @@
-"""What the predictor shows of its forecasts: of the window that is open, with their age and their error of late."""
+"""Metrics of the predictor: forecasts of the open window, with their age and recent error."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,7 +11,8 @@ from glowplug.telemetry.metrics import LabelCap
 
 
 class ForecastCollector(Collector):
-    """Reads the controller at each scrape; `controller()` is None while the service connects."""
+    """A collector that reads the predictor's controller at each scrape; `controller()` is None while the service
+    connects."""
 
     def __init__(self, controller: Callable[[], PredictorController | None]) -> None:
         self._controller, self._cap = controller, LabelCap()

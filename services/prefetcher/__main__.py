@@ -1,5 +1,5 @@
-"""`python -m services.prefetcher`."""
+"""`python -m glowplug.services.prefetcher`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.prefetcher.main")
+run_service("glowplug.services.prefetcher.main")

@@ -13,11 +13,11 @@ from glowplug.controllers.prefetcher.disk import DiskTier
 from glowplug.controllers.prefetcher.messages import DropAsked
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
+from glowplug.services.prefetcher.fetch_rest import fetch_routes
+from glowplug.services.prefetcher.metrics import PrefetcherMetrics
+from glowplug.services.prefetcher.peer_rest import peer_routes
+from glowplug.services.prefetcher.settings import PrefetcherSettings
 from glowplug.weights.link import LinkMeter
-from services.prefetcher.fetch_rest import fetch_routes
-from services.prefetcher.metrics import PrefetcherMetrics
-from services.prefetcher.peer_rest import peer_routes
-from services.prefetcher.settings import PrefetcherSettings
 
 
 def make(service: ControlService, settings: PrefetcherSettings, link: LinkMeter, metrics: PrefetcherMetrics) -> FastAPI:
@@ -72,9 +72,7 @@ def make(service: ControlService, settings: PrefetcherSettings, link: LinkMeter,
     )
     async def drop(digest: str) -> dict[str, Any]:
         """Remove weights from host memory and disk, or cancel their fetch."""
-        service.controller(PrefetcherController)
-        assert service.shell is not None
-        await service.shell.ask(DropAsked(digest, "asked for over REST"))
+        await service.ask(DropAsked(digest, "asked for over REST"))
         return {"digest": digest, "dropped": True}
 
     app.include_router(fetch_routes(service, settings))

@@ -13,13 +13,13 @@ from glowplug.controllers.prefetcher import messages as msg
 from glowplug.domain.errors import NoSpace
 from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
+from glowplug.services.prefetcher.metrics import PrefetcherMetrics
 from glowplug.weights.disk import CopyStopped, DiskCopies
 from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.weights.inventory import is_whole
 from glowplug.weights.region import Region
 from glowplug.weights.source import local_path
 from glowplug.weights.writer import FULL
-from services.prefetcher.metrics import PrefetcherMetrics
 
 log = logging.getLogger(__name__)
 
@@ -60,16 +60,18 @@ class Copier:
         try:
             end = await self._ended(digest, writing.stop)
         except Exception as error:
-            log.exception("copy of %s", digest[:12])
+            log.exception("the copy of %s to disk failed", digest[:12])
             end = msg.CopyEnded(digest=digest, code=DISK_FAILED, message=f"{type(error).__name__}: {error}")
         if self._writing.get(digest) is writing:
             del self._writing[digest]
         if end.code and not end.is_needless and end.code != msg.CANCELLED:
             self._metrics.disk_failures(end.code).inc()
-            log.warning("no copy of %s on disk: %s", digest[:12], end.message)
+            log.warning("the prefetcher has written no copy of %s to disk: %s", digest[:12], end.message)
         elif not end.code:
             self._metrics.disk_written_bytes.inc(end.num_bytes)
-            log.info("copy of %s on disk: %d bytes in %.2f s", digest[:12], end.num_bytes, end.seconds)
+            log.info(
+                "the prefetcher has copied %s to disk: %d bytes in %.2f s", digest[:12], end.num_bytes, end.seconds
+            )
         await self._put(end)
 
     async def _ended(self, digest: str, stop: threading.Event) -> msg.CopyEnded:

@@ -15,9 +15,9 @@ from glowplug.domain.errors import BadRequest, NotFound, WeightsUnavailable
 from glowplug.domain.model import MAX_BYTES, WeightsRef, model_key
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin
+from glowplug.services.prefetcher.settings import PrefetcherSettings
 from glowplug.weights.region import Region, RegionStatus, region_digest
 from glowplug.weights.source import check_reference, file_uri, hub_address, local_path, scheme_of
-from services.prefetcher.settings import PrefetcherSettings
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 UNNAMED = "weights"  # the name of weights whose address has no letter or digit in its last part
@@ -127,10 +127,8 @@ def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRo
     )
     async def bring(body: FetchBody) -> dict[str, Any]:
         """Bring weights into host memory, as for a model that will be started; GET .../{digest} says how far it is."""
-        service.controller(PrefetcherController)
-        assert service.shell is not None
         ref = body.weights.to_ref()
-        await service.shell.ask(FetchAsked(ref, body.model_key or key_of(ref.uri)))
+        await service.ask(FetchAsked(ref, body.model_key or key_of(ref.uri)))
         return await fetch(region_digest(ref))
 
     return router

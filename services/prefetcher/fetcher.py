@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,8 @@ from glowplug.domain.errors import ChecksumMismatch, GlowplugError, NoSpace, Wei
 from glowplug.domain.hardware import Link
 from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
+from glowplug.services.prefetcher.copies import DISK_FAILED, Copier
+from glowplug.services.prefetcher.metrics import PrefetcherMetrics
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.disk import CopyUnusable, DiskCopies, DiskSource
@@ -27,8 +28,6 @@ from glowplug.weights.sources import open_source
 from glowplug.weights.sources.peer import PeerRegion, peer_token
 from glowplug.weights.transfer import LOCAL
 from glowplug.weights.writer import FULL, is_unchanged
-from services.prefetcher.copies import DISK_FAILED, Copier
-from services.prefetcher.metrics import PrefetcherMetrics
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +65,13 @@ class Fetcher:
         fetch_options: FetchOptions = FetchOptions(),
         source_options: SourceOptions = SourceOptions(),
         link_bytes_per_s: float = 0.0,
-        seed: int = 0,
         copies: DiskCopies | None = None,
         max_peers: int = 0,
         admin_token: str = "",
     ) -> None:
         self.shm_dir, self.node_id = shm_dir, node_id
         self._put, self._metrics, self._tracing = put, metrics, tracing
-        self._fetch_options, self._seed = fetch_options, seed
+        self._fetch_options = fetch_options
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
         self._source_options = replace(source_options, window=self.link.window)
         self._disk_link = LinkMeter(f"{node_id}/disk", 0.0)
@@ -118,7 +116,7 @@ class Fetcher:
             end = await self._failed(running, error.code, error.message)
         except Exception as error:
             if not isinstance(error, OSError):
-                log.exception("fetch of %s", effect.digest)
+                log.exception("the fetch of %s failed", effect.digest)
             is_full = isinstance(error, OSError) and error.errno in FULL
             code = NoSpace.code if is_full else WeightsUnavailable.code
             end = await self._failed(running, code, f"{type(error).__name__}: {error}")
@@ -155,7 +153,7 @@ class Fetcher:
             return None
         except (CopyUnusable, ChecksumMismatch, WeightsUnavailable) as error:
             why = error.message if isinstance(error, GlowplugError) else str(error)
-            log.warning("the copy of %s on disk is of no use: %s", digest[:12], why)
+            log.warning("the prefetcher cannot use the copy of %s on disk: %s", digest[:12], why)
             self._metrics.disk_failures(getattr(error, "code", DISK_FAILED)).inc()
             running.fetch, running.scheme = None, ""
             await asyncio.to_thread(self.region(digest).clear_bytes)
@@ -166,13 +164,17 @@ class Fetcher:
                 await asyncio.to_thread(copy.restore, self.region(digest))
                 await asyncio.to_thread(copy.forget_pages)
             except OSError as error:  # the weights are here, and checked
-                log.warning("after the copy of %s was read: %s", digest[:12], error)
+                log.warning(
+                    "the prefetcher has read the copy of %s on disk and could not tidy up after it: %s",
+                    digest[:12],
+                    error,
+                )
         return end
 
     async def _without_damage(self, running: _Running, copy: DiskSource, error: PiecesWrong) -> None:
         """Some pieces of the copy are damaged: those alone are brought from the source, and the copy is given up."""
         digest, fetch = running.effect.digest, running.fetch
-        log.warning("the copy of %s on disk: %s", digest[:12], error)
+        log.warning("the prefetcher drops the copy of %s on disk: %s", digest[:12], error)
         self._metrics.disk_failures(DISK_FAILED).inc()
         self._metrics.wrong_pieces(copy.scheme).inc(fetch.tally.num_wrong_pieces if fetch else 0)
         await asyncio.to_thread(copy.keep, self.region(digest), fetch.landed if fetch else [])
@@ -197,7 +199,6 @@ class Fetcher:
             self._disk_link if copy else self.link,
             on_sized,
             options=options,
-            rng=random.Random(f"{self._seed}/{effect.digest}"),
             priority=running.urgency,
             first_byte=effect.first_byte,
             last_byte=effect.last_byte,
@@ -296,7 +297,12 @@ class Fetcher:
         try:
             region.fail(effect.code, effect.message, failed_at=time.time(), instance_ids=effect.instance_ids)
         except OSError as error:
-            log.error("cannot write down that %s failed (%s): %s", effect.digest[:12], effect.message, error)
+            log.error(
+                "the prefetcher cannot record that the fetch of %s failed (%s): %s",
+                effect.digest[:12],
+                effect.message,
+                error,
+            )
 
     async def _drop(self, effect: msg.DropRegion, _: Event | None) -> None:
         if effect.evicted:
@@ -331,7 +337,7 @@ class Fetcher:
         try:
             write_links(self.shm_dir, self.node_id, [link])
         except OSError as error:
-            log.warning("cannot write the links: %s", error)
+            log.warning("the prefetcher cannot tell the agent how busy the links are: %s", error)
 
     async def close(self) -> None:
         """Stop every task; their regions stay to be resumed."""
@@ -371,13 +377,13 @@ class SourceChecks:
         try:
             source = open_source(uri, self._options)
         except WeightsUnavailable as error:
-            log.warning("cannot check %s: %s", redacted(uri), error)
+            log.warning("the prefetcher cannot check whether %s has changed: %s", redacted(uri), error)
             return False
         try:
             async with asyncio.timeout(within_s):
                 info = await source.probe()
         except (WeightsUnavailable, SourceInterrupted, TimeoutError) as error:
-            log.debug("cannot check %s: %s", redacted(uri), error)
+            log.debug("the prefetcher cannot check whether %s has changed: %s", redacted(uri), error)
             return False
         finally:
             await source.close()

@@ -9,21 +9,21 @@ from typing import Any
 
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import Measured, RegionsFound
-from glowplug.controllers.prefetcher.params import PrefetcherParams
+from glowplug.controllers.prefetcher.params import IMPORTANCE, PrefetcherParams
 from glowplug.controllers.prefetcher.reads import reads_of
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.hardware import CachedWeights
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Shell
+from glowplug.services.prefetcher.app import make
+from glowplug.services.prefetcher.fetcher import Fetcher
+from glowplug.services.prefetcher.metrics import PrefetcherMetrics
+from glowplug.services.prefetcher.settings import PrefetcherSettings
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.inventory import DiskContent, read_inventory, write_disk
 from glowplug.weights.region import Region, region_digest
 from glowplug.weights.sources import load_libraries
-from services.prefetcher.app import make
-from services.prefetcher.fetcher import Fetcher
-from services.prefetcher.metrics import PrefetcherMetrics
-from services.prefetcher.settings import PrefetcherSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def found_disk(settings: PrefetcherSettings) -> Disk:
         capacity_bytes = settings.disk_capacity_bytes(sum(copy.num_bytes for copy in whole))
     except OSError as error:
         trouble = f"cannot keep weights in GLOWPLUG_DISK_CACHE_DIR={settings.disk_dir}: {error.strerror or error}"
-        log.warning("no disk tier: %s", trouble)
+        log.warning("the prefetcher keeps no weights on disk: %s", trouble)
         return Disk(trouble=trouble)
     return Disk(copies, whole, capacity_bytes, "" if capacity_bytes else f"nothing is free at {settings.disk_dir}")
 
@@ -75,8 +75,7 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     world = World.open("prefetcher", settings)
-    importance = settings.importance()
-    reads = reads_of(settings.policy_caching, importance)  # a name that does not exist says so now
+    reads = reads_of(settings.policy_caching, IMPORTANCE)  # a name that does not exist says so now
     metrics = PrefetcherMetrics(settings.node_id)
     try:
         capacity_bytes = settings.capacity_bytes()
@@ -95,26 +94,18 @@ async def serve(stopping: asyncio.Event) -> None:
         fetch_options=settings.fetch_options(),
         source_options=settings.source_options(),
         link_bytes_per_s=settings.link_bytes_per_s,
-        seed=settings.fetch_seed,
         copies=disk.copies,
         max_peers=settings.max_peers,
         admin_token=settings.admin_token,
     )
 
     def controller(_: int) -> PrefetcherController:
-        params = PrefetcherParams(
+        params = settings.filled(
+            PrefetcherParams,
             capacity_bytes=capacity_bytes,
-            max_fetches=settings.max_fetches,
-            max_queue=settings.max_fetch_queue,
-            room_wait_s=settings.room_wait_s,
-            hold_s=settings.hold_s,
-            heal_s=settings.heal_s,
             caching=settings.policy_caching,
-            importance=importance,
             disk_bytes=disk.capacity_bytes,
             disk_trouble=disk.trouble,
-            disk_retry_s=settings.disk_retry_s,
-            copy_after_s=settings.copy_after_s,
         )
         made = PrefetcherController(settings.node_id, params, digest_of=region_digest)
         made.handle(found_regions(settings, disk), time.time())
@@ -158,7 +149,7 @@ def _wrote(settings: PrefetcherSettings, on_disk: DiskContent) -> bool:
     try:
         write_disk(settings.shm_dir, settings.node_id, on_disk)
     except OSError as error:
-        log.warning("cannot write what lies on disk: %s", error)
+        log.warning("the prefetcher cannot tell the agent which weights lie on disk: %s", error)
         return False
     return True
 

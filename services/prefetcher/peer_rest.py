@@ -1,7 +1,6 @@
 """What other nodes' prefetchers read here: which pieces of weights have landed, and their bytes."""
 
 import asyncio
-import hmac
 import os
 import re
 from collections.abc import AsyncIterator
@@ -10,9 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from glowplug.domain.errors import BadRequest, Conflict, NoCapacity, NotFound, Unauthorized
+from glowplug.domain.errors import BadRequest, Conflict, NoCapacity, NotFound
+from glowplug.runtime.rest import admin
+from glowplug.services.prefetcher.fetch_rest import DIGEST
+from glowplug.services.prefetcher.metrics import PrefetcherMetrics
+from glowplug.services.prefetcher.settings import PrefetcherSettings
 from glowplug.weights.inventory import is_whole
 from glowplug.weights.link import SERVING, LinkMeter
 from glowplug.weights.pieces import Layout, read_landed, read_layout, read_piece_digests
@@ -20,12 +22,8 @@ from glowplug.weights.region import Region
 from glowplug.weights.source import SourceFile, checked_relative
 from glowplug.weights.sources.peer import holding_json, peer_token
 from glowplug.weights.transfer import Holding
-from services.prefetcher.metrics import PrefetcherMetrics
-from services.prefetcher.settings import PrefetcherSettings
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
-_bearer = HTTPBearer(auto_error=False)
 
 
 def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Holding:
@@ -36,7 +34,7 @@ def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Hol
     except (TypeError, ValueError):
         files = ()
     if [(f.path, f.num_bytes) for f in files] != [(f.path, f.num_bytes) for f in layout.files]:
-        raise NotFound(f"there is too little known of {region.digest[:12]}")
+        raise NotFound(f"this node does not know which files {region.digest[:12]} has")
     if is_whole(region):
         info = region.read_state().info
         digests = read_piece_digests(region.directory, layout) if with_digests else ()
@@ -47,18 +45,13 @@ def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Hol
 
 def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: PrefetcherMetrics) -> APIRouter:
     """The routes below /v1/regions."""
-    expected = peer_token(settings.admin_token)
-
-    async def guarded(given: HTTPAuthorizationCredentials | None = Depends(_bearer)) -> None:
-        if expected and not (given and hmac.compare_digest(given.credentials.encode(), expected.encode())):
-            raise Unauthorized("the token of the fleet's nodes is missing or wrong")
-
-    router = APIRouter(tags=["peers"], dependencies=[Depends(guarded)])
+    only_nodes = admin(peer_token(settings.admin_token), "the token of the fleet's nodes is missing or wrong")
+    router = APIRouter(tags=["peers"], dependencies=[Depends(only_nodes)])
     serving = _Serving(settings.max_peer_reads)
 
     def found(digest: str) -> tuple[Region, Layout]:
         region = Region.at(settings.shm_dir, settings.node_id, digest)
-        layout = read_layout(region.directory) if _DIGEST.fullmatch(digest) else None
+        layout = read_layout(region.directory) if DIGEST.fullmatch(digest) else None
         if layout is None:
             raise NotFound(f"no weights {digest[:80]} on {settings.node_id}")
         return region, layout
@@ -113,7 +106,7 @@ class _Serving:
     def check(self) -> None:
         """Raises NoCapacity."""
         if self._num_reads >= self._max_reads:
-            raise NoCapacity(f"{self._num_reads} other nodes read here already", retry_after_s=1)
+            raise NoCapacity(f"{self._num_reads} other nodes already read from this one", retry_after_s=1)
 
     async def passed(
         self, chunks: AsyncIterator[bytes], link: LinkMeter, metrics: PrefetcherMetrics

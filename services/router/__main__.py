@@ -1,5 +1,5 @@
-"""`python -m services.router`."""
+"""`python -m glowplug.services.router`."""
 
 from glowplug.runtime.entry import run_service
 
-run_service("services.router.main")
+run_service("glowplug.services.router.main")

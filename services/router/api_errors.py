@@ -1,7 +1,7 @@
-"""Errors in the shape of the API that a client speaks: OpenAI's object, or Anthropic's on the paths of its own.
+"""Errors in the shape of the client's API: OpenAI's object, or Anthropic's and Ollama's on paths of their own.
 
-What an engine answers instead of an answer is read here, whichever engine it is, and says the same in that shape: a
-string for a code, the field where one is named, and a status that is about the client's request or about the engine.
+`read` turns the error answers of all engines into that shape: a string as the code, the wrong field where the engine
+names one, and a status that tells a fault of the request from a fault of the engine.
 """
 
 import re
@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from glowplug.domain.errors import GlowplugError
-from services.router.wire import MESSAGES, encode_json, is_anthropic
+from glowplug.services.router.wire import MESSAGES, encode_json, is_anthropic
 
+OLLAMA = b"/api/"  # prefix of the paths of Ollama's API
 _RESPONSES = b"/v1/responses"
-MESSAGE_CHARS = 2000  # of an engine's own words that a client gets
-ENGINE_RETRY_S = 1.0  # after which a client asks again that an engine has sent away for now
+MESSAGE_CHARS = 2000  # longest part of an engine's error message that a client gets
+ENGINE_RETRY_S = 1.0  # Retry-After of an engine's 429 or 503
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -26,12 +27,15 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# llama.cpp says how many of how many in fields of their own; vLLM and the emulated engine in the sentence.
+# llama.cpp gives prompt length and context size in fields of their own; vLLM and the emulated engine in the sentence.
 _TOO_LONG = re.compile(
     r"maximum context length|maximum model length|context (?:size|window|length)|longer than the context"
     r"|max_model_len",
     re.IGNORECASE,
 )
+# llama.cpp's error (status 500) for a text to embed that is longer than its batch, which is its context (see
+# llamacpp_host.py).
+_BATCH = re.compile(r"input \((\d+) tokens\) is too large to process\..*\(current batch size: (\d+)\)", re.DOTALL)
 _PROMPT_FIELDS = {
     b"/v1/chat/completions": "messages",
     MESSAGES: "messages",
@@ -69,7 +73,7 @@ class ApiError(GlowplugError):
 
 
 def refused(status: int, message: str, code: str = "bad_request", retry_after_s: float | None = None) -> ApiError:
-    """What came cannot be taken as a request: the answer it gets, after which its connection is closed."""
+    """The error for bytes that are not an acceptable request; its connection is closed after the answer."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return ApiError(status, message, kind, code, retry_after_s=retry_after_s)
 
@@ -80,6 +84,8 @@ STOPPING = ApiError(503, "This router is stopping.", "service_unavailable", "rou
 def body(path: bytes, error: GlowplugError) -> bytes:
     """The error object of the answer to a request of `path`."""
     status, message = error.status, error.message
+    if path.startswith(OLLAMA):
+        return encode_json({"error": message})
     if is_anthropic(path):
         kind = _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
         return encode_json({"type": "error", "error": {"type": kind, "message": message}})
@@ -88,21 +94,21 @@ def body(path: bytes, error: GlowplugError) -> bytes:
 
 
 def no_retry(error: GlowplugError) -> bytes:
-    """A header line where asking again would not help. Clients do so by themselves after a 5xx; the SDKs of both APIs
+    """The header line that stops SDKs from retrying a 501, else b"". The SDKs of both APIs retry a 5xx by default and
     read this header."""
     return b"x-should-retry: false\r\n" if error.status == 501 else b""
 
 
 def retry_after(error: GlowplugError) -> bytes:
-    """A header line where it is known when to ask again."""
+    """The Retry-After header line of an error that says when to ask again, else b""."""
     return b"retry-after: %d\r\n" % round(error.retry_after_s) if error.retry_after_s else b""
 
 
 def event(path: bytes, error: bytes) -> bytes:
-    """One SSE event that carries such an object, after which a stream closes without the event that would end it."""
+    """The SSE event that carries an error object. The stream closes after it, without its usual last event."""
     if is_anthropic(path):
         return b"event: error\ndata: " + error + b"\n\n"
-    if path == _RESPONSES:  # its events have a type each; clients of OpenAI's raise what stands in `error`
+    if path == _RESPONSES:  # each of its events has a type; OpenAI's clients raise what is in `error`
         found = msgspec.json.decode(error)
         fields = {k: found["error"][k] for k in ("message", "code", "param")}
         return b"event: error\ndata: " + encode_json({"type": "error", **fields, **found}) + b"\n\n"
@@ -110,7 +116,8 @@ def event(path: bytes, error: bytes) -> bytes:
 
 
 def read(status: int, answer: bytes, path: bytes) -> ApiError:
-    """Read an engine's answer that is no answer, with its HTTP status (one inside it counts where that is 200)."""
+    """Turn an engine's error answer into an ApiError. Where the HTTP `status` is below 400, the status inside the
+    answer counts."""
     found = _object(answer)
     message = _text(found.get("message")) or answer.decode("utf-8", "replace").strip() or f"HTTP status {status}"
     message = message[:MESSAGE_CHARS]
@@ -118,11 +125,11 @@ def read(status: int, answer: bytes, path: bytes) -> ApiError:
     if status < 400:
         status = inner if type(inner) is int and 400 <= inner <= 599 else 502
     code, param = inner if type(inner) is str else "", found.get("param")
-    too_long = _too_long(found, message) if status in (400, 413, 422) else ""
+    too_long = _too_long(found, message) if status in (400, 413, 422) or _BATCH.search(message) else ""
     if too_long:
         where = _PROMPT_FIELDS.get(path, "input")
         return ApiError(400, too_long, "invalid_request_error", "context_length_exceeded", where)
-    if status in (401, 403):  # it is the router's key that the engine does not take: the client's is another
+    if status in (401, 403):  # the engine refuses the router's key, not the client's
         return ApiError(502, "The engine refuses the router's key.", "server_error", "engine_refused_key")
     if status in (404, 405) and "does not exist" not in message:
         status, code, message = 501, "not_supported", f"The engine does not answer {path.decode()}: {message}"
@@ -135,7 +142,7 @@ def read(status: int, answer: bytes, path: bytes) -> ApiError:
 
 
 def _object(answer: bytes) -> dict[str, Any]:
-    """The innermost object that says what is wrong: of OpenAI, Anthropic, llama.cpp, vLLM and FastAPI alike."""
+    """The innermost error object of an answer in the shape of OpenAI, Anthropic, llama.cpp, vLLM or FastAPI."""
     try:
         found = msgspec.json.decode(answer)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -156,13 +163,19 @@ def _text(value: Any) -> str:
 
 
 def _too_long(found: dict[str, Any], message: str) -> str:
-    """What to say of a prompt that does not fit the context, in OpenAI's sentence where the numbers are known; "" when
-    that is not what the engine says."""
+    """The message for a prompt that does not fit the context, in OpenAI's sentence where the numbers are known; "" when
+    the engine's error is another one."""
     num_tokens, context = found.get("n_prompt_tokens"), found.get("n_ctx")
+    if (batch := _BATCH.search(message)) is not None:
+        return _too_many(int(batch[1]), int(batch[2]))
     is_told = found.get("type") == "exceed_context_size_error" or found.get("code") == "context_length_exceeded"
     if type(num_tokens) is int and type(context) is int and is_told:
-        return (
-            f"This model's maximum context length is {context} tokens. However, your request has {num_tokens} tokens. "
-            "Please reduce its length."
-        )
+        return _too_many(num_tokens, context)
     return message if is_told or _TOO_LONG.search(message) else ""
+
+
+def _too_many(num_tokens: int, context: int) -> str:
+    return (
+        f"This model's maximum context length is {context} tokens. However, your request has {num_tokens} tokens. "
+        "Please reduce its length."
+    )

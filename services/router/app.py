@@ -1,14 +1,16 @@
-"""REST of the router: its queues, and the requests of now and just before."""
+"""REST API of the router: its queues, its live requests and the last finished ones."""
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query
 
+from glowplug.domain.access import ApiKey, Role, find_key
 from glowplug.runtime.rest import admin, make_app
-from services.router.exchange import Exchange
-from services.router.reports import Reports
-from services.router.request_table import RequestTable
-from services.router.settings import RouterSettings
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.reports import Reports
+from glowplug.services.router.request_table import RequestTable
+from glowplug.services.router.settings import RouterSettings
 
 
 def make(settings: RouterSettings, table: RequestTable[Exchange], reports: Reports) -> FastAPI:
@@ -16,10 +18,15 @@ def make(settings: RouterSettings, table: RequestTable[Exchange], reports: Repor
         "router",
         settings.service_id,
         ready=table.not_ready,
-        policies=lambda: {"routing": settings.policy_routing},
+        policies=lambda: {"routing": settings.policy_routing, "fairness": settings.policy_fairness},
         description="The queue and the requests of one router. The OpenAI API is on the data port.",
     )
-    routes = APIRouter(prefix="/v1", tags=["requests"], dependencies=[Depends(admin(settings.admin_token))])
+
+    async def find(presented: str) -> ApiKey | None:
+        return find_key(table.keys.rows, presented, time.time())
+
+    viewers = Depends(admin(settings.admin_token, least=Role.VIEWER, find=find))
+    routes = APIRouter(prefix="/v1", tags=["requests"], dependencies=[viewers])
 
     @routes.get("/queue")
     async def queue() -> dict[str, Any]:
@@ -28,7 +35,7 @@ def make(settings: RouterSettings, table: RequestTable[Exchange], reports: Repor
 
     @routes.get("/requests")
     async def requests(limit: int = Query(200, ge=1, le=10_000)) -> dict[str, Any]:
-        """Live requests, oldest first, then finished ones, newest first. No prompts."""
+        """Live requests, oldest first, then those that finished or were refused, newest first. No prompts."""
         return {"object": "list", "data": reports.rows(limit)}
 
     app.include_router(routes)

@@ -1,11 +1,10 @@
-"""The client side of the data port: HTTP/1.1 requests in, one at a time per connection, in order.
+"""The client side of the data port: HTTP/1.1 connections whose requests are answered one at a time, in order.
 
-Everything a client may do wrong ends here with an answer in OpenAI's shape: heads or bodies that are too large or too
-slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait, and so does the refusal of
-what stands behind them: answers leave in the order of the requests, and a refusal is the last of them.
+A head or body that is too large or too slow, and text that is not HTTP, gets an error in OpenAI's shape here. Pipelined
+requests wait for the answers before them, and so does a refusal, which is the last answer of its connection.
 
-A client may close its sending side behind its last request and still read. TCP shows no difference to one that has left
-until something is sent to it, so what is certain to come is sent at once: the first bytes of the answer's status line.
+A client may close its sending side after its last request and still read. TCP cannot tell such a client from one that
+has left until something is sent, so the bytes that every answer begins with are sent at once.
 """
 
 import asyncio
@@ -19,22 +18,27 @@ from typing import cast
 import httptools
 
 from glowplug.domain.errors import GlowplugError
-from services.router import api_errors, http_request, tracing, wire
-from services.router.api_errors import refused
-from services.router.exchange import Exchange
-from services.router.http_request import HttpRequest
-from services.router.port_context import PortContext
-from services.router.request_table import Stage
+from glowplug.services.router import api_errors, http_request, tracing, wire
+from glowplug.services.router.api_errors import refused
+from glowplug.services.router.batch_paths import FILES
+from glowplug.services.router.ends import Answerer
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.port_context import PortContext
+from glowplug.services.router.request_table import Stage
+from glowplug.services.router.upload import Upload
 
 log = logging.getLogger(__name__)
-# Waiting for a request, within one, or reading no more of them: the client has sent all, or the last answer is decided.
+# States: waiting for a request, in its head, in its body, or reading no more requests (the client has sent all, or the
+# last answer is decided).
 IDLE, HEAD, BODY, LINGER = range(4)
 PARSE_BYTES = 16 * 1024  # parsed at a time, so that one read of many small requests is not hundreds of them in memory
+UPLOAD_SLICE = 1 << 20  # bytes of a file that a client sends at least within `body_s`
 TCP_CLOSED = 7  # TCP_CLOSE of Linux's tcp_info
 _monotonic, _epoch = time.monotonic, time.time
 _NONE = HttpRequest()  # between two requests
-# Takes one complete request, while none other is answered on its connection. True when an exchange now has it: its body
-# counts as buffered until that is over.
+# Takes one complete request while no other one is being answered on its connection. Returns True when an exchange now
+# has the request, whose body then counts as buffered until the exchange ends.
 Take = Callable[["ClientConnection", HttpRequest], bool]
 
 
@@ -43,7 +47,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, context: PortContext[Exchange], take: Take, others: "set[ClientConnection]") -> None:
         self._context, self._take, self._others = context, take, others
-        self.exchange: Exchange | None = None
+        self.exchange: Answerer | None = None
         self.write_paused = False
         self.write_paused_at = 0.0
         self.state = IDLE
@@ -55,12 +59,13 @@ class ClientConnection(asyncio.Protocol):
         self._closing = False  # the last answer on this connection is written
         self._refusal: tuple[int, bytes] | None = None  # the last answer, once all before it are written
         self._owes_continue = False
-        self._unread: bytes | memoryview = b""  # came while too many requests waited
+        self._unread: bytes | memoryview = b""  # received while too many requests waited
         self._head_bytes = 0
         self._body_bytes = 0
-        self._framed_bytes = self._framed_at_body = 0  # of a body with its framing; when its last piece came
+        self._framed_bytes = self._framed_at_body = 0  # bytes of the body with its framing; the same at its last piece
         self._num_trailers = 0
         self._body: bytes | bytearray = b""
+        self._upload: Upload | None = None  # receives the body of the request that is coming in
         self._now = _NONE
         self._parser = httptools.HttpRequestParser(self)
 
@@ -98,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             reason = error.__context__  # what a callback of ours has raised
             if not isinstance(reason, GlowplugError):
-                log.exception("a request could not be read")
+                log.exception("failed to parse a request; it gets a 500")
                 reason = refused(500, "The router failed to read the request.", "internal_error")
             self.refuse(reason)
         except httptools.HttpParserError as error:
@@ -111,15 +116,16 @@ class ClientConnection(asyncio.Protocol):
                 self.refuse(refused(431, f"{what} are larger than {limits.header_bytes} bytes.", "headers_too_large"))
 
     def _is_framing_too_large(self) -> bool:
-        """Chunk extensions and trailers: those since the last piece of body, and with the sizes all of this body's."""
+        """Return whether a chunked body has too much framing: since its last piece of body, or altogether."""
         limits = self._context.limits
         most = limits.header_bytes + limits.chunk_overhead * self._body_bytes
         since_body = self._framed_bytes - self._framed_at_body
         return since_body > limits.header_bytes or self._framed_bytes - self._body_bytes > most
 
     def _advance(self) -> None:
-        """Take the next complete requests while none is being answered. One that is answered at once comes back here
-        from within: the loop goes on, not deeper. After as many as may wait, other connections are served."""
+        """Take the next complete requests while none is being answered. A request that is answered at once calls this
+        method again, which returns, and the loop goes on. After `num_pipelined` requests other connections get a
+        turn."""
         if self._advancing:
             return
         self._advancing = True
@@ -154,11 +160,11 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def _may_answer(self) -> bool:
-        """Whether the next request may be taken: none is being answered, and the client reads its answers."""
+        """Return whether the next request may be taken: none is being answered, and the client reads its answers."""
         return self.exchange is None and not (self.write_paused or self._closing or self.transport.is_closing())
 
     def _all_answered(self) -> None:
-        """Every complete request has its answer: now what stands behind them."""
+        """Once every complete request is answered: send the pending refusal, close, or send `100 Continue`."""
         if self._refusal is not None:
             status, answer = self._refusal
             self._refusal = None
@@ -172,7 +178,8 @@ class ClientConnection(asyncio.Protocol):
             self.write(wire.CONTINUE)
 
     def eof_received(self) -> bool:
-        """The client sends no more. Whether it still reads is asked by writing to it. True keeps the connection."""
+        """Note that the client sends no more, and write to it to find out whether it still reads. Returns True to keep
+        the connection."""
         self._all_sent = True
         if self._closing:
             return False
@@ -186,7 +193,7 @@ class ClientConnection(asyncio.Protocol):
         return not self._is_reset()
 
     def _begin_status_line(self) -> None:
-        """Send what every answer begins with, and leave it out of the next."""
+        """Send the bytes that every answer begins with now, and leave them out of the next answer."""
         write = self.write
 
         def write_rest(data: bytes) -> None:
@@ -198,7 +205,8 @@ class ClientConnection(asyncio.Protocol):
         self.write = write_rest
 
     def _is_reset(self) -> bool:
-        """Whether the connection is gone, as the kernel knows: nothing reads from it, so the loop does not say so."""
+        """Return whether the kernel has closed the connection, which the loop does not notice while it reads
+        nothing."""
         if not hasattr(socket, "TCP_INFO"):
             return False
         info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
@@ -254,7 +262,9 @@ class ClientConnection(asyncio.Protocol):
         self.state, self.since = BODY, _monotonic()
         self._framed_bytes = self._framed_at_body = self._num_trailers = 0
         length = now.headers.get(b"content-length")
-        if length is not None and int(length) > limits.body_bytes:
+        if now.path == FILES and self._parser.get_method() == b"POST":
+            self._begin_upload(now, None if length is None else int(length))
+        elif length is not None and int(length) > limits.body_bytes:
             raise http_request.body_too_large(limits)
         if b"expect" in now.headers and now.is_http11:
             if now.headers[b"expect"].lower() != b"100-continue":
@@ -267,6 +277,9 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         self._framed_at_body = self._framed_bytes
+        if self._upload is not None:
+            self._feed(self._upload, len(body), body)
+            return
         self._context.buffered_bytes += len(body)
         if not self._body:
             self._body = body
@@ -282,6 +295,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         now = self._now
+        now.upload, self._upload = self._upload, None
         now.body = bytes(self._body)
         self._body_bytes, self._body = 0, b""  # counted on in `now.body`, until its request is over
         now.method = self._parser.get_method()
@@ -292,13 +306,36 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.append(now)
         self._now = _NONE
 
+    def _begin_upload(self, now: HttpRequest, length: int | None) -> None:
+        """Have the body of a file received on disk. Raises GlowplugError."""
+        self._upload = upload = self._context.begin_upload(now, length)
+        upload.pause = self._pause_upload
+
+    def _feed(self, upload: Upload, num_bytes: int, body: bytes) -> None:
+        """Take a part of a file. A client that sends a slice within `body_s` is not too slow."""
+        if self._body_bytes // UPLOAD_SLICE > (self._body_bytes - num_bytes) // UPLOAD_SLICE:
+            self.since = _monotonic()
+        upload.feed(body)
+
+    def _pause_upload(self, paused: bool) -> None:
+        self.since = _monotonic()
+        if not self.transport.is_closing() and not self._all_sent and self._reads_paused != paused:
+            self._reads_paused = paused
+            (self.transport.pause_reading if paused else self.transport.resume_reading)()
+
     def _forget_unanswered(self) -> None:
-        """Drop what is complete and what is not."""
+        """Drop all requests that have no answer yet, complete or not."""
         self._context.buffered_bytes -= sum(len(request.body) for request in self._waiting)
+        for request in self._waiting:
+            if request.upload is not None:
+                request.upload.close()
         self._waiting.clear()
         self._forget_incomplete()
 
     def _forget_incomplete(self) -> None:
+        if self._upload is not None:
+            self._upload.close()
+            self._upload, self._body_bytes = None, 0
         self._context.buffered_bytes -= self._body_bytes
         self._body_bytes = 0
         self._body = self._unread = b""
@@ -308,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
     def respond(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
     ) -> bool:
-        """Send a whole answer of the router's own. Whether the connection stays open after it."""
+        """Send a whole answer of the router's own. Returns whether the connection stays open after it."""
         keep_alive = request.keep_alive and not self._context.table.stage
         self.write(self._answer(request, status, body, headers, more, keep_alive=keep_alive))
         if self.exchange is None and not keep_alive:
@@ -318,24 +355,27 @@ class ClientConnection(asyncio.Protocol):
     def _answer(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes, more: bytes, *, keep_alive: bool
     ) -> bytes:
-        headers += b"x-request-id: %b\r\n" % request.request_id.encode() + self._context.access.cors(request)
+        headers += (
+            b"x-request-id: %b\r\n" % request.request_id.encode() + self._context.access.cors(request) + request.notes
+        )
         head = wire.head(status, headers + more + wire.content_length(len(body)), keep_alive=keep_alive)
         return head if request.method == b"HEAD" else head + body
 
     def refuse(self, error: GlowplugError) -> None:
-        """Answer a request that is not complete after all before it are answered, and close then."""
+        """Refuse an incomplete request: answer it after all requests before it, then close the connection."""
         request, self._now = self._now if self._now is not _NONE else HttpRequest(), _NONE
         self._forget_incomplete()
         self.state, self.since = LINGER, _monotonic()
         if not request.request_id:
             request.request_id = tracing.request_id(request.headers.get(b"x-request-id"))
-        body, more = api_errors.body(request.path, error), api_errors.retry_after(error)
+        self._context.report_refusal(request, error)
+        body, more = api_errors.body(request.path, error), api_errors.retry_after(error) + api_errors.no_retry(error)
         answer = self._answer(request, error.status, body, wire.JSON_HEADERS, more, keep_alive=False)
         self._refusal = error.status, answer
         self._advance()
 
     def exchange_over(self, keep_alive: bool) -> None:
-        """The answer is written. Go on with what was pipelined behind it."""
+        """Go on with the pipelined requests after an exchange has written its answer."""
         self.exchange = None
         if not keep_alive or (
             self._context.table.stage >= Stage.DRAINING and not self._waiting and self._refusal is None
@@ -348,8 +388,8 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def _finish(self) -> None:
-        """The last answer is written: close. Where the client may still be sending, that is read and dropped for a
-        while, so that closing does not tear the answer away."""
+        """Close after the last answer. If the client may still be sending, read and drop that for `linger_s` first,
+        since closing at once could cost the client the answer."""
         if self._all_sent or (self.state == IDLE and not self._waiting and not self._unread):
             self.close()
             return
@@ -363,14 +403,14 @@ class ClientConnection(asyncio.Protocol):
         self._context.loop.call_later(self._context.limits.linger_s, self.close)
 
     def close(self) -> None:
-        """Close after what is written has gone out."""
+        """Close the connection once all written bytes have been sent."""
         self._closing = True
         self.transport.close()
 
     # -- time ---------------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """Called about once a second: no client may be slow for ever."""
+        """Time out slow clients; called about once a second."""
         limits = self._context.limits
         waited_s = now - self.since
         is_deaf = self.exchange is not None and (self._all_sent or self._reads_paused)
@@ -378,7 +418,7 @@ class ClientConnection(asyncio.Protocol):
         if is_stalled or (is_deaf and self._is_reset()):
             self.transport.abort()
         elif self._reads_paused:
-            return  # what is missing of a request may have come
+            return  # the missing part of a request may have arrived unread
         elif self.state == HEAD and waited_s > limits.header_s:
             self.refuse(refused(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout"))
         elif self.state == BODY and waited_s > limits.body_s:
@@ -387,7 +427,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def postpone(self, by_s: float) -> None:
-        """This process has slept for so long: no client was slow meanwhile."""
+        """Extend all timeouts by the time that this process was suspended."""
         self.since += by_s
         self.write_paused_at += by_s
 

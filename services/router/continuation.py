@@ -1,22 +1,22 @@
-"""A streamed answer that outlives its engine: what the client has been sent of it, the request with which another
-engine goes on, and that engine's events as the client gets them.
+"""A streamed answer that outlives its engine: the part that the client has, the request with which another engine
+continues, and that engine's events rewritten for the client.
 
-Pure: bytes in, bytes out. The client's stream stays one: one id, one `created`, one role, no token twice and none
-left out, and a usage that counts the prompt once and the tokens of all engines. An engine goes on in one of two ways:
+Pure: bytes in, bytes out. The client sees one stream: one id, one `created`, one role, no token twice and none
+left out, and a usage that counts the prompt once and the tokens of all engines. An engine continues in one of two ways:
 
 by text     the answer so far is the last message of a chat, open-ended (`continue_final_message`), or the end of the
             prompt of a completion. The usual tokenizers split a text that is cut between two tokens as it was
             generated, so that the next engine reads the same tokens.
-by tokens   vLLM says the tokens of prompt and answer (`return_token_ids`); they are the prompt of a completion, and
-            nothing is tokenized again.
+by tokens   vLLM returns the token ids of prompt and answer (`return_token_ids`); they become the prompt of a
+            completion, and nothing is tokenized again.
 
-These are computed again, as a batch, which rounds otherwise than one by one: a greedy answer is the one that it would
-have been but where two next tokens are nearly as likely. What the sampler keeps is lost: a seed begins anew, so a
-sampled answer goes on with other draws from the same distribution, and vLLM counts presence and frequency penalties
-from the seam on. Engines hold back text that may become a stop string, so none spans the seam. Where the engine says
-no ids, tokens are counted by events: an event is a token, except where a character takes several. What cannot be
-continued raises NotContinuable: several answers at once, tool calls, reasoning, and structured output (but where
-EngineApi.continues_schemas says that it can).
+The next engine computes these tokens as one batch, which rounds differently from decoding one by one: a greedy answer
+comes out the same except where two next tokens are almost equally likely. The sampler's state is lost: a seed starts
+over, so a sampled answer continues with other draws from the same distribution, and vLLM counts presence and frequency
+penalties from the seam on. Engines hold back text that may become a stop string, so none spans the seam. Where the
+engine returns no ids, tokens are counted by events: an event is a token, except where a character takes several. Some
+answers raise NotContinuable: several answers at once, tool calls, reasoning, and structured output (unless
+EngineApi.continues_schemas).
 """
 
 import copy
@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from glowplug.engines.apis import EngineApi
-from services.router.wire import encode_json
+from glowplug.services.router.wire import encode_json
 
 decode = msgspec.json.decode
 DONE = b"[DONE]"
@@ -34,7 +34,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 
 class NotContinuable(Exception):
-    """Why no other engine can go on with an answer, to be read behind "the answer cannot be continued: "."""
+    """No other engine can continue an answer; the message completes "the answer cannot be continued: "."""
 
 
 def events(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -51,22 +51,22 @@ def events(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Continuation:
-    """One streamed answer across engines. `take` what the first engine's client was sent; then for each further engine
-    `request`, and `rewrite` its events."""
+    """One streamed answer across engines. `take` the events that the first engine sent; then, for each further engine,
+    make its `request` and `rewrite` its events."""
 
     MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_tokens",)
-    path: bytes  # of the request that goes on
+    path: bytes  # of the continuing request
 
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         self._asked, self._api, self._context_tokens = asked, api, context_tokens
         self._parts: list[str] = []
-        self.num_chars = 0  # of the text that is kept
-        self.num_tokens = 0  # of the answer, sent to the client
-        self.is_finished = False  # the client knows why the answer ended; what follows is its tail
-        self.usage: tuple[int, int] | None = None  # tokens of prompt and answer, once the last engine has said
-        self._why_not = ""  # what is under way and cannot be continued
-        self._before = 0  # tokens of the engines before
-        self._only_tail = False  # this engine is asked for the end of the stream alone: a token of it is no part
+        self.num_chars = 0  # of the kept text
+        self.num_tokens = 0  # of the answer, as far as the client has it
+        self.is_finished = False  # the client has the finish reason; only the end of the stream is missing
+        self.usage: tuple[int, int] | None = None  # tokens of prompt and answer, once the last engine has reported them
+        self._why_not = ""  # the part of the answer under way that cannot be continued
+        self._before = 0  # tokens from the engines before this one
+        self._only_tail = False  # this engine only ends the stream: its one token is dropped
 
     @property
     def text(self) -> str:
@@ -76,7 +76,7 @@ class Continuation:
         return self._parts[0] if self._parts else ""
 
     def fork(self) -> "Continuation":
-        """The same as it is now, with lists and sets of its own."""
+        """Return an independent copy in the present state."""
         made = copy.copy(self)
         for name, value in vars(made).items():
             if isinstance(value, list | set):
@@ -84,34 +84,34 @@ class Continuation:
         return made
 
     def forget_text(self) -> None:
-        """No further engine will go on with it: what the last one gives is rewritten, not kept."""
+        """Drop the kept text, once no further engine can continue: later events are rewritten and not kept."""
         self._parts, self.num_chars = [], 0
 
     def take(self, data: bytes) -> None:
-        """Whole events that the client was sent as they are. Raises NotContinuable."""
+        """Take whole events that the client was sent unchanged. Raises NotContinuable."""
         for _, event in events(data):
             if event != DONE:
                 self._take(self._object(event))
 
     def ending(self) -> bytes:
-        """The events that end an answer which lacks nothing else; b"" where an engine has to go on."""
+        """The last events of an answer that lacks nothing else; b"" where an engine has to continue."""
         return b""
 
     def request(self) -> bytes:
-        """The body of the request that goes on, for `path`. Raises NotContinuable."""
+        """The body of the continuing request, for `path`. Raises NotContinuable."""
         body = dict(self._asked)
         self._before = self.num_tokens
         if self._parts or self.is_finished or self._why_not:
             if self._why_not:
                 raise NotContinuable(self._why_not)
             if self._has_schema() and not self._api.continues_schemas:
-                raise NotContinuable("a structure was asked for, which another engine would begin anew")
+                raise NotContinuable("it asks for structured output, which another engine would begin again")
             self._go_on(body)
         self._limit(body)
         return encode_json(body)
 
     def _limit(self, body: dict[str, Any]) -> None:
-        """Leave it as many tokens as the client's bounds do. One is the least that engines take."""
+        """Reduce the token limits by the tokens already sent. Engines take no limit below 1."""
         bounds = [name for name in self.MAX_TOKENS if isinstance(body.get(name), int)]
         self._only_tail = self.is_finished or any(body[name] <= self.num_tokens for name in bounds)
         for name in bounds:
@@ -122,7 +122,7 @@ class Continuation:
             body["min_tokens"] = max(body["min_tokens"] - self.num_tokens, 0)
 
     def rewrite(self, data: bytes) -> bytes:
-        """Whole events of a later engine, as the client gets them. Raises NotContinuable."""
+        """Rewrite whole events of a later engine for the client. Raises NotContinuable."""
         out = []
         for name, event in events(data):
             if event == DONE:
@@ -140,11 +140,11 @@ class Continuation:
         raise NotImplementedError
 
     def _go_on(self, body: dict[str, Any]) -> None:
-        """Change a copy of the client's body so that it goes on behind what has been sent."""
+        """Change `body`, a copy of the client's, so that the answer continues after the part already sent."""
         raise NotImplementedError
 
     def _has_schema(self) -> bool:
-        """Whether the answer's structure was asked for."""
+        """Return whether the client asked for a structured answer."""
         raise NotImplementedError
 
     # -- for all ------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Continuation:
         try:
             found = decode(event)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise NotContinuable(f"an event of it is no JSON: {error}") from error
+            raise NotContinuable(f"an event of the stream is no JSON: {error}") from error
         return found if isinstance(found, dict) else {}  # llama.cpp begins some streams with `null`
 
     def _sent(self, text: str, num_tokens: int = 1) -> None:
@@ -164,7 +164,7 @@ class Continuation:
             self.num_tokens += num_tokens
 
     def _summed(self, usage: dict[str, Any], prompt: str, answer: str) -> dict[str, Any]:
-        """An engine's usage as that of the whole answer: what it read of the answer so far is no prompt."""
+        """Turn an engine's usage into that of the whole answer: the earlier part of the answer counts as no prompt."""
         made = dict(usage)
         if isinstance(usage.get(answer), int):
             made[answer] = self._before + (0 if self._only_tail else usage[answer])
@@ -176,12 +176,12 @@ class Continuation:
         return made
 
     def _with_answer(self, messages: Any, *, prefills: bool) -> list[Any]:
-        """Messages of a chat, and the answer so far behind them. `prefills`: a last message of the assistant's is one
-        that the answer goes on with."""
+        """The messages of a chat with the answer so far at their end. `prefills`: the answer extends a last message of
+        the assistant's. Raises NotContinuable."""
         messages = list(messages or ())
         last = messages[-1] if messages else None
         if not (prefills and isinstance(last, dict) and last.get("role") == "assistant"):
             return [*messages, {"role": "assistant", "content": self.text}]
         if not isinstance(last.get("content"), str):
-            raise NotContinuable("it goes on with a message that is no plain text")
+            raise NotContinuable("the last message of the request is not plain text")
         return [*messages[:-1], {**last, "content": last["content"] + self.text}]

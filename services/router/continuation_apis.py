@@ -1,13 +1,14 @@
-"""How an answer goes on in each API: chats, completions, Anthropic's messages, and responses. See continuation.py."""
+"""Continuations of an answer in each API: chats, completions, Anthropic's messages, and responses (continuation.py)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, EngineApi
-from services.router.continuation import DONE_EVENT, Continuation, NotContinuable, decode
-from services.router.wire import encode_json
+from glowplug.services.router.continuation import DONE_EVENT, Continuation, NotContinuable, decode
+from glowplug.services.router.wire import encode_json
 
-# Fields of a chat that mean the same in a completion, or nothing to the answer; with others it goes on by its text.
+# Fields of a chat that mean the same in a completion or do not affect the answer; a chat with other fields continues by
+# text.
 _PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", *_PENALTIES}
 _LENGTH = {"max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"}
@@ -27,7 +28,7 @@ _AT_ITS_END = "its end was under way"
 
 
 def begin(path: bytes, body: bytes, api: EngineApi, context_tokens: int) -> Continuation:
-    """What is kept of the answer to the request with that body, of a model with so long a context. Raises
+    """Start the continuation of the answer to a request, for a model with a context of `context_tokens`. Raises
     NotContinuable."""
     kind = _KINDS.get(path.decode())
     if kind is None or path.decode() not in api.continues:
@@ -36,18 +37,18 @@ def begin(path: bytes, body: bytes, api: EngineApi, context_tokens: int) -> Cont
 
 
 class _Chunks(Continuation):
-    """OpenAI's chunks, of chats and completions."""
+    """A continuation in OpenAI's chunks, of chats and completions."""
 
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         super().__init__(asked, api, context_tokens)
         if (asked.get("n") or 1) > 1 or (asked.get("best_of") or 1) > 1:
             raise NotContinuable(_SEVERAL)
-        self._head: dict[str, Any] = {}  # id, created and so on, of the first engine
+        self._head: dict[str, Any] = {}  # id, created and so on, from the first engine
         self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
         self._has_usage = False
         self._prompt_ids: list[int] = []
-        self._ids: list[int] = []  # of the answer, as far as its text was sent
-        self._unshown: list[int] = []  # ids behind these, whose text has not come yet
+        self._ids: list[int] = []  # of the answer's tokens whose text was sent
+        self._unshown: list[int] = []  # ids after these, whose text has not come yet
         self._all_have_ids = True
         self._seam_chars = 0
 
@@ -68,8 +69,8 @@ class _Chunks(Continuation):
 
     @property
     def _known_ids(self) -> list[int]:
-        """The tokens of prompt and answer, where the engine has said them all; else none. With stop strings its text
-        comes later than its tokens, and says better how far the client is."""
+        """The token ids of prompt and answer if the engine has returned them all, else none. None with stop strings
+        too: then text comes later than its tokens, and only the text tells how far the client is."""
         if not (self._prompt_ids and self._ids and self._all_have_ids) or self._asked.get("stop"):
             return []
         return self._prompt_ids + self._ids
@@ -142,7 +143,7 @@ class _Chunks(Continuation):
         raise NotImplementedError
 
     def _shows(self, choice: dict[str, Any]) -> bool:
-        """Whether the client learns something from it that it does not know."""
+        """Return whether a choice tells the client anything new."""
         return bool(self._text_of(choice))
 
 
@@ -167,7 +168,7 @@ class _Completion(_Chunks):
         elif self._api.mixed_prompts and all(isinstance(one, int) for one in prompt):
             body["prompt"] = [*prompt, self.text]
         else:
-            raise NotContinuable("its prompt is no single text")
+            raise NotContinuable("the request has more than one prompt")
         if body.get("max_tokens") is None and self._api.completion_tokens:
             body["max_tokens"] = self._api.completion_tokens
 
@@ -179,7 +180,7 @@ class _Completion(_Chunks):
 
 
 class _Chat(_Chunks):
-    """Where its tokens are known a chat goes on as a completion of them, and its choices are made into a chat's."""
+    """A chat, which continues as a completion of its tokens where they are known; the choices become a chat's again."""
 
     MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
 
@@ -233,20 +234,21 @@ class _Chat(_Chunks):
 
 
 class _Messages(Continuation):
-    """Anthropic's: an answer goes on with a last message of the assistant's, as that API always has it."""
+    """A message of Anthropic's API, which always extends a last message of the assistant's."""
 
     path = MESSAGES.encode()
 
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         super().__init__(asked, api, context_tokens)
         self._has_start = False
-        self._has_block = False  # of text, open
+        self._has_block = False  # a block of text is open
 
     def ending(self) -> bytes:
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n' if self.is_finished else b""
 
     def _has_schema(self) -> bool:
-        return bool(self._asked.get("output_format") or self._asked.get("output_config"))
+        in_config = (self._asked.get("output_config") or {}).get("format")  # its effort is no structure
+        return bool(self._asked.get("output_format") or in_config)
 
     def _go_on(self, body: dict[str, Any]) -> None:
         if (body.get("thinking") or {}).get("type") not in (None, "disabled"):
@@ -285,7 +287,7 @@ class _Messages(Continuation):
 
 
 class _Response(Continuation):
-    """Of OpenAI's responses: an answer goes on with a message of the assistant's that is in progress."""
+    """A response of OpenAI's API, which extends a message of the assistant's that is in progress."""
 
     MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
     path = RESPONSES.encode()
@@ -295,7 +297,7 @@ class _Response(Continuation):
         self._head: dict[str, Any] = {}  # id and created_at
         self._item_id = ""
         self._sequence = -1  # number of the last event; llama.cpp counts none
-        self._known: set[str] = set()  # kinds of events that come once
+        self._known: set[str] = set()  # kinds of events that have come
         self._seam = ""
 
     def request(self) -> bytes:
@@ -356,7 +358,7 @@ class _Response(Continuation):
         return event or None
 
     def _whole(self, text: str) -> str:
-        """The text of the whole answer, of which an engine says all or what it has added itself."""
+        """The text of the whole answer, given an engine's text, which is all of it or only what that engine added."""
         if self._only_tail:
             return self.text
         return text if text.startswith(self._seam) else self._seam + text

@@ -1,15 +1,32 @@
-"""The two ends of an exchange, as it sees them: the client it writes to and the engine it reads from; and who reads an
-engine's answer, as the connection to the engine sees it."""
+"""Protocols between an exchange and its connections: the client that it writes to, the engine that it reads from, and
+the reader of an engine's answer as the engine's connection sees it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from services.router import wire
-from services.router.http_request import HttpRequest
+from glowplug.services.router import wire
+from glowplug.services.router.http_request import HttpRequest
+
+
+class Answerer(Protocol):
+    """What answers a request, as its client's connection sees it: an exchange, or a call that the router answers
+    itself and that waits."""
+
+    def client_left(self) -> None:
+        """Note that the client closed its connection."""
+        ...
+
+    def client_paused(self, paused: bool) -> None:
+        """Write nothing while the client reads too slowly."""
+        ...
+
+    def probe(self) -> bool:
+        """Write harmless bytes to the client, if it has the head. Returns whether the head has been sent."""
+        ...
 
 
 class ClientSink(Protocol):
-    """The connection of a client, as its exchange writes to it."""
+    """The connection to a client, as its exchange sees it."""
 
     exchange: Any  # the Exchange that has its request, or None
     write: Callable[[bytes], None]
@@ -18,16 +35,16 @@ class ClientSink(Protocol):
     def respond(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
     ) -> bool:
-        """Send a whole answer of the router's own. Whether the connection stays open after it."""
+        """Send a whole answer of the router's own. Returns whether the connection stays open after it."""
         ...
 
     def exchange_over(self, keep_alive: bool) -> None:
-        """The answer is written."""
+        """Take the connection back: the exchange has written its whole answer."""
         ...
 
 
 class EngineSource(Protocol):
-    """The connection to an engine, as its exchange reads from it."""
+    """The connection to an engine, as its exchange sees it."""
 
     status: int
     headers: list[bytes]
@@ -41,11 +58,11 @@ class EngineSource(Protocol):
     def resume(self) -> None: ...
 
     def abandon(self) -> None:
-        """The answer is not wanted any more."""
+        """Close the connection, since nobody wants the answer any more."""
         ...
 
     def give_up(self, reason: str) -> None:
-        """Nothing more is expected of the engine: the exchange is notified that it is lost."""
+        """Close the connection and notify the exchange that the engine is lost."""
         ...
 
 
@@ -56,37 +73,38 @@ class EngineReader(Protocol):
     is_flowing: bool  # whole chunks of events may be passed on unparsed
 
     def engine_request(self, credentials: bytes) -> bytes:
-        """The request as the engine gets it, with `credentials` among its headers."""
+        """The bytes of the request for the engine, with `credentials` among its headers."""
         ...
 
     def attempt(self) -> Callable[[], bool]:
-        """Ask, once a connection has been made, whether it is still of use."""
+        """A function that tells, once a connection is made, whether this attempt still needs it."""
         ...
 
     def attach(self, engine: EngineSource) -> None:
-        """The request goes out on this connection."""
+        """Take the connection on which the request has been sent."""
         ...
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
-        """Whole events, and the same in HTTP's framing, while `is_flowing`."""
+        """Pass on whole events (`body`; `chunk` is the same in HTTP's framing) while `is_flowing`."""
         ...
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
-        """Part of the answer, whose head is complete."""
+        """Take a part of the answer, whose head is complete. `complete`: this is the last part."""
         ...
 
     def engine_over(self) -> None:
-        """All of the answer has been handed over."""
+        """Note that the whole answer has been passed to `engine_data`."""
         ...
 
     def engine_unreachable(self, reason: str) -> None:
-        """There is no connection to it."""
+        """Note that no connection to the engine could be made."""
         ...
 
     def engine_refused(self, reason: str) -> None:
-        """It has not begun with the request, and will not."""
+        """Note that the engine refused the request without starting it."""
         ...
 
     def engine_lost(self, reason: str, *, stale: bool) -> None:
-        """It went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
+        """Note that the engine was lost before its answer was complete. `stale`: the connection had been idle, and no
+        byte of an answer came."""
         ...

@@ -1,9 +1,9 @@
 """The engine side of the data port: HTTP/1.1 connections to instances, pooled while idle.
 
-A connection carries one exchange at a time. What it reads goes to the exchange as it comes; only the framing is
-parsed. A read that is exactly one chunk of a stream is passed on as it is, unparsed: the client's framing is the same.
-Engines close idle connections when they like, so a connection that dies under a request without one byte of an answer
-is tried again on a fresh one when it had been used before.
+A connection carries one exchange at a time and passes on every read at once; only the framing is parsed. A read that is
+exactly one chunk of a stream is passed on unparsed, since the client's framing is the same. Engines close idle
+connections at any time, so a request whose reused connection breaks before the first byte of an answer is sent again on
+a new connection.
 """
 
 import asyncio
@@ -17,31 +17,31 @@ import httptools
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
+from glowplug.services.router import wire
+from glowplug.services.router.ends import EngineReader
+from glowplug.services.router.settings import Limits
 from glowplug.telemetry.semconv import HEADER_REFUSED
-from services.router import wire
-from services.router.ends import EngineReader
-from services.router.settings import Limits
 
 log = logging.getLogger(__name__)
 _monotonic = time.monotonic
-# Hop-by-hop, written by the router itself, or `server`: which engine it is stands in x-glowplug-instance, for those who
-# may look that up.
+# Headers that are hop-by-hop or written by the router itself; and `server`, since x-glowplug-instance already tells
+# operators which engine answered.
 _DROPPED = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade content-length x-request-id traceparent server-timing "
     b"x-glowplug-instance x-glowplug-emulated server".split()
 )
 _REFUSED = HEADER_REFUSED.encode()
-_OF_PAGES = b"access-control-"  # which pages may read an answer is for the data port to say
+_OF_PAGES = b"access-control-"  # CORS headers: the data port decides which pages may read an answer
 _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a whole event
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection to one instance. The httptools callbacks collect; `data_received` passes on."""
+    """One connection to one instance. The httptools callbacks collect pieces; `data_received` passes them on."""
 
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool
         self.exchange: EngineReader | None = None
-        self.was_idle = False  # an engine may close it when it likes: that is no failure
+        self.was_idle = False  # used before and pooled: the engine closing it now is no failure
         self.head_bytes = 0
         self.idle_since = 0.0
         self.heard_at = 0.0
@@ -56,7 +56,7 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         self.headers: list[bytes] = []
         self.length: int | None = None
-        self.is_framed = False  # the answer says where it ends; else it ends with the connection
+        self.is_framed = False  # the answer has a length or chunks; else it ends with the connection
         self.is_sse = False
         self.has_head = self.is_refusal = False
         self._complete = self._keep = False
@@ -70,7 +70,7 @@ class EngineConnection(asyncio.Protocol):
 
     def send(self, exchange: EngineReader) -> None:
         """Start one exchange on this idle connection."""
-        if self.transport.is_closing():  # nothing more is said about it, and writes to it are dropped
+        if self.transport.is_closing():  # no callback would follow, and writes would be dropped
             exchange.engine_lost("the engine closed the connection", stale=self.was_idle)
             return
         self.exchange, self.head_bytes = exchange, 0
@@ -156,7 +156,7 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine_refused("the engine sleeps, and refuses the request")
 
     def abandon(self) -> None:
-        """The answer is not wanted any more: close, so that the engine stops generating."""
+        """Close the connection, so that the engine stops generating an answer that nobody wants."""
         self.exchange = None
         self.transport.abort()
 
@@ -218,7 +218,7 @@ class Pool:
         api_key = engine_key(engine_secret, instance.key_id)
         if instance.key_id and not api_key:
             log.error(
-                "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET as its agent has it", self.instance_id
+                "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET to its agent's value", self.instance_id
             )
         self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
         url = urlsplit(instance.url)
@@ -233,7 +233,7 @@ class Pool:
         oldest = _monotonic() - self.limits.engine_idle_s
         while self._idle and not fresh:
             connection = self._idle.pop()
-            if connection.idle_since < oldest:  # sweeps were late: the engine has closed it, or is about to
+            if connection.idle_since < oldest:  # missed by a late sweep: the engine has closed it or is about to
                 connection.transport.close()
             elif not connection.transport.is_closing():
                 connection.send(exchange)
@@ -247,9 +247,9 @@ class Pool:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
-        except Exception as error:  # of any kind, else this exchange would never go on
+        except Exception as error:  # of any kind, else this exchange would wait for ever
             if not isinstance(error, OSError):  # TimeoutError is one
-                log.exception("connecting to %s failed", self.url)
+                log.exception("failed to connect to the engine at %s", self.url)
             if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error}")
             return
@@ -270,14 +270,14 @@ class Pool:
             self._idle.remove(connection)
 
     def sweep(self, now: float) -> None:
-        """Close what has been idle for too long. The oldest are at the front."""
+        """Close connections that have been idle for longer than `engine_idle_s`."""
         old = [c for c in self._idle if now - c.idle_since > self.limits.engine_idle_s]
         for connection in old:
             self._idle.remove(connection)
             connection.transport.close()
 
     def close(self) -> None:
-        """Take no connection back, and close the idle ones. Running exchanges finish."""
+        """Close the idle connections and accept none back. Running exchanges finish."""
         self.closed = True
         for connection in self._idle:
             connection.transport.close()
@@ -285,14 +285,14 @@ class Pool:
 
 
 class Engines:
-    """The pools of all instances. `engine_secret` makes the keys that engines ask for."""
+    """The connection pools of all instances. The keys that engines ask for derive from `engine_secret`."""
 
     def __init__(self, limits: Limits, engine_secret: str = "") -> None:
         self.pools: dict[str, Pool] = {}
         self._limits, self._engine_secret = limits, engine_secret
 
     def connect(self, exchange: EngineReader, instance: Instance, fresh: bool) -> None:
-        """Send the exchange to its instance, on a new connection when it is to be `fresh`."""
+        """Send an exchange to its instance; `fresh`: on a new connection."""
         pool = self.pools.get(instance.instance_id)
         if pool is None or pool.url != instance.url or pool.key_id != instance.key_id:
             if pool is not None:
@@ -301,7 +301,7 @@ class Engines:
         pool.acquire(exchange, fresh=fresh)
 
     def sweep(self, now: float, known: Container[str]) -> None:
-        """Close what has been idle for too long, and the pools of instances that are not `known` any more."""
+        """Close connections that have been idle for too long, and the pools of instances that are no longer `known`."""
         for instance_id, pool in list(self.pools.items()):
             pool.sweep(now)
             if instance_id not in known:

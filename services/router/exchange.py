@@ -1,48 +1,50 @@
-"""One request's life on the data port: arrived, held, sent to an engine, answered; then reported.
+"""One request's life on the data port: arrived, held, sent to an engine, answered, reported.
 
 An exchange owns both of its ends: the client it writes to (ClientSink) and the engine it reads from (EngineSource). The
-answer's body passes through untouched; what an engine refuses is translated to the client's API (api_errors.py). A
-streamed answer is passed on in whole SSE events, so that when its engine dies the client gets one error event and a
-clean end, never half an event and never a silent stop.
+answer's body passes through untouched; an engine's errors are translated to the client's API (api_errors.py). A stream
+is passed on in whole SSE events, so that when its engine dies the client gets one error event and a clean end, never
+half an event and never a silent stop.
 
-An answer is whole when the client has been handed its end: by HTTP's framing, or, of a stream, by the event that ends
-it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. From
-there on it is 200, even when a side leaves or dies. A plain chunked answer has no end but its last chunk.
+An answer is whole once the client has been sent its end: the end of HTTP's framing or, of a stream, the event that ends
+it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. A whole
+answer counts as 200, even if a side leaves or dies after it. A plain chunked answer has no end but its last chunk.
 
-What may be sent again: a request of which not one byte has been answered, whatever its path, for every answer is made
-anew and no engine keeps anything of it. A stream that has begun is continued by another engine (resumption.py), behind
-what the client has of it; where that cannot be, it ends with the error event. Another answer that has begun breaks off.
+A request is sent again, whatever its path, as long as no byte of its answer has come: engines keep nothing of a
+request. A stream that has begun is continued by another engine (resumption.py) after the part that the client has; if
+none can, it ends with the error event. Any other answer that has begun breaks off.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from glowplug.controllers.router import messages as msg
 from glowplug.domain.errors import EngineFailed, GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
-from services.router import api_errors, moving, resumption, wire
-from services.router.api_errors import STOPPING, ApiError
-from services.router.continuation import NotContinuable
-from services.router.ends import ClientSink, EngineSource
-from services.router.http_request import HttpRequest
-from services.router.moving import Move
-from services.router.port_context import PortContext
-from services.router.request_body import tool_choice_refused
-from services.router.resumption import LOG_BYTES, Resumption
-from services.router.tracing import RequestTrace
-from services.router.wire import EVENT_ENDS
+from glowplug.services.router import api_errors, moving, resumption, token_counts, wire
+from glowplug.services.router.api_errors import STOPPING, ApiError
+from glowplug.services.router.continuation import NotContinuable
+from glowplug.services.router.ends import ClientSink, EngineSource
+from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.moving import Move
+from glowplug.services.router.port_context import PortContext
+from glowplug.services.router.request_body import tool_choice_refused
+from glowplug.services.router.resumption import LOG_BYTES, Resumption
+from glowplug.services.router.tracing import RequestTrace
+from glowplug.services.router.usage_journal import NO_SLOT
+from glowplug.services.router.wire import DONE_ENDS, EVENT_ENDS
 
 _monotonic = time.monotonic
 
 
 @dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
 class Exchange:
-    """Made when a well-formed request for a known model is complete. `arrived_at` is epoch seconds, other times are
-    monotonic."""
+    """One well-formed, complete request for a known model, and its answer. `arrived_at` is epoch seconds, other times
+    are monotonic."""
 
     context: "PortContext[Exchange]"
     client: ClientSink
@@ -50,14 +52,15 @@ class Exchange:
     model: Model
     api: EngineApi
     stream: bool
-    needs: str  # a feature that an instance may lack
-    prompt_tokens: int  # as request_body.sizes reads them
+    needs: str  # a feature that the instance must not lack
+    prompt_tokens: int  # estimated by request_body.sizes
     trace: RequestTrace | None
     traceparent: str
     ticket: int = field(init=False)
     arrived: float = field(init=False)
     keep_alive: bool = field(init=False)
     chunked: bool = field(init=False)  # the answer, as the client gets it
+    unread: Any = None  # the body's fields, while its text may still be read to estimate the answer's length
     instance: Instance | None = None
     engine: EngineSource | None = None
     cold: bool = False
@@ -65,29 +68,32 @@ class Exchange:
     queue_s: float = 0.0
     router_s: float = 0.0
     head_sent: bool = False
-    started: bool = False  # the engine's answer has
+    started: bool = False  # the engine's answer has begun
     first_byte: float = 0.0
     is_sse: bool = False
-    is_flowing: bool = False  # a stream of which all whole events have been passed on, and nothing is kept
+    is_flowing: bool = False  # whole chunks of the stream may be passed on unparsed
     num_events: int = 0
     resumption: Resumption | None = None  # of a stream that is long, or that has lost an engine
-    moving: Move | None = None  # it is about to leave its engine for another one
-    is_deserted: bool = False  # the node of its engine has left
-    left_behind: str = ""  # why its engine is no target any more; no other can go on with it
+    moving: Move | None = None  # the stream is about to leave its engine for another one
+    is_deserted: bool = False  # the engine's node has left the fleet
+    left_behind: str = ""  # why the engine is no longer routed to, for a stream that no other engine can continue
     status: int = 0
     error_code: str = ""
     done: bool = False
     ended: float = 0.0
     _num_attempts: int = 0
     _timer: asyncio.TimerHandle | None = None
-    _collected: list[bytes] | None = None  # what an engine answers instead of an answer
-    _kept: bytes = b""  # an event that is not whole yet
-    _log: list[bytes] | None = None  # what was passed on and is not in `resumption` yet; None: nothing is kept
+    _collected: list[bytes] | None = None  # the engine's error answer, to be translated
+    _kept: bytes = b""  # the beginning of an event that is not whole yet
+    _log: list[bytes] | None = None  # events passed on that are not in `resumption` yet; None: none are kept
     _log_left: int = LOG_BYTES
-    _opening: bytes = b""  # of Anthropic's streams, whose prompt is counted there
-    _previous: bytes = b""
-    _last: bytes = b""  # passed on last, and before that: token counts stand there
-    _counted: tuple[int, int, bool] | None = None
+    opening: bytes = b""  # first bytes of a stream of Anthropic's API, which hold its prompt's token count
+    previous: bytes = b""
+    last: bytes = b""  # the bytes passed on last, and those before them, for the token counts at the end
+    counted: tuple[int, int, bool] | None = None  # tokens, as `token_counts` gives them
+    cached_tokens: int = -1  # of the prompt, as the engine tells; -1: it does not
+    client_counts: bool = False  # its client adds up the tokens of several sequences
+    slot: int = NO_SLOT  # in the journal of usage, where its events are counted
 
     def __post_init__(self) -> None:
         request = self.request
@@ -100,7 +106,7 @@ class Exchange:
 
     @property
     def num_continued(self) -> int:
-        """How often another engine was asked to go on with its stream."""
+        """How often another engine was asked to continue the stream."""
         return self.resumption.num_times if self.resumption is not None else 0
 
     @property
@@ -110,7 +116,7 @@ class Exchange:
     # -- what the controller decides ----------------------------------------------------------------------------
 
     def dispatch(self, effect: msg.Dispatch) -> None:
-        """Send the request to the instance now."""
+        """Send the request to the instance that the controller chose."""
         self._stop_timer()
         instance = self.instance = effect.instance
         self.is_deserted = False
@@ -120,6 +126,7 @@ class Exchange:
             self._fail(tool_choice_refused(self.model))
             return
         self._num_attempts += 1
+        self.context.journal.sent(self)
         self.dispatched = _monotonic()
         if self.trace is not None:
             self.trace.dispatched(instance, self.dispatched - self.arrived)
@@ -129,7 +136,9 @@ class Exchange:
         self.context.connect(self, instance, False)
 
     def hold(self, effect: msg.Hold) -> None:
-        """Wait. A stream's client is kept alive by comments once it has waited a while."""
+        """Hold the request; after `keepalive_after_s` a stream's client gets comments that keep its connection
+        alive."""
+        self.context.journal.held(self)
         if self.trace is not None and not self.awaits_next:  # else it is a part of router.continue
             self.trace.held(self.model.key, effect.eta_s)
         if self.stream and self._timer is None:
@@ -157,8 +166,9 @@ class Exchange:
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
     def probe(self) -> bool:
-        """Write a comment to the client where that harms no answer. False while its head is still to come."""
-        between = self._last.endswith(EVENT_ENDS) if self.started else self.head_sent
+        """Write an SSE comment to the client if that harms no answer. Returns whether the answer's head has been
+        sent."""
+        between = self.last.endswith(EVENT_ENDS) if self.started else self.head_sent
         if between and (self.is_sse or not self.started) and not self.client.write_paused:
             self._write(b":\n\n")
         return self.head_sent
@@ -170,39 +180,38 @@ class Exchange:
 
     @property
     def awaits_next(self) -> bool:
-        """Whether its stream waits for an engine that goes on with it."""
+        """Return whether the stream waits for another engine to continue it."""
         return self.resumption is not None and self.resumption.is_waiting
 
     def recall(self, effect: msg.Recall) -> None:
-        """Its instance is said to have failed, or gives its requests up. An answer that has begun goes on unless its
-        engine has ended."""
+        """Take the request back from its instance. An answer that has begun goes on there unless the engine has
+        ended or another can continue it."""
         if self.done or self.instance is None:
             return
-        if self.moving is not None:  # it counts at that one
+        if self.moving is not None:  # the controller counts the stream at the instance that it moves to
             self.moving.stay(effect.reason)
         elif self.started and not self.awaits_next:
-            if not (effect.ended or effect.moved):
+            if not (effect.ended or effect.moved or effect.gives_way):
                 self.is_deserted = True
             elif self._is_whole():
                 self._end_whole()
             elif self.engine is not None:
-                self._interrupted(effect.reason, resumption.MOVED if effect.moved else resumption.ENDED)
+                self._interrupted(effect.reason, resumption.why(effect))
         elif not effect.moved:
             self._leave_engine()
-            self._num_attempts += 1  # a connection still being made is of no use
-            self._fail_dispatch(reached=False, reason=effect.reason)
+            self._num_attempts += 1  # drops a connection that is still being made
+            (self.engine_unreachable if effect.gives_way else self.engine_refused)(effect.reason)
 
     def move(self, effect: msg.MoveStream) -> None:
-        """Its instance drains, and would end it: another one goes on with it, and is asked first."""
+        """Move the stream away from its draining instance: ask another instance to continue it (moving.py)."""
         moving.begin(self, effect)
 
     def reject(self, effect: msg.Reject) -> None:
-        """Answer with an error: as the response, or as one SSE event when the stream has begun."""
+        """Answer the request with an error: as the response, or as an SSE event when the stream has begun."""
         self._fail(ApiError(effect.status, effect.message, effect.error_type, effect.code, None, effect.retry_after_s))
 
     def _fail(self, error: GlowplugError) -> None:
-        """End it with an error. Of an answer that has begun this is the last event, after which it ends whole; an
-        answer that is no stream can only break off."""
+        """End the request with an error, a begun stream's last event; any other answer that has begun breaks off."""
         self.status, self.error_code = error.status, error.code
         path = self.request.path
         body = api_errors.body(path, error)
@@ -225,8 +234,7 @@ class Exchange:
     # -- what the engine answers --------------------------------------------------------------------------------
 
     def engine_request(self, credentials: bytes) -> bytes:
-        """The request as the engine gets it: same target, headers and body; ours are the hop, the id, the trace and the
-        engine's `credentials`."""
+        """The request's bytes for the engine: the client's, with the router's hop headers, id, trace and key."""
         request, target, body = self.request, self.request.target, self.request.body
         if self.resumption is not None and self.resumption.is_waiting:
             target, body = self.resumption.target, self.resumption.body
@@ -248,30 +256,31 @@ class Exchange:
         )
 
     def attempt(self) -> Callable[[], bool]:
-        """Ask, once a connection has been made, whether it is still of use."""
+        """A function that tells, once a connection is made, whether this attempt still needs it."""
         attempt = self._num_attempts
         return lambda: not self.done and self._num_attempts == attempt and self.engine is None
 
     def attach(self, engine: EngineSource) -> None:
-        """The request goes out on this connection."""
+        """Take the connection on which the request has been sent."""
         self.engine = engine
         if self.client.write_paused:
             engine.pause()
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
-        """The way of nearly every chunk of a stream that has begun: `body` is whole SSE events, `chunk` is the same in
-        HTTP's framing."""
+        """Pass on a chunk of a flowing stream: `body` is whole SSE events, `chunk` the same in HTTP's framing."""
         if self._log is not None:
-            if b'"abort"' in body or b'data: {"error"' in body:  # an engine that fails, or a text that reads like it
+            if b'"abort"' in body or b'data: {"error"' in body:  # an engine's failure, or a text like one
                 self._continue(body, False)
                 return
             self._keep(body)
-        self._previous, self._last = self._last, body
-        self.num_events += body.count(b"data: {")
+        self.previous, self.last = self.last, body
+        self.context.journal.words[self.slot] = self.num_events = self.num_events + body.count(b"data: {")
+        if body.endswith(DONE_ENDS) or (body.startswith(b"event:") and b'_tokens"' in body):
+            token_counts.note(self)
         self.client.write(chunk)
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
-        """Part of the answer: the head is complete. Written to the client in one go."""
+        """Take a part of the engine's answer, whose head is complete, and write it to the client at once."""
         if self.moving is not None:
             self.moving.hold(body, complete)
             return
@@ -283,14 +292,17 @@ class Exchange:
             if not body and not complete:
                 return
             self.started, self.first_byte = True, _monotonic()
-            out = self._begin(engine, body)
+            num_bytes = len(body)
+            if wire.is_anthropic(self.request.path):
+                body = wire.with_message_id(body)
+            out = self._begin(engine, body, len(body) - num_bytes)
             if self.is_sse and self._collected is None:
                 if self.context.max_continuations:
                     self._log = []
                 if wire.is_anthropic(self.request.path):
                     if wire.begins_late(body):
                         body = wire.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
-                    self._opening = body[: wire.TAIL_BYTES]
+                    self.opening = body[: wire.TAIL_BYTES]
                 if self.context.table.controller.tracks_tokens:
                     self.context.table.take(msg.FirstToken(self.ticket))
         self._continue(body, complete, out)
@@ -308,7 +320,7 @@ class Exchange:
                     body, failure = wire.before_failure(body)
                     self._keep(body)
             if body:
-                self._previous, self._last = self._last, body
+                self.previous, self.last = self.last, body
             if self._collected is not None:
                 if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
                     self._collected.append(body)
@@ -319,19 +331,22 @@ class Exchange:
         if complete and self._collected is None and not failure:
             if self._kept:
                 out += self._frame(self._kept)
-                self._previous, self._last = self._last, self._kept
-                self._kept = b""
+                self.previous, self.last, self._kept = self.last, self._kept, b""
             if self.chunked:
                 out += wire.LAST_CHUNK
         if out:
+            self.context.journal.words[self.slot] = self.num_events
+            if not self.is_sse or b'_tokens"' in body or b'"timings"' in body:
+                token_counts.note(self)
             self.client.write(out)
         can_flow = self.is_sse and self.chunked and self._collected is None and not self.num_continued
         self.is_flowing = can_flow and not self._kept
         if failure:
             self._interrupted(failure, resumption.ERROR)
 
-    def _begin(self, engine: EngineSource, first: bytes) -> bytes:
-        """The head of the answer; b"" when the client has one since it was held, or when this is no answer."""
+    def _begin(self, engine: EngineSource, first: bytes, grown: int) -> bytes:
+        """Begin the answer and return its head; b"" if the client got a head while the request was held, or if the
+        engine answers with an error. `grown`: bytes that the body has gained."""
         self.is_sse = engine.is_sse
         is_error = engine.status >= 400 or (self.is_sse and wire.starts_stream(first))
         if is_error or (self.head_sent and (engine.status != 200 or not engine.is_sse)):
@@ -342,18 +357,17 @@ class Exchange:
         self.head_sent, self.status = True, engine.status
         length = None if engine.is_sse else engine.length
         if engine.status in (204, 304):
-            self.chunked = False
-            length = 0
+            self.chunked, length = False, 0
         elif length is not None:
-            self.chunked = False
+            self.chunked, length = False, length + grown
         elif not self.chunked:
             self.keep_alive = False  # HTTP/1.0: the answer ends with the connection
         timings = b"server-timing: %b\r\n" % self._timings()
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
     def engine_over(self) -> None:
-        """The engine's answer is complete and passed on."""
-        if self.done or self.awaits_next:  # it ended with a failure, and another engine has been asked
+        """End the exchange after the engine's answer is complete and passed on."""
+        if self.done or self.awaits_next:  # the answer ended with a failure, and another engine has been asked
             return
         if self._collected is not None:
             answer = b"".join(self._collected)
@@ -365,12 +379,12 @@ class Exchange:
         self.context.table.change(msg.DispatchFailed(self.ticket, False, reason))
 
     def engine_refused(self, reason: str) -> None:
-        """The engine has not begun with it, and will not: nothing is held against it."""
+        """Have the request sent elsewhere, since the engine refused it unstarted; that does not count as a failure."""
         if not self.done:
             self._fail_dispatch(reached=False, reason=reason)
 
     def engine_lost(self, reason: str, *, stale: bool) -> None:
-        """The engine went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
+        """Recover from the loss of the engine. `stale`: its connection had been idle, and no byte of an answer came."""
         if self.done:
             return
         if self.moving is not None:
@@ -389,10 +403,10 @@ class Exchange:
         self.context.metrics.retries.inc()
         self.context.table.change(msg.DispatchFailed(self.ticket, reached, reason))
 
-    # -- a stream that another engine goes on with (`fork`, `goes_on_at`: moving.MovingStream) -------------------
+    # -- a stream that another engine continues (`fork`, `goes_on_at`: moving.MovingStream) ----------------------
 
     def _keep(self, events: bytes) -> None:
-        """The client was sent these by the first engine."""
+        """Log events of the first engine that the client was sent, for an engine that may have to continue."""
         assert self._log is not None
         self._log.append(events)
         self._log_left -= len(events)
@@ -407,8 +421,8 @@ class Exchange:
         return found
 
     def _interrupted(self, reason: str, kind: str) -> None:
-        """Its engine gives no more of an answer that has begun: another goes on with it, else it ends. Where the engine
-        could have gone on (MOVED), what no other can go on with stays."""
+        """Leave the engine in mid-stream: another engine continues the answer, or it ends with an error. An answer that
+        no other can continue stays if its engine still runs (MOVED)."""
         kept = self._read_log() if self._log is not None else self.resumption
         try:
             ending = kept.prepare() if kept is not None else b""
@@ -416,6 +430,9 @@ class Exchange:
             self.context.metrics.continued(kind, "refused")
             ended = f"{reason}, and {self.left_behind}" if self.left_behind else reason
             kept, reason = None, f"{ended}; the answer cannot be continued: {why}"
+        if kept is None and kind == resumption.GAVE_WAY:
+            self.context.table.take(msg.MoveFailed(self.ticket, is_refused=True))
+            return
         if kept is None and kind == resumption.MOVED:
             self.left_behind = "its instance answers at another address by now"
             if self.trace is not None:
@@ -432,7 +449,7 @@ class Exchange:
             kept.lost(kind)
             if self.trace is not None:
                 self.trace.broken(self.context.table.clock(), kind, reason, kept.num_tokens, self.instance)
-            is_lost, is_reached = kind != resumption.MOVED, kind == resumption.ERROR
+            is_lost, is_reached = kind not in resumption.ENGINE_RUNS, kind == resumption.ERROR
             self.context.table.change(msg.StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
 
     def fork(self) -> Resumption | None:
@@ -440,7 +457,7 @@ class Exchange:
             return None
         kept = self._read_log() if self._log is not None else self.resumption
         if kept is None:
-            raise NotContinuable("it is no stream, or nothing is kept of it")
+            raise NotContinuable("the answer is not a stream, or the router kept nothing of it")
         kept = kept.fork()
         return None if kept.prepare() else kept
 
@@ -457,7 +474,7 @@ class Exchange:
         self.context.table.change(msg.StreamMoved(self.ticket, kept.num_tokens))
 
     def _splice(self, engine: EngineSource, kept: Resumption, body: bytes, complete: bool) -> None:
-        """Part of what a later engine gives: the client gets what it does not have yet, as if of the first."""
+        """Take a part of a later engine's stream: the client gets what it lacks, as if the first engine had sent it."""
         if kept.is_waiting:
             if not body and not complete:
                 return
@@ -488,8 +505,8 @@ class Exchange:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> bool:
-        """Whether the client has been handed all of a stream but its last chunk."""
-        return self.is_sse and self._collected is None and wire.is_over(self.request.path, self._last)
+        """Return whether the client has been sent the whole stream except its last chunk."""
+        return self.is_sse and self._collected is None and wire.is_over(self.request.path, self.last)
 
     def _end_whole(self) -> None:
         self._leave_engine()
@@ -502,10 +519,10 @@ class Exchange:
             self.engine = None
 
     def client_left(self) -> None:
-        """The client closed its connection: nothing more is generated for it."""
+        """End the exchange after the client closed its connection, so that the engine stops generating."""
         if self.done:
             return
-        whole = self._is_whole() and not self.client.write_paused  # else its end lies in our own buffer
+        whole = self._is_whole() and not self.client.write_paused  # else the end is still in our buffer
         if not whole:
             self.status, self.error_code = 499, "client_left"
         self._close()
@@ -513,7 +530,7 @@ class Exchange:
         self._report(left=not whole)
 
     def stop(self) -> None:
-        """The router ends this request itself (its drain is over)."""
+        """End the request because the router's drain is over."""
         if self.done:
             return
         if self._is_whole():
@@ -538,7 +555,7 @@ class Exchange:
             self.context.metrics.continued(self.resumption.reason, outcome)
 
     def _report(self, *, left: bool) -> None:
-        """Count it, report it, and let the controller give its place to the next."""
+        """Report the ended request, and let the controller give its place to the next."""
         context = self.context
         context.buffered_bytes -= len(self.request.body)
         context.report(self)
@@ -547,25 +564,14 @@ class Exchange:
             return
         took_s = self.ended - self.dispatched if self.status == 200 and not self.num_continued else 0.0
         num_tokens = self.token_counts()[1] if took_s and context.table.controller.tracks_tokens else 0
-        context.table.end(msg.RequestEnded(self.ticket, took_s, num_tokens))
+        context.table.end(msg.RequestEnded(self.ticket, took_s, num_tokens, self.cached_tokens if num_tokens else -1))
 
-    def token_counts(self) -> tuple[int, int, bool]:
-        """(prompt, response, exact) of an answer that is over; see wire.count_tokens. Where the engine gives no usage
-        (the client asked for none), the prompt is as long as its body is read to be, which is not exact."""
-        if self.resumption is not None and self.resumption.usage is not None:
-            return *self.resumption.usage, False
-        if self._counted is None:
-            tail = self._last[-wire.TAIL_BYTES :]
-            if len(tail) < wire.TAIL_BYTES:
-                tail = self._previous[-wire.TAIL_BYTES :] + tail
-            prompt, response, exact = wire.count_tokens(self._opening + tail, self.num_events)
-            self._counted = (prompt or (0 if exact else self.prompt_tokens), response, exact)
-        return self._counted
+    token_counts = token_counts.token_counts
 
     # -- bytes --------------------------------------------------------------------------------------------------
 
     def client_paused(self, paused: bool) -> None:
-        """The client reads slower than its answer comes, or has caught up: so does the engine's connection."""
+        """Pause reading from the engine while the client reads too slowly, and resume once it has caught up."""
         if self.engine is not None:
             (self.engine.pause if paused else self.engine.resume)()
 
@@ -585,7 +591,7 @@ class Exchange:
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
-        return own + self.context.access.cors(self.request) + wire.instance_headers(self.instance)
+        return own + self.request.notes + self.context.access.cors(self.request) + wire.instance_headers(self.instance)
 
     def _timings(self) -> bytes:
         phases = self.instance.phases if self.cold and self.instance is not None else ()

@@ -1,61 +1,76 @@
-"""One HTTP request as it came: which header lines are taken, combined or refused, which forms its target may have, and
-who may send it (the web rules of runtime/web.py, CORS, the API key).
+"""One HTTP request: which header lines are accepted, combined or refused, which forms its target may have, and who may
+send it (the web rules of runtime/web.py, CORS, the API key).
 
-Text is held to RFC 9112 by the parser (no folded lines, no bare LF or CR, names of token characters, one length or one
-transfer coding). Here stands what the parser leaves to us: fields that may come once, Host, absolute targets, versions.
+The parser enforces RFC 9112 (no folded lines, no bare LF or CR, names of token characters, one length or one transfer
+coding). This module checks the rest: fields that may come only once, Host, absolute targets, versions.
 """
 
 import hmac
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from glowplug.domain.access import Priority
 from glowplug.domain.errors import GlowplugError
+from glowplug.engines import apis
 from glowplug.runtime.web import WebRules
-from services.router.api_errors import ApiError, refused
-from services.router.settings import Limits
+from glowplug.services.router import paths
+from glowplug.services.router.api_errors import ApiError, refused
+from glowplug.services.router.batch_paths import FILES
+from glowplug.services.router.keys import ANYBODY, Caller, KeyRing
+from glowplug.services.router.settings import Limits
+
+if TYPE_CHECKING:
+    from glowplug.services.router.upload import Upload
 
 # Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
 _NOT_PASSED = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization authorization api-key x-api-key "
     b"transfer-encoding te trailer upgrade expect content-length x-request-id traceparent cookie origin".split()
 )
-# One line each: of two, a proxy in front might believe the one and this router the other.
+# Headers that may come only once: of two lines, a proxy in front might use one and this router the other.
 _ONCE = frozenset(
     b"host authorization proxy-authorization api-key x-api-key origin content-length content-type transfer-encoding "
     b"expect x-request-id traceparent".split()
 )
 _PLAIN_CONNECTION = (b"keep-alive", b"close")  # a Connection header that names no other header
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
-_HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")  # RFC 9110, 7.2: what an authority has, without a user
+_HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")  # RFC 9110, 7.2: an authority without a user
 _as_host = lru_cache(maxsize=64)(_HOST.fullmatch)
 
-MAX_KNOWN_HOSTS: Final = 64  # remembered as good; any address is, so there may be more: those are judged each time
+MAX_KNOWN_HOSTS: Final = 64  # accepted hosts that are remembered; further ones are checked with each request
 _PREFLIGHT: Final = (
-    b"access-control-allow-methods: GET, HEAD, POST\r\naccess-control-max-age: 600\r\n"
+    b"access-control-allow-methods: GET, HEAD, POST, DELETE\r\naccess-control-max-age: 600\r\n"
     b"access-control-allow-headers: %b\r\n"
 )
+_FORMS: Final = frozenset((FILES, apis.TRANSCRIPTIONS.encode(), apis.TRANSLATIONS.encode()))  # what takes files
 
 
 @dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
 class HttpRequest:
-    """One request as it came."""
+    """One request as the client sent it."""
 
     method: bytes = b""
     target: bytes = b""
     path: bytes = b""
     body: bytes = b""
     headers: dict[bytes, bytes] = field(default_factory=dict)
-    num_repeated: int = 0  # header lines that had a name once more
+    num_repeated: int = 0  # header lines that repeated a name
     is_http11: bool = True
     keep_alive: bool = True
     complete: float = 0.0  # when its last byte came, monotonic
     complete_at: float = 0.0  # the same, epoch
     request_id: str = ""
+    notes: bytes = b""  # header lines for the answer that name the fields not understood
+    caller: Caller = ANYBODY  # whose key it brought
+    priority: Priority = Priority.STANDARD  # its class, once its body is read
+    first_path: bytes = b""  # of a translated request: the path that its client sent
+    upload: "Upload | None" = None  # receives the body in place of `body`
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
-        """One more line of a header: a list goes on (RFC 9110, 5.3). Raises ApiError for what may come once."""
+        """Append a repeated header line to the header's list (RFC 9110, 5.3). Raises ApiError for a header that may
+        come only once."""
         if name in _ONCE:
             raise refused(400, f"The header `{name.decode()}` may be sent once.")
         self.num_repeated += 1
@@ -64,7 +79,7 @@ class HttpRequest:
         self.headers[name] = b"%b, %b" % (self.headers[name], value)
 
     def check_head(self, version: str, limits: Limits) -> None:
-        """Called once, when all header lines are here. Raises ApiError."""
+        """Check the complete head, and normalize its target and path. Raises ApiError."""
         headers = self.headers
         if len(headers) + self.num_repeated > limits.num_headers:
             raise too_many_headers(limits)
@@ -83,7 +98,11 @@ class HttpRequest:
             self._take_absolute()
         elif b"#" in self.target:
             raise refused(400, "The request target may not have a fragment.")
-        self.path = self.target.partition(b"?")[0]
+        path, mark, query = self.target.partition(b"?")
+        self.path = path
+        if path not in paths.AS_THEY_ARE:
+            self.path = paths.canonical(path)
+            self.target = self.path + mark + query
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             if not self.is_http11:
@@ -92,7 +111,8 @@ class HttpRequest:
                 raise refused(501, "Only `transfer-encoding: chunked` is supported.")
 
     def _take_absolute(self) -> None:
-        """`http://host/path` is `/path` at `host`, which replaces the Host header (RFC 9112, 3.2.2)."""
+        """Turn the absolute target `http://host/path` into `/path` at `host`, which replaces the Host header (RFC 9112,
+        3.2.2). Raises ApiError."""
         match = _ABSOLUTE.fullmatch(self.target)
         if match is None:
             if self.target == b"*":
@@ -105,7 +125,7 @@ class HttpRequest:
         self.target = rest if rest.startswith(b"/") else b"/" + rest
 
     def passed_headers(self) -> bytes:
-        """The header lines an engine gets. What Connection names is of this hop alone (RFC 9110, 7.6.1)."""
+        """The header lines for the engine, without those that Connection names as hop-by-hop (RFC 9110, 7.6.1)."""
         not_passed = _NOT_PASSED
         connection = self.headers.get(b"connection")
         if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
@@ -128,15 +148,16 @@ def body_too_large(limits: Limits) -> ApiError:
 
 
 class Access:
-    """The rules of one data port. Without rules every page is answered, without a key every client is."""
+    """The access rules of one data port. `rules` None admits every web page. Without the fleet's one key (`api_key` "")
+    and without named keys (`keys`), every client is admitted."""
 
-    def __init__(self, rules: WebRules | None = None, api_key: str = "") -> None:
-        self._rules = rules
+    def __init__(self, rules: WebRules | None = None, api_key: str = "", keys: KeyRing | None = None) -> None:
+        self._rules, self._keys = rules, keys or KeyRing()
         self._known: set[bytes] = set()
         self._key = api_key.encode()
 
     def refusal(self, request: HttpRequest) -> GlowplugError | None:
-        """Why the web rules refuse a request; None when they do not."""
+        """The error with which the web rules refuse a request, or None."""
         headers = request.headers
         host = headers.get(b"host", b"")
         if self._rules is None or (
@@ -148,30 +169,42 @@ class Access:
             return headers.get(name.encode(), b"").decode("latin-1")
 
         method = request.method.decode("latin-1")
-        error = self._rules.refusal(method, [host.decode("latin-1")], header, only_json=False)
+        hosts, reads_forms = [host.decode("latin-1")], request.path in _FORMS
+        error = self._rules.refusal(method, hosts, header, only_json=False, reads_forms=reads_forms)
         if error is None and len(self._known) < MAX_KNOWN_HOSTS:
             self._known.add(host)
         return error
 
-    def has_key(self, request: HttpRequest) -> bool:
-        """Whether the request brings the API key, where one is asked for. Clients of OpenAI's API send it as a bearer
-        token, those of Anthropic's in a header of its own."""
-        if not self._key:
-            return True
+    def caller(self, request: HttpRequest) -> Caller:
+        """Whose key the request brings, if keys are asked for. Clients of OpenAI's API send it as a bearer token, those
+        of Anthropic's in the header x-api-key. Raises ApiError: 401, or 403 for a key that opens other ports only."""
+        keys = self._keys
+        if not (self._key or keys.asks_for_key):
+            return keys.shared
         scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             given = request.headers.get(b"x-api-key", b"")
-        return hmac.compare_digest(given, self._key)
+        if self._key and hmac.compare_digest(given, self._key):
+            return keys.shared
+        return keys.find(given)
+
+    def admits(self, request: HttpRequest) -> bool:
+        """Return whether the request brings a key that opens the data port, if one is asked for."""
+        try:
+            self.caller(request)
+        except ApiError:
+            return False
+        return True
 
     def cors(self, request: HttpRequest) -> bytes:
-        """Header lines that let a page of another site read the answer."""
+        """The CORS header lines that let a page of another site read the answer; b"" where it may not."""
         origin = request.headers.get(b"origin", b"")
         if not origin or self._rules is None or not self._rules.lets_in(origin.decode("latin-1")):
             return b""
         return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\nvary: origin\r\n" % origin
 
     def preflight(self, request: HttpRequest) -> bytes:
-        """Header lines for a page that asks whether it may send a request; b"" when it is no such question."""
+        """The header lines that answer a CORS preflight request; b"" for any other request."""
         headers = request.headers
         if request.method != b"OPTIONS" or b"access-control-request-method" not in headers or not self.cors(request):
             return b""

@@ -1,38 +1,75 @@
-"""From a complete HTTP request to an exchange: whether its client may ask, what it asks for, and of which model.
+"""The way from a complete HTTP request to an exchange: check the client's access, read the body, find the model.
 
-What is no request for an engine is answered here: refusals, and the paths that the router answers itself.
+Refusals, and requests for paths that need no engine, are answered here.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+from msgspec import Raw
+
+from glowplug import __version__
 from glowplug.controllers.router.messages import RequestArrived
-from glowplug.domain.errors import GlowplugError, NotFound, Unauthorized
+from glowplug.domain.errors import BadRequest, GlowplugError, NotFound
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
+from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
+from glowplug.events.facts import ModelKeepAliveAsked
+from glowplug.policies.limits.scope import Reservation
+from glowplug.services.router import (
+    about,
+    api_errors,
+    batch_paths,
+    content_coding,
+    forced_responses,
+    forced_tools,
+    messages_as_chat,
+    ollama,
+    sequences,
+    text_formats,
+    tracing,
+)
+from glowplug.services.router.adapter_answers import AsItIs, Renaming
+from glowplug.services.router.api_errors import STOPPING, ApiError, refused
+from glowplug.services.router.conversation import TextReader
+from glowplug.services.router.ends import ClientSink
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.nearest import LATEST
+from glowplug.services.router.port_context import PortContext
+from glowplug.services.router.prefixes import prefix_of
+from glowplug.services.router.request_body import (
+    OPERATIONS,
+    check_model,
+    fields_named,
+    read_body,
+    read_form,
+    readers,
+    sizes,
+    unknown_fields,
+)
+from glowplug.services.router.request_shapes import CompletionAsked, MessagesAsked, ResponseAsked
+from glowplug.services.router.request_table import RequestTable, Stage
+from glowplug.services.router.tracing import RequestTrace, Sampler
+from glowplug.services.router.translated import TranslatedClient, Translation, inner_request
+from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
-from services.router import api_errors, tracing
-from services.router.api_errors import STOPPING, refused
-from services.router.conversation import Lengths, text_tokens
-from services.router.ends import ClientSink
-from services.router.exchange import Exchange
-from services.router.http_request import HttpRequest
-from services.router.port_context import PortContext
-from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
-from services.router.request_table import RequestTable, Stage
-from services.router.tracing import RequestTrace, Sampler
-from services.router.wire import JSON_HEADERS, encode_json
 
-_LOCAL_PATHS = (b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
-WRONG_KEY = Unauthorized("The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`).")
+_LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
+CHAT = apis.CHAT.encode()
+AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
 
 
 class Intake:
-    """Takes the complete requests of one data port. `passed_fields` of a body go to engines unchecked. `lengths` say
-    how long an answer will be, where a policy asks."""
+    """The intake of complete requests of one data port. `strict`: refuse fields that the router does not know. `texts`
+    estimates the length of answers from prompts, if the routing policy uses it."""
 
     def __init__(
         self,
@@ -40,35 +77,91 @@ class Intake:
         *,
         tracing: Tracing | None = None,
         sampler: Sampler | None = None,
-        passed_fields: Iterable[str] = (),
-        lengths: Lengths | None = None,
+        strict: bool = False,
+        console_url: str = "",
+        texts: TextReader | None = None,
     ) -> None:
-        self._lengths = lengths if context.table.controller.tracks_tokens else None
+        self._texts = texts
         self._context, self._table, self._access = context, context.table, context.access
         self._tracing, self._sampler = tracing, sampler or Sampler()
-        self._readers = readers(passed_fields)
-        self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key: what its engine answers, as its driver says
-        self._tracks_tokens = context.table.controller.tracks_tokens  # else they are not counted
+        self._readers, self._console_url = readers(strict=strict), console_url
+        self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key: the API of its engine, from the driver
+        self._bases: frozenset[str] = frozenset()  # keys of models whose engines may hold adapters
+        self.answer_batches: AnswerCall | None = None  # answers calls about files and batches
+        controller = context.table.controller
+        self._tracks_tokens = controller.tracks_tokens  # else tokens are not counted
+        self._chooses = controller.chooses
+        self._block_tokens = controller.params.balancer.block_tokens if controller.reads_prefixes else 0
 
     def take(self, client: ClientSink, request: HttpRequest) -> bool:
-        """One complete request, none other being answered on its connection. True when an exchange now has it."""
+        """Take one complete request while no other is being answered on its connection. Returns True when an exchange
+        now has the request."""
         if (refusal := self._access.refusal(request)) is not None:
             return self._refuse(client, request, refusal)
-        path = request.path
-        if path not in READERS or request.method != b"POST":
+        if request.path not in OPERATIONS or request.method != b"POST":
+            if request.path in ollama.PATHS:
+                return self._take_ollama(client, request)
+            if batch_paths.is_path(request.path):
+                return self._take_batches(client, request)
             return self._answer_here(client, request)
-        if not self._access.has_key(request):
-            return self._refuse(client, request, WRONG_KEY)
+        try:
+            request.caller = self._access.caller(request)
+        except ApiError as error:
+            return self._refuse(client, request, error)
         if self._table.stage is Stage.REFUSING:
             return self._refuse(client, request, STOPPING)
+        return self._ask(client, request, is_translated=False)
+
+    def ask(self, client: ClientSink, request: HttpRequest) -> bool:
+        """Send a POST on whose caller is known already. Returns as `take`."""
+        return self._ask(client, request, is_translated=False)
+
+    def _ask(self, client: ClientSink, request: HttpRequest, *, is_translated: bool) -> bool:
+        """Send a POST for an engine on, as an exchange, or refuse it. Returns as `take`."""
+        path = request.path
         try:
-            asked = read_body(path, request.body, self._readers)
-            model = self._table.find(asked.model)
+            if content_coding.ENCODING in request.headers or request.body[:1] == content_coding.BOM[:1]:
+                self._context.buffered_bytes += content_coding.decode(request, self._context.limits)
+            if (reader := self._readers.get(path)) is None:
+                asked = read_form(request.body, request.headers.get(b"content-type", b""))
+            else:
+                asked = read_body(path, request.body, self._readers)
+                if not reader.is_whole(asked):
+                    request.notes = unknown_fields(reader, request.body)
+            model = self._table.find(asked.model, request.caller)
+            if asked.model.endswith(LATEST):
+                self._name_it(request, asked.model, model)
             api = self._api(model)
+            may_need = path in api.translated and not is_translated and (path != CHAT or _is_special(asked))
+            if may_need and (translated := self._translated(client, request, asked)) is not None:
+                return self._ask_behind(request, *translated, is_translated=True)
             needs = check_model(asked, model, api, path, len(request.body))
+            if api.ignores_formats and isinstance(asked, ResponseAsked | CompletionAsked):
+                self._write_format(request, asked)
+            if reader is not None and (model.base or model.key in self._bases):
+                self._name_adapter(request, model, api)
+                client, request = self._renamed(client, request, asked, model, api)
+            prompt_tokens, max_tokens = sizes(asked)
+            limits = self._table.limits if request.caller.has_limits else None
+            reserved = limits.admit(request, model, prompt_tokens, max_tokens) if limits is not None else None
         except GlowplugError as error:
             return self._refuse(client, request, error)
-        prompt_tokens, max_tokens = sizes(asked)
+        self._send_on(client, request, asked, model, api, needs, (prompt_tokens, max_tokens), reserved)
+        return True
+
+    def _send_on(
+        self,
+        client: ClientSink,
+        request: HttpRequest,
+        asked: Any,
+        model: Model,
+        api: EngineApi,
+        needs: str,
+        sizes: tuple[int, int],
+        reserved: Reservation | None,
+    ) -> None:
+        """Make an exchange of a request that was checked, and tell the controller of it. `sizes`: tokens of its prompt
+        and, at most, of its answer; `reserved`: of the limits of its caller."""
         trace, traceparent = self._trace(request, model)
         exchange = client.exchange = Exchange(
             self._context,
@@ -78,27 +171,209 @@ class Intake:
             api,
             bool(asked.stream),
             needs,
-            prompt_tokens,
+            sizes[0],
             trace,
             traceparent,
         )
+        if reserved is not None:
+            self._table.limits.reserved[exchange.ticket] = reserved
         traced = traceparent if trace is not None else ""
-        counted = (prompt_tokens, max_tokens) if self._tracks_tokens else (0, 0)
-        said = text_tokens(asked, self._lengths) if self._lengths is not None else 0
+        counted = sizes if self._tracks_tokens else (0, 0)
+        texts = self._texts
+        reads = (texts is not None or self._block_tokens) and self._chooses(model.key)
+        said, caller = texts.before(asked) if texts is not None and reads else 0, request.caller
+        expected = 0
+        if reserved is not None and self._tracks_tokens and not said:  # the controller would expect the same
+            expected = reserved.tokens - sizes[0]
+        request.priority = caller.classes.get(getattr(asked, "service_tier", None), caller.priority)
         self._table.arrive(
             exchange,
-            RequestArrived(exchange.ticket, model.name, request.request_id, traced, *counted, text_tokens=said),
+            RequestArrived(
+                exchange.ticket,
+                model.name,
+                request.request_id,
+                traced,
+                *counted,
+                expected,
+                said,
+                tenant=caller.tenant,
+                weight=caller.weight,
+                priority=request.priority,
+                key_id=caller.key_id,
+                prefix=prefix_of(asked, self._block_tokens) if reads and self._block_tokens else (),
+            ),
         )
+        if texts is not None and not said:
+            texts.later(exchange, asked, model.key)
+
+    def _translated(
+        self, client: ClientSink, request: HttpRequest, asked: Any
+    ) -> tuple[ClientSink, HttpRequest] | None:
+        """Translate a request for something that the engine does not do by itself: a forced tool call, the structure of
+        a message, one usage for several sequences. None if the request asks for none of these. Raises BadRequest."""
+        made: tuple[bytes, Translation]
+        if isinstance(asked, MessagesAsked):
+            if not messages_as_chat.can(asked):
+                return None
+            made = messages_as_chat.translate(request.body, asked, request.request_id, sizes(asked)[0])
+            return self._behind(client, request, CHAT, *made)
+        if isinstance(asked, ResponseAsked):
+            if not forced_responses.can(asked):
+                return None
+            made = forced_responses.translate(request.body, request.request_id, int(request.complete_at))
+            return self._behind(client, request, request.path, *made)
+        is_several = sequences.num_sequences(asked) > 1
+        if request.path == CHAT and forced_tools.can(asked):
+            if is_several:
+                raise BadRequest("n: one answer at a time can be made to call a tool.", param="n")
+            made = forced_tools.translate(request.body, request.request_id)
+        elif is_several:
+            made = sequences.translate(request.body, asked)
+        else:
+            return None
+        return self._behind(client, request, request.path, *made)
+
+    def _behind(
+        self, client: ClientSink, request: HttpRequest, path: bytes, body: bytes, translation: Translation
+    ) -> tuple[TranslatedClient, HttpRequest]:
+        """The client that translates the answer back, and the translated request."""
+        inner = inner_request(request, path, body)
+        if path != request.path:  # errors come in the shape of the inner path's API, then are translated
+            inner.headers.pop(about.ANTHROPIC_VERSION, None)
+        return TranslatedClient(client, request, translation, self._context), inner
+
+    def _ask_behind(self, outer: HttpRequest, client: ClientSink, inner: HttpRequest, *, is_translated: bool) -> bool:
+        """Send the translated request on; its body counts as buffered in place of the original's. Returns as `take`."""
+        self._context.buffered_bytes += len(inner.body) - len(outer.body)
+        if self._ask(client, inner, is_translated=is_translated):
+            return True
+        self._context.buffered_bytes -= len(inner.body) - len(outer.body)
+        return False
+
+    def _take_ollama(self, client: ClientSink, request: HttpRequest) -> bool:
+        """Take a request of Ollama's API. Returns as `take`."""
+        path = request.path
+        if headers := self._access.preflight(request):
+            client.respond(request, 200, b"", headers)
+            return False
+        allowed = b"GET, HEAD" if path in ollama.READS else request.method if path in ollama.OPERATORS else b"POST"
+        if request.method not in allowed.split(b", "):
+            self._not_allowed(client, request, allowed)
+            return False
+        try:
+            request.caller = self._access.caller(request)
+        except ApiError as error:
+            return self._refuse(client, request, error)
+        if self._table.stage is Stage.REFUSING:
+            return self._refuse(client, request, STOPPING)
+        try:
+            if path not in ollama.ASKS:
+                client.respond(request, 200, *self._about_ollama(request))
+                return False
+            self._context.buffered_bytes += content_coding.decode(request, self._context.limits)
+            asked = ollama.read(request.body)
+            model = self._table.find(ollama.name_of(asked), request.caller)
+            keep_alive_s = ollama.keep_alive_s(asked, model, self._context.limits.client_keep_alive_s)
+            if keep_alive_s == 0 and ollama.says_nothing(path, asked):
+                self._keep_alive(model, keep_alive_s)
+                client.respond(request, 200, ollama.unloaded(path, asked, time.monotonic))
+                return False
+            made = ollama.translate(path, asked, model, time.monotonic, keeps=keep_alive_s is not None)
+        except GlowplugError as error:
+            return self._refuse(client, request, error)
+        sink, inner = self._behind(client, request, made.path, made.body, made.answer)
+        if keep_alive_s is not None:
+            sink.at_end = partial(self._keep_alive, model, keep_alive_s)
+        inner.notes = fields_named(made.ignored) if made.ignored else b""
+        return self._ask_behind(request, sink, inner, is_translated=False)
+
+    def _take_batches(self, client: ClientSink, request: HttpRequest) -> bool:
+        """Take a call about files or batches. Returns as `take`."""
+        if headers := self._access.preflight(request):
+            client.respond(request, 200, b"", headers)
+            return False
+        try:
+            request.caller = self._access.caller(request)
+            if self.answer_batches is None:
+                raise batch_paths.not_configured()
+        except GlowplugError as error:
+            return self._refuse(client, request, error)
+        if self._table.stage is Stage.REFUSING:
+            return self._refuse(client, request, STOPPING)
+        self.answer_batches(client, request, self._context)
         return True
 
+    def _keep_alive(self, model: Model, keep_alive_s: float) -> None:
+        self._table.publish(ModelKeepAliveAsked(model_key=model.key, keep_alive_s=keep_alive_s))
+
+    def _about_ollama(self, request: HttpRequest) -> tuple[bytes, bytes]:
+        """(body, headers) of a request of Ollama's API that needs no engine. Raises GlowplugError."""
+        path, table = request.path, self._table
+        if path == ollama.VERSION:
+            return encode_json({"version": __version__}), JSON_HEADERS
+        if path in (ollama.TAGS, ollama.PS):
+            models = table.models(request.caller)
+            if path == ollama.PS:
+                models = [model for model in models if _is_loaded(model, table)]
+            return encode_json({"models": [ollama.row(model, table.started_at) for model in models]}), JSON_HEADERS
+        if path in ollama.OPERATORS:
+            raise ApiError(501, ollama.IS_OPERATORS, "invalid_request_error", "not_supported")
+        asked = ollama.read(request.body)
+        model = table.find(ollama.name_of(asked), request.caller)
+        if path == ollama.SHOW:
+            lacks = self._api(model).lacks
+            can = [name for name, needs in ollama.CAPABILITIES if needs not in lacks]
+            return encode_json(ollama.shown(model, can, table.started_at)), JSON_HEADERS
+        if asked.get("stream") is False:
+            return b'{"status":"success"}', JSON_HEADERS
+        return b'{"status":"pulling manifest"}\n{"status":"success"}\n', ollama.LINES_HEADERS
+
+    def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
+        """Write the model's own name into the body if the client used another one, which engines do not know."""
+        if name not in (model.name, *model.aliases) and request.path in self._readers:
+            before = len(request.body)
+            request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
+            self._context.buffered_bytes += len(request.body) - before
+
+    def _name_adapter(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
+        """Write into the body which adapter of a base the request is for, or that it is for the base: by the model's
+        own name and by what its engine reads, whatever the client has sent there."""
+        before = len(request.body)
+        named = {"model": model.name, **api.names_adapter}
+        request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | named)
+        self._context.buffered_bytes += len(request.body) - before
+
+    def _renamed(
+        self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
+    ) -> tuple[ClientSink, HttpRequest]:
+        """The client that reads the adapter's name where its engine writes the base's, and the request for it."""
+        if not (model.base and api.names_adapter):
+            return client, request
+        if not isinstance(client, TranslatedClient):
+            as_it_is = AsItIs(request.path, streams=bool(asked.stream))
+            client, request = self._behind(client, request, request.path, request.body, as_it_is)
+        base = self._table.controller.fleet.models.get(model.base)
+        client.renaming = Renaming(base.name if base else model.base, model.name)
+        return client, request
+
+    def _write_format(self, request: HttpRequest, asked: ResponseAsked | CompletionAsked) -> None:
+        """Move the structure that the client asks for to the field that the engine reads. Raises BadRequest."""
+        before = len(request.body)
+        request.body = text_formats.translate(request.body, asked)
+        self._context.buffered_bytes += len(request.body) - before
+
     def forget_models(self) -> None:
-        """Drop what is kept of models that are no more."""
-        models = self._table.controller.fleet.models
+        """Drop the kept APIs of models that are gone, and learn which models are bases of adapters."""
+        fleet = self._table.controller.fleet
+        models = fleet.models
+        holding = {one.model_key for one in fleet.instances.values() if one.adapter_slots}
+        self._bases = frozenset({model.base for model in models.values() if model.base} | holding)
         for key in [key for key in self._apis if key not in models]:
             del self._apis[key]
 
     def _trace(self, request: HttpRequest, model: Model) -> tuple[RequestTrace | None, str]:
-        """Join the client's trace or begin one; unsampled requests only carry a context on."""
+        """(trace, traceparent): join the client's trace or begin one. The trace is None for a request that is not
+        sampled, which only passes a context on."""
         parent = tracing.parent_context(request.headers.get(b"traceparent"))
         sampled = parent[1] if parent is not None else self._sampler.root(request.complete)
         if not sampled or self._tracing is None:
@@ -118,28 +393,56 @@ class Intake:
             known = self._apis[model.key] = model, api_of(model)
         return known[1]
 
-    # -- answers of the router's own: each returns False, for no exchange has the request -------------------------
+    # -- answers of the router's own: each returns False, since no exchange has the request -----------------------
 
     def _answer_here(self, client: ClientSink, request: HttpRequest) -> bool:
-        """Everything that is not a POST to an engine."""
+        """Answer or refuse a request that is no POST to an engine."""
         path = request.path
         if headers := self._access.preflight(request):
             client.respond(request, 200, b"", headers)
-        elif path in READERS:
+        elif path in OPERATIONS:
             self._not_allowed(client, request, b"POST")
         elif not _is_local(path):
             self._refuse(client, request, NotFound(f"There is nothing at {path[:200].decode('ascii', 'replace')}."))
         elif request.method not in (b"GET", b"HEAD"):
             self._not_allowed(client, request, b"GET, HEAD")
-        elif path.startswith(b"/v1/") and not self._access.has_key(request):
-            self._refuse(client, request, WRONG_KEY)
         else:
             try:
-                answer = _answer(path, self._table)
+                if path.startswith(b"/v1/"):
+                    request.caller = self._access.caller(request)
+                answer = self._answer(request)
             except GlowplugError as error:
                 return self._refuse(client, request, error)
             client.respond(request, *answer)
         return False
+
+    def _answer(self, request: HttpRequest) -> tuple[int, bytes, bytes]:
+        """(status, body, headers) of a GET on a local path. Raises GlowplugError."""
+        path, table = request.path, self._table
+        is_anthropic = about.ANTHROPIC_VERSION in request.headers
+        if path == b"/":
+            console_url = self._console_url if self._access.admits(request) else ""
+            return about.root(request.headers.get(b"accept", b""), console_url)
+        if path == b"/metrics":
+            raise NotFound("This port has no metrics: each service shows its own at /metrics of its admin port.")
+        if path == b"/v1/models":
+            rows = [_model_row(model, table) for model in table.models(request.caller)]
+            if is_anthropic:
+                rows = [about.anthropic_row(row["id"], row["created"]) for row in rows]
+                return 200, encode_json(about.anthropic_list(rows)), JSON_HEADERS
+            return 200, encode_json({"object": "list", "data": rows}), JSON_HEADERS
+        if path.startswith(b"/v1/models/"):
+            name = unquote_to_bytes(path.removeprefix(b"/v1/models/")).decode("utf-8", "replace")
+            row = _model_row(table.find(name, request.caller), table)
+            return (
+                200,
+                encode_json(about.anthropic_row(row["id"], row["created"]) if is_anthropic else row),
+                JSON_HEADERS,
+            )
+        if path in (b"/ready", b"/readyz"):
+            why = table.not_ready()
+            return 503 if why else 200, encode_json({"ready": not why, "reason": why}), JSON_HEADERS
+        return 200, b'{"status":"ok","service":"router"}', JSON_HEADERS
 
     def _not_allowed(self, client: ClientSink, request: HttpRequest, allowed: bytes) -> None:
         message = f"{request.method.decode('ascii', 'replace')} is not allowed here; use {allowed.decode()}."
@@ -147,8 +450,12 @@ class Intake:
 
     def _refuse(self, client: ClientSink, request: HttpRequest, error: GlowplugError, headers: bytes = b"") -> bool:
         self._context.metrics.refused(error.status)
+        self._context.report_refusal(request, error)
         headers = JSON_HEADERS + headers + api_errors.no_retry(error)
-        body, more = api_errors.body(request.path, error), api_errors.retry_after(error)
+        path = MESSAGES if about.ANTHROPIC_VERSION in request.headers else request.path
+        if error.status == 415 and request.path in OPERATIONS:
+            headers += content_coding.ACCEPTED
+        body, more = api_errors.body(path, error), api_errors.retry_after(error)
         client.respond(request, error.status, body, headers, more)
         return False
 
@@ -156,25 +463,22 @@ class Intake:
 # -- the models, and whether the router is alive and ready ------------------------------------------------------
 
 
+def _is_special(chat: Any) -> bool:
+    """Return whether a chat asks for something that some engines do not do by themselves."""
+    return chat.tool_choice is not None or chat.n is not None or chat.n_cmpl is not None
+
+
+def _is_loaded(model: Model, table: RequestTable[Exchange]) -> bool:
+    """Return whether an instance of the model serves now."""
+    return any(i.serves and i.state is InstanceState.READY for i in table.controller.fleet.of(model.key).values())
+
+
 def _is_local(path: bytes) -> bool:
     return path in _LOCAL_PATHS or path.startswith(b"/v1/models/")
 
 
-def _answer(path: bytes, table: RequestTable[Exchange]) -> tuple[int, bytes]:
-    """(status, JSON) of a GET on a local path. Raises ModelNotFound or NoCapacity."""
-    if path == b"/v1/models":
-        return 200, encode_json({"object": "list", "data": [_model_row(model, table) for model in table.models()]})
-    if path.startswith(b"/v1/models/"):
-        name = unquote_to_bytes(path.removeprefix(b"/v1/models/")).decode("utf-8", "replace")
-        return 200, encode_json(_model_row(table.find(name), table))
-    if path in (b"/ready", b"/readyz"):
-        why = table.not_ready()
-        return 503 if why else 200, encode_json({"ready": not why, "reason": why})
-    return 200, b'{"status":"ok","service":"router"}'
-
-
 def _model_row(model: Model, table: RequestTable[Exchange]) -> dict[str, Any]:
-    """One entry of /v1/models: OpenAI's fields, then how warm the model is and when it could answer."""
+    """One entry of /v1/models: OpenAI's fields, the model's temperature, and in how many seconds it could answer."""
     fleet, load = table.controller.fleet, table.controller.load(model.key)
     instances = sorted(fleet.of(model.key).values(), key=lambda i: i.instance_id)
     return {

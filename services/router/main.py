@@ -1,4 +1,4 @@
-"""Start one router: the data port first, from the copy of the tables if need be, then bus and store beside it."""
+"""Start one router: the data port first, if need be from the tables' copy on disk, then the bus and the store."""
 
 import asyncio
 import gc
@@ -10,46 +10,59 @@ from glowplug.controllers.router.reads import READS
 from glowplug.runtime.identity import Identity
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
 from glowplug.runtime.tasks import essential
-from services.router.app import make
-from services.router.conversation import open_lengths
-from services.router.exchange import Exchange
-from services.router.metrics import RouterMetrics
-from services.router.port import DataPort
-from services.router.reports import Outbox, Reports
-from services.router.request_table import RequestTable
-from services.router.settings import RouterSettings
-from services.router.shell import RouterShell
+from glowplug.services.router.app import make
+from glowplug.services.router.batches.service import Batches
+from glowplug.services.router.conversation import TextReader, open_lengths
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.limits import LimitsCopy
+from glowplug.services.router.metrics import RouterMetrics
+from glowplug.services.router.port import DataPort
+from glowplug.services.router.reports import Outbox, Reports
+from glowplug.services.router.request_table import RequestTable
+from glowplug.services.router.settings import RouterSettings
+from glowplug.services.router.shell import RouterShell
+from glowplug.services.router.usage import open_usage
 
 log = logging.getLogger(__name__)
 GC_EVERY_ALLOCATIONS = 20_000
 SPARE_FILES = 256
-AWAIT_BUS_S = 5.0  # longer, and the router serves what its tables say without the bus
+AWAIT_BUS_S = 5.0  # after that the router serves from its tables without the bus
 
 
 async def serve(stopping: asyncio.Event) -> None:
     settings = RouterSettings()
     world = World.open("router", settings)
+    world.tracing.load()
     raise_file_limit(settings.max_connections)
     controller = RouterController(settings.params())
     metrics = RouterMetrics(controller=controller, shell=world.metrics)
-    outbox = Outbox(world.bus, settings.service_id, metrics, settings.outbox_limit)
+    outbox = Outbox(world.bus, settings.service_id, metrics)
     table = RequestTable[Exchange](controller, outbox.publish)
-    reports = Reports(settings.service_id, table, metrics, outbox.put, settings.requests_kept)
+    usage, sender = open_usage(settings, world.bus, metrics)
+    reports = Reports(settings.service_id, table, metrics, outbox.put, settings.requests_kept, usage)
+    lengths = open_lengths(settings.length_model) if controller.tracks_tokens else None
+    texts = TextReader(lengths, table) if lengths is not None else None
     port = DataPort(
         table,
         metrics,
         reports.finished,
+        reports.refusals.take,
         settings.limits(),
         api_key=settings.api_key,
         rules=settings.web_rules(),
         tracing=world.tracing,
         sampler=settings.sampler(),
-        passed_fields=settings.passed,
+        strict_fields=settings.strict_fields,
+        console_url=settings.console_url,
         engine_secret=settings.engine_secret,
-        lengths=open_lengths(settings.length_model) if controller.tracks_tokens else None,
+        texts=texts,
+        journal=sender.journal,
     )
     shell = RouterShell(world, settings, table)
+    batches = Batches.open(world, settings, port, shell)
     shell.take_copy()
+    limits_copy = LimitsCopy(settings.state_dir / settings.service_id / "limits.json")
+    limits_copy.read(table.limits.limiter, table.clock())
     if not table.table_loaded:  # nothing can be warm yet: the first request needs the bus
         table.await_bus(AWAIT_BUS_S)
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)
@@ -57,54 +70,56 @@ async def serve(stopping: asyncio.Event) -> None:
     await port.serve(sock)
     data_url = f"{url.rpartition(':')[0]}:{sock.getsockname()[1]}"
     await shell.start()
+    if batches is not None:
+        batches.start(url, stopping)
     beside = [
         essential(asyncio.create_task(job, name=name), stopping)
         for name, job in (
             ("the outbox", outbox.run()),
-            ("reporting loads", reports.report_loads(settings.load_soonest_s, settings.load_every_s)),
-            (
-                "reporting requests",
-                reports.report_requests(settings.requests_every_s, settings.requests_reported),
-            ),
+            ("reporting loads", reports.report_loads(texts)),
+            ("reporting requests", reports.report_requests()),
+            ("reporting limits", table.limits.report(outbox.put, table.keys.has_limits, limits_copy)),
+            ("sending usage", sender.run()),
             ("following the fleet", _follow(world, shell, table, url, data_url)),
         )
     ]
     settle_memory()
-    log.info("data port at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
+    log.info("data port listens at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
     await stopping.wait()
-    log.info("leaving in %g s, %d requests here", settings.drain_delay_s, len(table.exchanges))
+    log.info("router stops: draining begins in %g s, with %d requests", settings.drain_delay_s, len(table.exchanges))
+    if batches is not None:
+        await batches.stop()
     await port.leave(settings.drain_delay_s)
     await port.drain(settings.drain_s, keep_listening=not (settings.reuse_port or settings.drain_delay_s))
+    reports.report_ended()
+    await limits_copy.write(table.limits.limiter, table.clock())
     await shell.stop()
+    await sender.finish()
     await world.close(*beside, server)
-    for job in beside:
-        if not job.cancelled() and (error := job.exception()) is not None:
-            raise error  # so that the exit status says that this was a failure
 
 
 def raise_file_limit(num_connections: int) -> None:
-    """Two descriptors per connection (client and engine) and some: the soft limit of a shell is often 1024."""
+    """Raise the limit of open files to two per connection (client and engine) plus spare ones; a shell's soft limit is
+    often 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * num_connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < wanted:
-            log.warning(
-                "only %d open files are allowed; %d connections would want %d", allowed, num_connections, wanted
-            )
+            log.warning("the system allows %d open files, but %d connections need %d", allowed, num_connections, wanted)
 
 
 def settle_memory() -> None:
-    """What has been imported stays: the collector need not walk it. Requests leave by reference counts, so it may run
-    seldom."""
+    """Exclude all imported objects from garbage collection, and collect seldom: requests are freed by reference
+    counts."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_EVERY_ALLOCATIONS, 10, 20)
 
 
 async def _follow(world: World, shell: RouterShell, table: RequestTable[Exchange], url: str, data_url: str) -> None:
-    """Connect to the bus, however long that takes, and follow the fleet."""
+    """Connect to the bus, however long that takes, and follow the fleet's events."""
     identity = Identity(world.store, world.settings.service_id, url)
     await identity.claim()
     await world.bus.connect()

@@ -1,8 +1,8 @@
-"""Prometheus instruments of the data port, with the children of each model looked up once, and its service levels.
+"""Prometheus instruments of the data port, with each model's children looked up once, and the service levels of models.
 
-A service level counts each request that the fleet owed an answer: those that ended well and those that failed or were
-refused for lack of capacity (429, 5xx). What the client got wrong (other 4xx) is left out, and so is a client that
-left, unless it had waited past its TTFT already.
+A service level counts each request that the fleet owed an answer: those that succeeded and those that failed or were
+refused for lack of capacity (429, 5xx). It leaves out the client's errors (other 4xx), requests whose client left,
+unless the client had already waited past the TTFT objective, and the batch class, which waits for idle capacity.
 """
 
 from collections import defaultdict
@@ -28,20 +28,20 @@ CLIENT_LEFT = 499
 
 @dataclass(slots=True)
 class Count:
-    """Of one model and level."""
+    """Requests of one model that a service level counts, and how many of them missed it."""
 
     num: int = 0
     num_missed: int = 0
 
 
 class SloCounts:
-    """(model_key, level) -> Count. Grows with the models that set a level, and forgets none: counters only grow."""
+    """Counts by (model_key, level) of all models that set a level. None is ever removed, since counters only grow."""
 
     def __init__(self) -> None:
         self.counts: defaultdict[tuple[str, str], Count] = defaultdict(Count)
 
     def judge(self, model_key: str, slo: Slo, status: int, *, e2e_s: float, ttft_s: float, tpot_s: float) -> None:
-        """Take one ended request. `ttft_s` and `tpot_s` are below 0 where there was no such thing."""
+        """Count one ended request. `ttft_s` and `tpot_s` are below 0 where the request has none."""
         if slo.ttft_s:
             waited_s = e2e_s if ttft_s < 0 else ttft_s
             if status < 400 or _is_ours(status) or (status == CLIENT_LEFT and waited_s > slo.ttft_s):
@@ -50,7 +50,7 @@ class SloCounts:
             self._take(model_key, TPOT, _is_ours(status) or tpot_s > slo.tpot_s)
 
     def expect(self, model_key: str, slo: Slo) -> None:
-        """Count from 0, so that the first miss is seen as an increase."""
+        """Show a model's levels as 0 before its first request, so that its first miss is seen as an increase."""
         for level, is_set in ((TTFT, slo.ttft_s), (TPOT, slo.tpot_s)):
             if is_set:
                 self.counts.setdefault((model_key, level), Count())
@@ -62,12 +62,12 @@ class SloCounts:
 
 
 def _is_ours(status: int) -> bool:
-    """Failed or refused by the fleet."""
+    """Return whether the fleet failed or refused the request."""
     return status == 429 or status >= 500
 
 
 class _OfModel:
-    """One model's children."""
+    """The label children of one model."""
 
     __slots__ = ("chunks", "codes", "cold_ttft", "e2e", "hot_ttft", "prompt_tokens", "queue", "response_tokens", "tpot")
 
@@ -84,7 +84,7 @@ class _OfModel:
 
 
 class RouterMetrics:
-    """Label values are bounded: models by LabelCap, codes by the HTTP statuses there are."""
+    """The instruments of one data port. Label values are bounded: models by LabelCap, codes by the HTTP statuses."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RouterMetrics:
         controller: RouterController | None = None,
         shell: ShellMetrics | None = None,
     ) -> None:
-        """`controller`: whose queues are shown; `shell`: where published events are counted, as every service does."""
+        """`controller`: the owner of the queues to show; `shell`: every service's count of published events."""
 
         def histogram(
             name: str, doc: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS
@@ -128,7 +128,13 @@ class RouterMetrics:
         self._refused = Counter(
             semconv.REQUESTS_REFUSED_TOTAL, "Requests refused before a model was known", ["code"], registry=registry
         )
+        self._tenant_requests = counter(semconv.TENANT_REQUESTS_TOTAL, "Requests with a usage record", "tenant")
+        self._tenant_tokens = counter(semconv.TENANT_TOKENS_TOTAL, "Tokens of usage records", "tenant", "kind")
+        self.usage_lost = Counter(semconv.USAGE_LOST_TOTAL, "Usage records lost", registry=registry)
+        self.spool_bytes = Gauge(semconv.USAGE_SPOOL_BYTES, "Usage records not stored yet", registry=registry)
         self.cap = LabelCap()
+        self._tenant_cap = LabelCap(semconv.MAX_TENANTS)
+        self._tenants: dict[str, tuple[CountChild, CountChild, CountChild]] = {}  # by name, at most MAX_TENANTS + 1
         self.models: dict[str, _OfModel] = {}
         self.slo = SloCounts()
         self._controller = controller
@@ -137,7 +143,7 @@ class RouterMetrics:
         self._read_at_each_scrape(registry)
 
     def _read_at_each_scrape(self, registry: CollectorRegistry) -> None:
-        """Gauges are never behind the queues, and a model that left leaves none."""
+        """Register rows that are computed at each scrape, so that they are current and removed models have none."""
 
         def levels(name: str, doc: str, figure: Callable[[Count], float]) -> None:
             def rows() -> Rows:
@@ -159,8 +165,15 @@ class RouterMetrics:
         queues(semconv.REQUESTS_IN_FLIGHT, "Requests at engines", lambda queue: queue.num_running)
         queues(semconv.REQUESTS_HELD, "Requests held", lambda queue: len(queue.waiting))
 
+        def blocks() -> Rows:
+            tracked = self._controller.balances.num_blocks() if self._controller else {}
+            return self._summed(((key,), num) for key, num in tracked.items())
+
+        doc = "Blocks of prompts tracked for routing by prefix, about 0.4 KB each"
+        TallyRows(semconv.ROUTER_PREFIX_BLOCKS, doc, ["model"], blocks, kind="gauge", registry=registry)
+
     def published(self, event_type: str) -> None:
-        """One event the bus has taken."""
+        """Count one event that the bus has taken."""
         if self._events is None:
             return
         child = self._published.get(event_type)
@@ -169,19 +182,44 @@ class RouterMetrics:
         child.inc()
 
     def refused(self, status: int) -> None:
-        """One request answered before its model was known."""
+        """Count one request that was refused before its model was known."""
         self._refused.labels(str(status)).inc()
 
+    def used(self, tenant: str, prompt_tokens: int, response_tokens: int) -> None:
+        """Count what one request used, under the name of its tenant."""
+        found = self._tenants.get(tenant)
+        if found is None:
+            found = self._of_tenant(self._tenant_cap(tenant))
+        requests, prompt, response = found
+        requests.value += 1
+        prompt.value += prompt_tokens
+        response.value += response_tokens
+
+    def _of_tenant(self, name: str) -> tuple[CountChild, CountChild, CountChild]:
+        if name not in self._tenants:
+            tokens = self._tenant_tokens
+            prompt, response = tokens.labels(name, "prompt"), tokens.labels(name, "response")
+            self._tenants[name] = self._tenant_requests.labels(name), prompt, response
+        return self._tenants[name]
+
     def continued(self, reason: str, outcome: str) -> None:
-        """One stream that lost its engine or is to leave it: "continued", "refused" (no other can go on), "failed"
-        (none came), "stayed" (another was asked, and did not begin) or "client_left"."""
+        """Count one stream that lost its engine or had to leave it. `outcome`: "continued", "refused" (no other engine
+        can continue it), "failed" (none did), "stayed" (another was asked and did not begin) or "client_left"."""
         self._continuations.labels(reason, outcome).inc()
 
     def finished(
-        self, model: Model, fact: RequestFinished, *, begun: bool, queue_s: float, router_s: float, num_events: int
+        self,
+        model: Model,
+        fact: RequestFinished,
+        *,
+        begun: bool,
+        queue_s: float,
+        router_s: float,
+        num_events: int,
+        has_levels: bool = True,
     ) -> None:
-        """One request's end. `begun`: its answer had; `queue_s`: 0 where it was never dispatched; `num_events`: of a
-        stream."""
+        """Count one ended request. `begun`: its answer had begun; `queue_s`: 0 if it was never dispatched;
+        `num_events`: SSE events of a stream; `has_levels`: it counts in the service levels."""
         key, status = model.key, fact.status
         mine = self.models.get(key)
         if mine is None:
@@ -204,11 +242,11 @@ class RouterMetrics:
                     mine.tpot.observe(tpot_s)
         mine.queue.observe(queue_s)
         mine.e2e.observe(e2e_s)
-        if model.slo.ttft_s or model.slo.tpot_s:
+        if has_levels and (model.slo.ttft_s or model.slo.tpot_s):
             self.slo.judge(key, model.slo, status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _summed(self, rows: Iterator[tuple[tuple[str, ...], float]]) -> Rows:
-        """One row per set of labels, the first of which is a model: those past the cap are added up."""
+        """Rows with the models past the label cap added up. The first label of each row is its model."""
         summed: dict[tuple[str, ...], float] = {}
         for (key, *others), value in rows:
             labels = (self.cap(key), *others)

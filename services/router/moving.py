@@ -1,10 +1,10 @@
-"""A stream on its way from an engine that answers it to another one, which is asked first (make before break).
+"""Move a stream to another engine, which has to begin before the first engine is left (make before break).
 
-What the first engine gives meanwhile is held back, so that the client's stream ends where the other engine begins: at
-what it had when the other was asked. With that one's first byte the stream is its own, and the first engine is left.
-Where it does not begin within `move_within_s`, cannot be reached or refuses, what was held is passed on, and the stream
-stays; so does one that its first engine ends meanwhile. Where the first engine is lost, the other one is to go on, as
-after any engine that was lost.
+Meanwhile the first engine's output is held back, so that the other engine continues exactly where the client's part
+ends. With the other engine's first byte the stream moves, and the first engine's connection is closed. If the other
+engine does not begin within `move_within_s`, is unreachable or refuses, the held output is passed on and the stream
+stays; it also stays if its first engine completes it meanwhile. If the first engine is lost, the other engine
+continues, as after any loss.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 from glowplug.controllers.router.messages import MoveFailed, MoveStream
 from glowplug.domain.instance import Instance
-from services.router import api_errors
-from services.router.continuation import NotContinuable
-from services.router.ends import EngineReader, EngineSource
-from services.router.http_request import HttpRequest
-from services.router.port_context import PortContext
-from services.router.resumption import DRAINED, LOG_BYTES, Resumption
-from services.router.tracing import RequestTrace
+from glowplug.services.router import api_errors
+from glowplug.services.router.continuation import NotContinuable
+from glowplug.services.router.ends import EngineReader, EngineSource
+from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.port_context import PortContext
+from glowplug.services.router.resumption import DRAINED, LOG_BYTES, Resumption
+from glowplug.services.router.tracing import RequestTrace
 
 
 class MovingStream(EngineReader, Protocol):
-    """The exchange, as a move sees it."""
+    """An exchange, as the move of its stream sees it."""
 
     ticket: int
     request: HttpRequest
@@ -35,39 +35,39 @@ class MovingStream(EngineReader, Protocol):
     def context(self) -> PortContext[Any]: ...
 
     def fork(self) -> Resumption | None:
-        """What another engine goes on with now, apart from what the stream itself keeps; None where there is nothing to
-        go on with yet, or any more. Raises NotContinuable."""
+        """A copy of the stream's resumption from which another engine can continue now; None where the stream has not
+        begun or is at its end. Raises NotContinuable."""
         ...
 
     def request_with(self, target: bytes, body: bytes, credentials: bytes) -> bytes:
-        """The request with that target and body, as an engine gets it."""
+        """The bytes of a request with another target and body, for an engine."""
         ...
 
     def goes_on_at(self, kept: Resumption, instance: Instance, engine: EngineSource | None) -> None:
-        """From now on the stream is that instance's; `engine` is the connection to it, if it has one."""
+        """Give the stream to the other instance; `engine`: the connection to it, if there is one."""
         ...
 
 
 class Move:
-    """One try: the reader of the other engine, until that has begun."""
+    """One attempt to move a stream: the reader of the other engine's answer until it begins."""
 
     def __init__(self, stream: MovingStream, kept: Resumption, instance: Instance) -> None:
-        self.engine: EngineSource | None = None  # the other one
+        self.engine: EngineSource | None = None  # the other engine's connection
         self.is_flowing = False
         self._stream, self._kept, self._instance = stream, kept, instance
         self._first = stream.engine
-        self._held: list[bytes] = []  # of the first engine
+        self._held: list[bytes] = []  # output of the first engine
         self._held_left = LOG_BYTES
         self._is_over = self._has_begun = False
         context = stream.context
         self._timer = context.loop.call_later(context.table.controller.params.move_within_s, self._late)
 
     def begin(self) -> None:
-        """Ask the other engine."""
+        """Ask the other engine to continue the stream."""
         self._stream.context.connect(self, self._instance, False)
 
     def end(self) -> None:
-        """Ask it nothing more."""
+        """Give up the attempt, and close the other engine's connection."""
         self._is_over = True
         self._timer.cancel()
         self._stream.moving = None
@@ -76,7 +76,7 @@ class Move:
             engine.abandon()
 
     def stay(self, why: str, *, complete: bool = False, is_asked: bool = True, is_unreachable: bool = False) -> None:
-        """The stream is its first engine's, which has ended it (`complete`) or goes on with it."""
+        """Leave the stream with its first engine, and pass on the output held. `complete`: that engine has ended it."""
         if self._is_over:
             return
         stream, first = self._stream, self._first
@@ -87,7 +87,7 @@ class Move:
         left_to = stream.engine
         failed = MoveFailed(stream.ticket, is_asked=is_asked, is_unreachable=is_unreachable)
         stream.context.table.change(failed)
-        if first is not None and stream.engine is left_to and stream.moving is None:  # else it is another's by now
+        if first is not None and stream.engine is left_to and stream.moving is None:  # else another one has it
             stream.engine_data(first, b"".join(self._held), complete)
 
     def _late(self) -> None:
@@ -96,14 +96,14 @@ class Move:
     # -- the first engine -----------------------------------------------------------------------------------------
 
     def hold(self, body: bytes, complete: bool) -> None:
-        """It gives this meanwhile."""
+        """Hold back a part of the first engine's output, and stay if it is complete or too long to hold."""
         self._held.append(body)
         self._held_left -= len(body)
         if complete or self._held_left < 0:
             self.stay("its first engine was sooner", complete=complete, is_asked=False)
 
     def first_lost(self) -> None:
-        """It gives no more: the other one is to go on, whatever comes of it."""
+        """Give the stream to the other engine, since the first one is lost."""
         engine, self.engine = self.engine, None
         self.end()
         self._stream.goes_on_at(self._kept, self._instance, engine)
@@ -154,7 +154,7 @@ class Move:
 
 
 def begin(stream: MovingStream, effect: MoveStream) -> None:
-    """Ask the instance to go on with the stream, where that can be."""
+    """Ask another instance to continue the stream, if another engine can."""
     context, kept, is_refused = stream.context, None, False
     try:
         kept = stream.fork()

@@ -1,9 +1,9 @@
 """The data port: OpenAI's HTTP API in front of the fleet's engines, composed of its parts.
 
-An asyncio.Protocol on both sides with httptools, no task and no lock per request, no parsing per chunk, and neither
-the bus nor the store on the way. Requests come in by a client's connection (client.py), are taken (intake.py) into an
-exchange (exchange.py) that the controller decides on (request_table.py), and go to an engine's (engine.py). Here these
-are put together, listen, are swept once a second, and drain.
+Both sides are asyncio.Protocols with httptools: no task and no lock per request, no parsing per chunk, and neither the
+bus nor the store on the way. Requests arrive on a client's connection (client.py), the intake (intake.py) makes each an
+exchange (exchange.py), the controller decides on it (request_table.py), and it goes to an engine's connection
+(engine.py). The DataPort composes these parts, listens, sweeps them once a second, and drains.
 """
 
 import asyncio
@@ -11,53 +11,61 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from glowplug.domain.errors import GlowplugError
 from glowplug.runtime.web import WebRules
+from glowplug.services.router.client import ClientConnection
+from glowplug.services.router.conversation import TextReader
+from glowplug.services.router.engine import Engines
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.http_request import Access, HttpRequest
+from glowplug.services.router.intake import Intake
+from glowplug.services.router.metrics import RouterMetrics
+from glowplug.services.router.port_context import PortContext
+from glowplug.services.router.request_table import RequestTable, Stage
+from glowplug.services.router.settings import Limits
+from glowplug.services.router.tracing import Sampler
+from glowplug.services.router.usage_journal import Journal
 from glowplug.telemetry.tracing import Tracing
-from services.router.client import ClientConnection
-from services.router.conversation import Lengths
-from services.router.engine import Engines
-from services.router.exchange import Exchange
-from services.router.http_request import Access
-from services.router.intake import Intake
-from services.router.metrics import RouterMetrics
-from services.router.port_context import PortContext
-from services.router.request_table import RequestTable, Stage
-from services.router.settings import Limits
-from services.router.tracing import Sampler
 
 log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
-SLEPT_S = 1.0  # a sweep later than this means that the process was stopped, or did not get a processor
+SLEPT_S = 1.0  # a sweep this late means that the process was suspended or starved of CPU
 
 
 class DataPort:
-    """One listening data port. `report` is called once for each exchange, at its end."""
+    """One listening data port. It calls `report` once for each exchange, at its end, and `report_refusal` for each
+    request that is refused before it becomes an exchange."""
 
     def __init__(
         self,
         table: RequestTable[Exchange],
         metrics: RouterMetrics,
         report: Callable[[Exchange], None],
+        report_refusal: Callable[[HttpRequest, GlowplugError], None],
         limits: Limits | None = None,
         *,
         api_key: str = "",
         rules: WebRules | None = None,
         tracing: Tracing | None = None,
         sampler: Sampler | None = None,
-        passed_fields: Iterable[str] = (),
-        lengths: Lengths | None = None,
+        strict_fields: bool = False,
+        console_url: str = "",
+        texts: TextReader | None = None,
         engine_secret: str = "",
+        journal: Journal | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.connections: set[ClientConnection] = set()
         self.engines = Engines(self.limits, engine_secret)
         self._table = table
-        self.context = PortContext(self.limits, table, metrics, Access(rules, api_key), self.engines.connect, report)
+        access = Access(rules, api_key, table.keys)
+        self.context = PortContext(self.limits, table, metrics, access, self.engines.connect, report, report_refusal)
+        self.context.journal = journal or self.context.journal
         self.context.max_continuations = table.controller.params.max_continuations
-        self._intake = Intake(
-            self.context, tracing=tracing, sampler=sampler, passed_fields=passed_fields, lengths=lengths
+        self.intake = Intake(
+            self.context, tracing=tracing, sampler=sampler, strict=strict_fields, console_url=console_url, texts=texts
         )
         self._loop = self.context.loop
         self._servers: list[asyncio.Server] = []
@@ -65,8 +73,8 @@ class DataPort:
         self._sweep_due = math.inf
 
     async def serve(self, sock: socket.socket) -> None:
-        """Accept on a listening socket until `drain`."""
-        context, take, connections = self.context, self._intake.take, self.connections
+        """Accept connections on a listening socket until `drain`."""
+        context, take, connections = self.context, self.intake.take, self.connections
         server = await self._loop.create_server(
             lambda: ClientConnection(context, take, connections), sock=sock, backlog=2048
         )
@@ -75,15 +83,15 @@ class DataPort:
             self._sweeper = self._loop.create_task(self._sweep_for_ever())
 
     async def leave(self, delay_s: float) -> None:
-        """Say that we stop, to those who ask whether we are ready and in every answer (connection: close), and serve as
-        before for `delay_s`: balancers notice, clients come back to another router."""
+        """Announce the stop (not ready, and `connection: close` in every answer) and serve as before for `delay_s`, so
+        that load balancers and clients turn to another router."""
         self._table.stage = Stage.LEAVING
         await asyncio.sleep(delay_s)
 
     async def drain(self, within_s: float, *, keep_listening: bool = True) -> None:
-        """Finish what is here, then close everything. Requests still here after `within_s` end with 503. What comes
-        is refused (503); where others take what comes, on this port or behind a balancer, do not keep listening: then
-        whatever is on its way on a connection of ours is served too."""
+        """Finish all requests, then close everything; those left after `within_s` end with 503. While listening, new
+        requests are refused (503). Where other routers take new connections, on this port or behind a balancer, do not
+        keep listening: then requests that still arrive on our connections are served too."""
         self._table.stage = Stage.REFUSING if keep_listening else Stage.DRAINING
         if not keep_listening:
             self._stop_listening()
@@ -122,13 +130,13 @@ class DataPort:
             await asyncio.sleep(period_s)
             try:
                 self.sweep(time.monotonic())
-            except Exception:  # without sweeps no slow client and no silent engine would ever be given up
-                log.exception("a sweep of the data port failed")
+            except Exception:  # without sweeps no slow client and no silent engine would ever time out
+                log.exception("a sweep of the data port failed; the next one follows as usual")
 
     def sweep(self, now: float) -> None:
-        """Give up what is late or silent, and forget what is no more."""
+        """Time out slow clients and silent engines, and drop the state of instances and models that are gone."""
         limits, slept_s = self.limits, now - self._sweep_due
-        if slept_s > SLEPT_S:  # what came meanwhile has not been read yet: no request is late for that
+        if slept_s > SLEPT_S:  # bytes that arrived meanwhile are unread, so nobody is late because of it
             self._postpone(slept_s)
         for connection in list(self.connections):
             connection.sweep(now)
@@ -138,7 +146,7 @@ class DataPort:
             if engine is not None and not engine.paused and now - engine.heard_at > silence_s:
                 engine.give_up(f"the engine was silent for {silence_s:g} s")
         self.engines.sweep(now, self._table.controller.fleet.instances)
-        self._intake.forget_models()
+        self.intake.forget_models()
         self.context.metrics.connections.set(len(self.connections))
 
     def _postpone(self, by_s: float) -> None:

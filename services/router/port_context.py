@@ -1,24 +1,34 @@
-"""What all connections and exchanges of one data port share."""
+"""The state that all connections and exchanges of one data port share."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from glowplug.domain.errors import GlowplugError
 from glowplug.domain.instance import Instance
-from services.router.ends import EngineReader
-from services.router.http_request import Access
-from services.router.metrics import RouterMetrics
-from services.router.request_table import RequestTable, Routed
-from services.router.settings import Limits
+from glowplug.services.router.batch_paths import not_configured
+from glowplug.services.router.ends import EngineReader
+from glowplug.services.router.http_request import Access, HttpRequest
+from glowplug.services.router.metrics import RouterMetrics
+from glowplug.services.router.request_table import RequestTable, Routed
+from glowplug.services.router.settings import Limits
+from glowplug.services.router.upload import Upload
+from glowplug.services.router.usage_journal import Journal
+
+
+def _no_files(request: HttpRequest, length: int | None) -> Upload:
+    raise not_configured()
+
 
 E = TypeVar("E", bound=Routed)
 
 
 @dataclass(slots=True)
 class PortContext(Generic[E]):
-    """Of a port whose requests are of the type E. `connect(reader, instance, fresh)` sends a request on a connection to
-    its instance; `report` is called once for each exchange, at its end."""
+    """The shared state of a port whose requests are of type E. `connect(reader, instance, fresh)` sends a request on a
+    connection to its instance; `report` is called once for each exchange, at its end; `report_refusal` for each request
+    that becomes no exchange."""
 
     limits: Limits
     table: RequestTable[E]
@@ -26,6 +36,9 @@ class PortContext(Generic[E]):
     access: Access
     connect: Callable[[EngineReader, Instance, bool], None]
     report: Callable[[E], None]
+    report_refusal: Callable[[HttpRequest, GlowplugError], None]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    begin_upload: Callable[[HttpRequest, int | None], Upload] = _no_files  # raises GlowplugError
+    journal: Journal = field(default_factory=Journal)  # of the requests that this router is at
     buffered_bytes: int = 0  # of request bodies
     max_continuations: int = 0

@@ -1,9 +1,11 @@
-"""What a router reports: each finished request as a fact, its loads, the requests that are live; and how these leave.
+"""Reports of a router (each finished request, its loads, its live requests) and the outbox that publishes them.
 
-The outbox never makes a request wait for the bus: its queues are bounded, and the oldest are dropped and counted.
+The outbox never makes a request wait for the bus: its queues are bounded, and the oldest events are dropped and
+counted.
 """
 
 import asyncio
+import heapq
 import logging
 import time
 from collections import Counter, deque
@@ -14,37 +16,49 @@ from typing import Any
 
 from glowplug.bus.port import Bus, BusUnavailable
 from glowplug.controllers.effects import Publish
+from glowplug.domain.access import Priority, prefix_of
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
-from glowplug.events.facts import RequestFinished, RouterRequestsReported
+from glowplug.events.facts import RequestFinished, RouterRequestsFinished, RouterRequestsReported
 from glowplug.events.subjects import is_telemetry
 from glowplug.fleet.demand import LoadReporter
-from services.router.exchange import Exchange
-from services.router.metrics import RouterMetrics
-from services.router.request_table import RequestTable
-from services.router.tracing import event_id
+from glowplug.services.router.conversation import TextReader
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.metrics import RouterMetrics
+from glowplug.services.router.refusals import Refusals
+from glowplug.services.router.request_table import RequestTable
+from glowplug.services.router.slow_lines import SlowLines
+from glowplug.services.router.tracing import event_id
+from glowplug.services.router.usage import UsageLog
 
 log = logging.getLogger(__name__)
 Put = Callable[..., None]  # Outbox.put
+OUTBOX_LIMIT = 10_000  # events that wait for the bus, in each lane
+LOAD_EVERY_S = 0.5  # longest time between two reports of the loads
+LOAD_SOONEST_S = 0.2  # shortest time between two reports of the loads
+REQUESTS_EVERY_S = 0.5  # time between two reports of the live requests
+ENDS_REPORTED = 500  # requests in one report of those that have ended
+REQUESTS_REPORTED = 100  # live requests in one report, the oldest ones
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One queue, sent by one task, so that order is kept."""
+    """One queue of events, sent by one task to keep their order."""
 
     waiting: deque[tuple[Any, str, str]] = field(default_factory=deque)  # payload, id and trace of its cause
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Outbox:
-    """Facts and telemetry have a lane each: a fact waits for the bus to store it, telemetry waits for nothing."""
+    """The events to publish, in two lanes: facts, which wait until the bus has stored them, and telemetry, which does
+    not."""
 
-    def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int) -> None:
+    def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int = OUTBOX_LIMIT) -> None:
         self._bus, self._router_id, self._metrics, self._limit = bus, router_id, metrics, limit
         self._facts, self._telemetry = _Lane(), _Lane()
 
     def put(self, payload: Any, cause_id: str = "", traceparent: str = "") -> None:
-        """Send a fact or telemetry, with the id and the trace of what caused it."""
+        """Queue a fact or telemetry, with the id and the trace of its cause."""
         lane = self._telemetry if is_telemetry(payload.TYPE) else self._facts
         if len(lane.waiting) >= self._limit:
             lane.waiting.popleft()
@@ -53,7 +67,7 @@ class Outbox:
         lane.filled.set()
 
     def publish(self, effect: Publish) -> None:
-        """Send what the controller publishes."""
+        """Queue an event that the controller publishes."""
         cause = effect.cause
         self.put(effect.payload, cause.event_id if cause else "", cause.traceparent if cause else "")
 
@@ -80,26 +94,43 @@ class Outbox:
                     self._metrics.published(event.type)
                 except BusUnavailable as error:
                     self._metrics.dropped.inc()
-                    log.debug("not published: %s", error)
+                    log.debug("the outbox dropped %s: %s", payload.TYPE, error)
                 except Exception:  # one event that cannot be sent must not hold up those behind it
                     self._metrics.dropped.inc()
-                    log.exception("%s cannot be published", payload.TYPE)
+                    log.exception("the outbox failed to publish %s and dropped it", payload.TYPE)
 
 
 class Reports:
-    """Reports go to `put`; the last `num_kept` finished requests are kept for /v1/requests."""
+    """The reports of one router, which go to `put`, and what requests used, which goes to `usage`. The last `num_kept`
+    finished requests are kept for /v1/requests."""
 
     def __init__(
-        self, router_id: str, table: RequestTable[Exchange], metrics: RouterMetrics, put: Put, num_kept: int
+        self,
+        router_id: str,
+        table: RequestTable[Exchange],
+        metrics: RouterMetrics,
+        put: Put,
+        num_kept: int,
+        usage: UsageLog | None = None,
     ) -> None:
         self._router_id, self._table, self._metrics, self._put = router_id, table, metrics, put
+        self._usage, self._slow = usage, SlowLines()
         self._kept: deque[tuple[RequestFinished, str, str]] = deque(maxlen=num_kept)
+        self._ended: deque[tuple[RequestFinished, str]] = deque(maxlen=OUTBOX_LIMIT)  # since the last report
+        self.refusals = Refusals(router_id, put, num_kept)
 
     def finished(self, exchange: Exchange) -> None:
-        """Called once per request, at its end. Clocks: `arrived_at` is epoch, the rest monotonic differences."""
+        """Report a request's end; called once per request. `arrived_at` is epoch seconds, the rest are monotonic
+        differences."""
         prompt_tokens, response_tokens, exact = exchange.token_counts()
         arrived, arrived_at, instance, model = exchange.arrived, exchange.arrived_at, exchange.instance, exchange.model
-        e2e_s = exchange.ended - arrived
+        e2e_s, caller = exchange.ended - arrived, exchange.request.caller
+        if caller.has_limits:
+            used = (prompt_tokens, response_tokens) if exchange.started else (0, 0)
+            self._table.limits.end(exchange.ticket, model.key, *used, is_whole=exchange.status == 200)
+        controller = self._table.controller
+        known = controller.requests.get(exchange.ticket)
+        priority = known.counts_as if known is not None else exchange.request.priority
         fact = RequestFinished(
             model_key=model.key,
             request_id=exchange.request_id,
@@ -119,7 +150,14 @@ class Reports:
             error_code=exchange.error_code,
             stream=exchange.stream,
             num_continued=exchange.num_continued,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            priority="" if priority is Priority.STANDARD else priority.value,
         )
+        if self._usage is not None:
+            gpu_s = controller.balances.stays.taken(known, self._table.clock())
+            self._usage.take(fact, exchange.ticket, exchange.request.path, exchange.cached_tokens, gpu_s)
+            self._usage.journal.clear(exchange)
         traceparent = ""
         if exchange.trace is not None:
             traceparent = exchange.traceparent
@@ -132,24 +170,29 @@ class Reports:
             queue_s=exchange.queue_s,
             router_s=exchange.router_s,
             num_events=exchange.num_events,
+            has_levels=exchange.request.priority is not Priority.BATCH,
         )
+        if fact.cold or fact.num_continued or fact.status >= 500:
+            self._slow.take(fact, traceparent)
         self._kept.append((fact, model.name, exchange.traceparent))
+        self._ended.append((fact, traceparent))
         self._put(fact, exchange.request_id, traceparent)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
-        """Live requests, oldest first, then finished ones, newest first."""
+        """Live requests, oldest first, then those that finished or were refused, newest first."""
         now_s = self._table.clock()
         live = [_live_row(exchange, request, now_s) for exchange, request in self._live(limit)]
         done = [_done_row(*kept) for kept in reversed(self._kept)]
-        return (live + done)[:limit]
+        ended = heapq.merge(done, self.refusals.rows(), key=lambda row: -row["finished_at"])
+        return (live + list(ended))[:limit]
 
     def live(self, limit: int) -> RouterRequestsReported:
-        """The oldest `limit` requests here."""
+        """A report of the oldest `limit` live requests."""
         requests = tuple(request for _, request in self._live(limit))
         return RouterRequestsReported(router_id=self._router_id, num_live=len(self._table.exchanges), requests=requests)
 
     def _live(self, limit: int) -> Iterator[tuple[Exchange, LiveRequest]]:
-        """Exchanges stand in order of arrival, as the held ones of a model do."""
+        """The oldest `limit` exchanges with their LiveRequests, in order of arrival."""
         num_held: Counter[str] = Counter()
         etas: dict[str, float] = {}
         queues = self._table.controller.queues
@@ -163,24 +206,37 @@ class Reports:
                     etas[key] = self._table.eta_s(key)
             yield exchange, _live_request(exchange, position, etas[key] if position else 0.0)
 
-    async def report_loads(self, soonest_s: float, every_s: float) -> None:
-        """router.load_reported on change, but not closer together than `soonest_s`, and at least each `every_s`."""
+    async def report_loads(self, texts: TextReader | None = None) -> None:
+        """Report router.load_reported on each change, and what ended meanwhile; no two reports closer than
+        LOAD_SOONEST_S or farther apart than LOAD_EVERY_S. Before each report `texts` reads some running requests, so
+        that their expected lengths count."""
         reporter = LoadReporter(self._router_id)
         while True:
+            if texts is not None:
+                texts.late(self._table.exchanges.values())
             for report in reporter.reports(self._table.controller.loads(), time.monotonic()):
                 self._put(report)
+            self.report_ended()
             self._table.changed.clear()
-            await asyncio.sleep(soonest_s)
+            await asyncio.sleep(LOAD_SOONEST_S)
             try:
-                async with asyncio.timeout(max(every_s - soonest_s, 0.0)):
+                async with asyncio.timeout(LOAD_EVERY_S - LOAD_SOONEST_S):
                     await self._table.changed.wait()
             except TimeoutError:
                 continue
 
-    async def report_requests(self, every_s: float, limit: int) -> None:
-        """router.requests_reported each `every_s` while there are any, and once when there are none any more."""
+    def report_ended(self) -> None:
+        """Report the requests that have ended since the last such report."""
+        while self._ended:
+            part = [self._ended.popleft() for _ in range(min(len(self._ended), ENDS_REPORTED))]
+            requests, traceparents = zip(*part, strict=True)
+            traced = traceparents if any(traceparents) else ()
+            self._put(RouterRequestsFinished(router_id=self._router_id, requests=requests, traceparents=traced))
+
+    async def report_requests(self, every_s: float = REQUESTS_EVERY_S, limit: int = REQUESTS_REPORTED) -> None:
+        """Report router.requests_reported each `every_s` while requests are live, and once more when none is left."""
         has_live = False
-        while limit:
+        while True:
             if has_live or self._table.exchanges:
                 report = self.live(limit)
                 self._put(report)
@@ -205,6 +261,8 @@ def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveReques
         cold=exchange.cold,
         emulated=bool(instance and instance.emulated),
         trace_id=exchange.traceparent[3:35] if exchange.trace is not None else "",
+        tenant=exchange.request.caller.tenant,
+        key_id=exchange.request.caller.key_id,
     )
 
 
@@ -212,12 +270,14 @@ def _live_row(exchange: Exchange, request: LiveRequest, now_s: float) -> dict[st
     return asdict(request) | {
         "model": exchange.model.name,
         "age_s": now_s - exchange.arrived_at,
-        "ttft_s": request.ttft_s if exchange.started else None,
+        "ttft_s": request.ttft_s if exchange.started and exchange.stream else None,
         "tokens_exact": False,
         "trace_id": exchange.traceparent[3:35],
+        "key": exchange.request.caller.prefix,
     }
 
 
 def _done_row(fact: RequestFinished, model: str, traceparent: str) -> dict[str, Any]:
     state = "finished" if fact.status < 400 else "left" if fact.status == 499 else "failed"
-    return asdict(fact) | {"model": model, "state": state, "trace_id": traceparent[3:35]}
+    known = {"model": model, "state": state, "ttft_s": fact.first_token_s or None, "trace_id": traceparent[3:35]}
+    return asdict(fact) | known | {"key": prefix_of(fact.key_id)}

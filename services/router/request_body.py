@@ -1,11 +1,12 @@
-"""What the router must know of a request body, and what it refuses before waking a model for it.
+"""The parsing and checking of a request body, before a model is woken for it.
 
-The body itself goes to the engine byte for byte. Engines parse it again: where a name comes twice, the last value
-counts for msgspec, for llama.cpp's parser and for Python's alike.
+The body goes to the engine byte for byte, unknown fields included. Engines parse it again: where a name comes twice,
+the last value counts for msgspec, for llama.cpp's parser and for Python's alike.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,11 +14,21 @@ from glowplug.domain.errors import BadRequest, GlowplugError
 from glowplug.domain.model import Model
 from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
-from services.router import request_shapes as shapes
-from services.router.request_shapes import CHARS_PER_TOKEN_MAX, NULL, NUM_CHOICES, NUM_INPUTS, SCHEMA_BYTES, TOOLS_BYTES
+from glowplug.services.router import emptiness
+from glowplug.services.router import request_shapes as shapes
+from glowplug.services.router.emptiness import lone_surrogate
+from glowplug.services.router.request_shapes import (
+    CHARS_PER_TOKEN_MAX,
+    NULL,
+    NUM_CHOICES,
+    NUM_INPUTS,
+    SCHEMA_BYTES,
+    TOOLS_BYTES,
+    UNKNOWN_BYTES,
+)
 
 Piece = str | shapes.Document | shapes.Part | shapes.Block | shapes.Item | shapes.Turn
-Readers = Mapping[bytes, Callable[[bytes], Any]]
+Readers = Mapping[bytes, "Reader"]
 SHAPES: dict[bytes, type[shapes.Asked]] = {
     b"/v1/chat/completions": shapes.ChatAsked,
     b"/v1/completions": shapes.CompletionAsked,
@@ -26,6 +37,9 @@ SHAPES: dict[bytes, type[shapes.Asked]] = {
     b"/v1/messages": shapes.MessagesAsked,
     b"/v1/messages/count_tokens": shapes.CountAsked,
     b"/v1/rerank": shapes.RerankAsked,
+    b"/tokenize": shapes.TokensAsked,
+    b"/detokenize": shapes.TokensAsked,
+    b"/v1/audio/speech": shapes.SpeechAsked,
 }
 OPERATIONS = {
     b"/v1/chat/completions": "chat",
@@ -35,55 +49,111 @@ OPERATIONS = {
     b"/v1/messages": "chat",
     b"/v1/messages/count_tokens": "count_tokens",
     b"/v1/rerank": "rerank",
+    b"/tokenize": "tokenize",
+    b"/detokenize": "detokenize",
+    b"/v1/audio/speech": "speech",
+    b"/v1/audio/transcriptions": "transcription",
+    b"/v1/audio/translations": "translation",
 }
 CHARS_PER_TOKEN = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
 _TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}  # of Anthropic's messages
 _FUNCTIONS = frozenset({"function", "custom"})  # tools that the client runs
+_SCHEMAS = ("json_schema", "guided_json", "guided_choice", "structured_outputs")
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
+_FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n--')
+_NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
+_MOST_SHOWN, _SHOWN_CHARS = 16, 64  # names in a header line, and characters of each
+_EVERYONES = frozenset(path for path in OPERATIONS if path.decode() not in apis.OPTIONAL)
 _UNKNOWN = "Object contains unknown field `"
 
 
-def readers(passed: Iterable[str] = ()) -> Readers:
-    """A reader for each path; the fields named in `passed` are let through unchecked besides those that are known."""
-    return {path: msgspec.json.Decoder(_with(shape, passed)).decode for path, shape in SHAPES.items()}
+class Reader:
+    """A parser of the bodies of one path. A body with unknown fields is parsed a second time, without them, so that
+    other bodies cost nothing extra. `strict`: such a body is refused."""
+
+    def __init__(self, shape: type[shapes.Asked], *, strict: bool) -> None:
+        self._shape = shape
+        self._known = frozenset(shape.__struct_encode_fields__)
+        self._decode = msgspec.json.Decoder(shape).decode
+        lenient = msgspec.defstruct(shape.__name__, [], bases=(shape,), forbid_unknown_fields=False)
+        self._decode_known = None if strict else msgspec.json.Decoder(lenient).decode
+
+    def read(self, body: bytes) -> Any:
+        """Parse a body. Raises msgspec's errors, and BadRequest for an unknown field that is too large."""
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            if self._decode_known is None or not str(error).startswith(_UNKNOWN):
+                raise
+        asked = self._decode_known(body)
+        for name, value in self.unknown(body).items():
+            num_bytes = memoryview(value).nbytes
+            if num_bytes > UNKNOWN_BYTES:
+                raise BadRequest(f"{name[:100]}: {num_bytes} bytes are more than {UNKNOWN_BYTES}.", param=name[:100])
+        return asked
+
+    def is_whole(self, asked: Any) -> bool:
+        """Return whether the parsed body had no unknown field."""
+        return type(asked) is self._shape
+
+    def unknown(self, body: bytes) -> dict[str, msgspec.Raw]:
+        """The unknown fields of a body, by name."""
+        found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return {name: value for name, value in found.items() if name not in self._known}
 
 
-def _with(shape: type[shapes.Asked], passed: Iterable[str]) -> type[shapes.Asked]:
-    names = [name for name in passed if name not in shape.__struct_encode_fields__]
-    if not names:
-        return shape
-    extra = {f"passed_{i}": name for i, name in enumerate(names)}
-    fields = [(field, msgspec.Raw, NULL) for field in extra]
-    made = msgspec.defstruct(
-        shape.__name__, fields, bases=(shape,), kw_only=True, forbid_unknown_fields=True, rename=extra
-    )
-    return cast(type[shapes.Asked], made)
+def readers(*, strict: bool = False) -> Readers:
+    """A reader for each path whose body is JSON."""
+    return {path: Reader(shape, strict=strict) for path, shape in SHAPES.items()}
 
 
 READERS = readers()
 
 
 def read_body(path: bytes, body: bytes, by_path: Readers = READERS) -> Any:
-    """What is asked: `model`, `stream` and what its kind of request has. Raises BadRequest naming the wrong field."""
+    """Parse and check a body into the shape of its path's requests. Raises BadRequest naming the wrong field."""
     try:
         if not body.isascii():
-            body.decode()  # what is skipped is not looked at below, and engines refuse it late
-        asked = by_path[path](body)
+            body.decode()  # the parser below does not check skipped fields, which engines would refuse late
+        asked = by_path[path].read(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from error
     except msgspec.DecodeError as error:
-        raise BadRequest(f"The body is not valid JSON: {error}") from error
+        raise BadRequest(lone_surrogate(body) or f"The body is not valid JSON: {error}") from error
     except (UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body cannot be read: {error}") from error
+        raise BadRequest(lone_surrogate(body) or f"The body cannot be read: {error}") from error
     if not asked.model:
         raise BadRequest("`model` is empty.", param="model")
     _check(asked)
     return asked
 
 
+def read_form(body: bytes, content_type: bytes) -> shapes.UploadAsked:
+    """Read the field `model` of a form with a file. Raises BadRequest."""
+    if not content_type.lower().startswith(b"multipart/form-data"):
+        raise BadRequest("The body is expected as multipart/form-data, with the fields `model` and `file`.")
+    found = _FORM_MODEL.search(body)
+    name = found[1].strip().decode("utf-8", "replace") if found is not None else ""
+    if not name:
+        raise BadRequest("The form has no field `model`.", param="model")
+    return shapes.UploadAsked(model=name)
+
+
+def unknown_fields(reader: Reader, body: bytes) -> bytes:
+    """The answer's header line that names the unknown fields of a body."""
+    return fields_named(list(reader.unknown(body)))
+
+
+def fields_named(names: Sequence[str]) -> bytes:
+    """The answer's header line that names these fields as not understood."""
+    shown = [_NOT_IN_HEADERS.sub("?", name[:_SHOWN_CHARS]) for name in names[:_MOST_SHOWN]]
+    more = [f"and {len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
+    return f"x-glowplug-unknown-fields: {', '.join(shown + more)}\r\n".encode()
+
+
 class NotSupported(GlowplugError):
-    """The model's engine has no such API, whatever is asked of it (501)."""
+    """The model's engine does not have this API (501)."""
 
     status, type, code = 501, "invalid_request_error", "not_supported"
 
@@ -101,12 +171,18 @@ class ToolChoiceRefused(BadRequest):
 
 
 def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> str:
-    """Hold a request, with a body of `num_bytes`, against the model it is for, and against what its engine answers.
-    Returns the feature that its instance must not lack (apis.TOOL_CHOICE), else "". Raises BadRequest naming the field
-    that this model cannot do, and NotSupported."""
+    """Check a request, with a body of `num_bytes`, against its model and the API of the model's engine. Returns the
+    feature that its instance must not lack (apis.TOOL_CHOICE), else "". Raises NotSupported, and BadRequest naming the
+    field that the model does not support."""
     if api.lacks and (why := api.lacks.get(path.decode())):
         raise NotSupported(f"`{model.name}` {why}.", param="model")
-    for field in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+    if path not in _EVERYONES:
+        if path.decode() not in api.also:
+            raise NotSupported(f"`{model.name}` runs on {model.engine}, which has no {path.decode()}.", param="model")
+        return ""
+    if api.ignores:
+        _check_ignored(asked, model, api.ignores)
+    for field in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict"):
         most = getattr(asked, field, None)
         if most is not None and most > model.context_tokens:
             text = f"{field}: {most} is too large; `{model.name}` has a context of {model.context_tokens} tokens."
@@ -129,22 +205,41 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
                 raise BadRequest(text, param=f"tools[{i}].type")
     kind = forced_choice(asked)
     if kind and kind not in api.tool_choices:
-        raise tool_choice_refused(model, can_require=apis.REQUIRED in api.tool_choices)
+        raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
     return apis.TOOL_CHOICE if kind else ""
 
 
-def tool_choice_refused(model: Model, *, can_require: bool = False) -> ToolChoiceRefused:
-    """Why a choice of tools is refused, and what would be taken."""
-    if can_require:
-        text = f"`{model.name}` cannot be made to call a tool by its name; send it alone and ask for any call."
+def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None:
+    """Refuse a field that the engine would accept and ignore. Raises BadRequest."""
+    for field, nothing in ignores.items():
+        value = getattr(asked, field, None)
+        if value is not None and value != nothing and value is not NULL:
+            if field == "best_of" and value == (asked.n or 1):
+                continue
+            text = f"{field}: `{model.name}` runs on {model.engine}, which does nothing of it; leave it out."
+            if field == "echo" and asked.logprobs is not None:
+                text += " Log-likelihoods of a prompt (`echo` with `logprobs`) need another engine, such as vLLM."
+            if field == "output_format":
+                text += " It heeds `output_config.format`."
+            raise BadRequest(text, param=field)
+
+
+def tool_choice_refused(model: Model, *, calls_functions: bool = False) -> ToolChoiceRefused:
+    """The error for an unsupported tool choice, with what is supported. `calls_functions`: a function call can be
+    forced."""
+    if calls_functions:
+        text = (
+            f"`{model.name}` can be made to call any of its functions (required) or one by its name, and nothing else; "
+            "ask for that, or leave the choice to it (auto)."
+        )
     else:
         text = f"`{model.name}` cannot be made to call a tool; leave the choice to it (auto)."
     return ToolChoiceRefused(f"tool_choice: {text}", param="tool_choice")
 
 
 def forced_choice(asked: Any) -> str:
-    """Whether some tool has to be called (apis.REQUIRED) or one of certain ones (apis.NAMED); "" when that is left
-    open. To name the only tool of a message is to require a call: engines read it so."""
+    """The kind of forced tool call: any tool (apis.REQUIRED), certain ones (apis.NAMED), or "" for none. Naming the
+    only tool of a message counts as REQUIRED, since engines treat it so."""
     choice = getattr(asked, "tool_choice", None)
     if choice is None or isinstance(choice, str):
         return apis.REQUIRED if choice == "required" else ""
@@ -156,23 +251,25 @@ def forced_choice(asked: Any) -> str:
 
 
 def sizes(asked: Any) -> tuple[int, int]:
-    """(prompt tokens, most response tokens; 0 for no limit), without a tokenizer: a token is four characters. Images
-    and sounds within messages count nothing."""
+    """(prompt tokens, most response tokens; 0 for no limit), estimated without a tokenizer at four characters a token.
+    Images and sounds within messages count as nothing."""
     if isinstance(asked, shapes.ChatAsked):
         num_chars = sum(_chars(message.content) for message in asked.messages)
         most = asked.max_completion_tokens or asked.max_tokens
     elif isinstance(asked, shapes.CompletionAsked):
-        num_chars, most = _chars_of_text(asked.prompt), asked.max_tokens
+        num_chars, most = _chars_of_text(asked.prompt), 1 if asked.max_tokens == 0 else asked.max_tokens
     elif isinstance(asked, shapes.EmbeddingAsked):
         num_chars, most = _chars_of_text(asked.input), 1
     elif isinstance(asked, shapes.MessagesAsked):
         num_chars, most = _chars(asked.system) + _chars(asked.messages), asked.max_tokens
     elif isinstance(asked, shapes.CountAsked):
-        num_chars, most = 0, 1  # its text is cut into tokens, and not read
+        num_chars, most = 0, 1  # the text is only tokenized
     elif isinstance(asked, shapes.RerankAsked):
         num_chars, most = _chars(asked.documents) + len(asked.query) * len(asked.documents), 1
+    elif isinstance(asked, shapes.ResponseAsked):
+        num_chars, most = len(asked.instructions or "") + _chars(asked.input), asked.max_output_tokens
     else:
-        num_chars, most = _chars(asked.input), asked.max_output_tokens
+        num_chars, most = 0, 1  # no prompt is read
     return num_chars // CHARS_PER_TOKEN, most or 0
 
 
@@ -193,13 +290,13 @@ def _longest_text(asked: Any) -> tuple[str, int]:
 
 
 def _chars_of_message(message: shapes.Message) -> int:
-    """With what the engine is given besides its content."""
+    """Characters of a message's content, reasoning and tool calls."""
     num_chars = _chars(message.content) + len(message.reasoning_content or "")
     return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
 def _chars(content: str | Sequence[Piece] | None) -> int:
-    """Characters of a text, or of the pieces of one."""
+    """Characters of a text, or of its pieces."""
     if isinstance(content, str):
         return len(content)
     return sum(map(_chars_of_piece, content)) if content else 0
@@ -219,7 +316,7 @@ def _chars_of_piece(piece: Piece) -> int:
 
 
 def _chars_of_text(text: shapes.Text) -> int:
-    """Of a list: texts, or token ids, each of which is one token."""
+    """Characters of a text or a list of texts; each token id counts as one token's characters."""
     if isinstance(text, str):
         return len(text)
     return sum(len(one) if isinstance(one, str) else _num_ids(one) * CHARS_PER_TOKEN for one in text)
@@ -229,8 +326,8 @@ def _num_ids(one: int | list[int]) -> int:
     return 1 if isinstance(one, int) else len(one)
 
 
-def _num_texts(text: shapes.Text) -> int:
-    """How many texts a list holds; token ids among them are one together."""
+def num_texts(text: shapes.Text) -> int:
+    """The number of texts in a list; all bare token ids in it count as one text together."""
     if isinstance(text, str):
         return 1
     num_texts = sum(not isinstance(one, int) for one in text)
@@ -238,8 +335,10 @@ def _num_texts(text: shapes.Text) -> int:
 
 
 def _check(asked: Any) -> None:
-    """What types cannot say: fields that bound each other, and the sizes of schemas."""
+    """Check what types cannot express: fields that bound each other, and the sizes of schemas. Raises BadRequest."""
     if isinstance(asked, shapes.ChatAsked):
+        if not asked.messages or not all(message.content for message in asked.messages):
+            emptiness.check_chat(asked)
         if asked.tools is not None or asked.tool_choice is not None:
             tools = [tool.function for tool in asked.tools or ()]
             _check_tools("tools[{}].function", tools)
@@ -250,17 +349,19 @@ def _check(asked: Any) -> None:
         for param, part in _parts(asked):
             _check_part(param, part)
     elif isinstance(asked, shapes.CompletionAsked):
-        num_prompts, n = _num_texts(asked.prompt), asked.n or 1
-        if not num_prompts:
-            raise BadRequest("prompt: no text is given.", param="prompt")
+        num_prompts, n = num_texts(asked.prompt), asked.n or 1
+        emptiness.check_texts("prompt", asked.prompt, may_be_empty=True)
         if num_prompts * n > NUM_CHOICES:
             text = f"{num_prompts} prompts with n={n} make more than {NUM_CHOICES} answers"
             raise BadRequest(f"prompt: {text}; send them in several requests.", param="prompt")
+        if asked.max_tokens == 0 and not asked.echo:
+            raise BadRequest("max_tokens: 0 asks for nothing, but with `echo`; ask for 1 or more.", param="max_tokens")
         if asked.best_of is not None and asked.best_of < n:
             raise BadRequest(f"best_of: {asked.best_of} is below n={n}.", param="best_of")
         _check_format(asked)
     elif isinstance(asked, shapes.EmbeddingAsked):
-        num_inputs = _num_texts(asked.input)
+        num_inputs = num_texts(asked.input)
+        emptiness.check_texts("input", asked.input)
         if not 1 <= num_inputs <= NUM_INPUTS:
             raise BadRequest(f"input: {num_inputs} texts; 1 to {NUM_INPUTS} are allowed.", param="input")
     elif isinstance(asked, shapes.CountAsked):
@@ -270,6 +371,7 @@ def _check(asked: Any) -> None:
 
 
 def _check_anthropic(asked: shapes.CountAsked) -> None:
+    emptiness.check_turns(asked)
     num_bytes = 0
     for i, tool in enumerate(asked.tools or ()):
         if tool.type not in (None, "custom"):
@@ -288,7 +390,7 @@ def _check_anthropic(asked: shapes.CountAsked) -> None:
 
 
 def _check_choice(choice: str | dict[str, Any] | None, tools: Sequence[str | None]) -> None:
-    """A choice that is one, of tools that are given."""
+    """Check that a tool choice is valid and refers to given tools. Raises BadRequest."""
     if choice is None or choice in ("auto", "none"):
         return
     if isinstance(choice, str):
@@ -309,13 +411,14 @@ def _check_forced(tools: Sequence[str | None], name: str | None) -> None:
 
 
 def _named_tool(choice: Mapping[str, Any]) -> str:
-    """The function that a tool choice names: within `function` for a chat, beside `type` for a response."""
+    """The function that a tool choice names: inside `function` in a chat, beside `type` in a response."""
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
     return name if isinstance(name, str) else ""
 
 
 def _check_response(asked: shapes.ResponseAsked) -> None:
+    emptiness.check_response(asked)
     for i, tool in enumerate(asked.tools or ()):
         if tool.type == "function" and not tool.name:
             raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
@@ -345,16 +448,23 @@ def _check_tools_bytes(num_bytes: int) -> None:
 
 
 def _check_format(asked: shapes.ChatAsked | shapes.CompletionAsked) -> None:
+    for field in _SCHEMAS:
+        if (schema := getattr(asked, field)) is not NULL:
+            _check_size(field, schema)
     if asked.response_format is not None:
         _check_schema("response_format.json_schema", asked.response_format.json_schema)
         _check_schema("response_format.schema", asked.response_format.schema)
 
 
-def _check_schema(param: str, schema: msgspec.Raw) -> None:
-    """An object of bounded size, or null."""
+def _check_size(param: str, schema: msgspec.Raw) -> None:
     num_bytes = memoryview(schema).nbytes
     if num_bytes > SCHEMA_BYTES:
         raise BadRequest(f"{param}: {num_bytes} bytes are more than {SCHEMA_BYTES}.", param=param)
+
+
+def _check_schema(param: str, schema: msgspec.Raw) -> None:
+    """Check that a schema is null or an object of bounded size. Raises BadRequest."""
+    _check_size(param, schema)
     if not bytes(schema).startswith((b"{", b"null")):
         raise BadRequest(f"{param}: an object is expected.", param=param)
 
@@ -365,7 +475,7 @@ def _check_part(param: str, part: shapes.Part | shapes.Block) -> None:
 
 
 def _parts(asked: Any) -> Iterator[tuple[str, shapes.Part | shapes.Block]]:
-    """Every part of every message, with where it is."""
+    """Every part of every message, with the path to it."""
     contents: Sequence[tuple[str, str | Sequence[shapes.Part] | Sequence[shapes.Block] | None]]
     if isinstance(asked, shapes.CountAsked):
         turns = [(f"messages[{i}].content", turn.content) for i, turn in enumerate(asked.messages)]
@@ -389,10 +499,14 @@ def _parts(asked: Any) -> Iterator[tuple[str, shapes.Part | shapes.Block]]:
 
 
 def _wrong_field(text: str) -> BadRequest:
-    """msgspec says "... - at `$.messages[0].role`" or "... missing required field `model`"."""
+    """Turn msgspec's "... - at `$.messages[0].role`" or "... missing required field `model`" into an error naming the
+    field."""
     what, _, where = text.partition(" - at `")
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).rstrip("`")
         return BadRequest(f"{name}: this request has no such field.", param=name)
     param = where.partition("$")[2].rstrip("`").lstrip(".") or what.partition("missing required field `")[2].rstrip("`")
-    return BadRequest(f"{param}: {what}" if where else what, param=param or None)
+    if ".tool_calls[" in param and "field `type`" in what:
+        what += ', which is "function" in OpenAI\'s API'
+    hint = "; OpenAI's API takes at most 4, none of them empty" if param.partition("[")[0] == "stop" else ""
+    return BadRequest(f"{param}: {what}{hint}" if where else what, param=param or None)

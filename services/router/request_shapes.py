@@ -1,9 +1,9 @@
-"""The fields that a request may have, with their bounds: OpenAI's and Anthropic's own, and the few of engines that
-do no harm.
+"""The request fields that the router understands, with their bounds: those of OpenAI's and Anthropic's APIs, and fields
+of engines with which a client could exhaust a machine's memory or block it for a minute (llama.cpp's `n_probs`,
+`n_predict`, `grammar`, ...).
 
-Every other name is refused, as OpenAI does: engines read private names from the same object (llama.cpp has `n_probs`,
-`n_predict`, `id_slot`, `grammar`, ...), with which a client could pass by these bounds. Where a name comes twice, each
-value is held against its bound. A field may be null, which means that it is not given.
+Every other field goes to the engine, which is the authority on it (request_body.py). Where a name comes twice, each
+value is checked against its bound. A field that is null counts as not given.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,24 +13,26 @@ from msgspec import Meta, Raw, Struct
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 NUM_MESSAGES = 2048  # messages, or items of a response's input
-NUM_INPUTS = 2048  # texts of one embedding request, as OpenAI
+NUM_INPUTS = 2048  # texts of one embedding request, as with OpenAI
 NUM_CHOICES = 128  # answers of one request, over all its prompts; OpenAI's bound of `n`
-NUM_TOOLS = 128  # as OpenAI
+NUM_TOOLS = 128  # as with OpenAI
 CHARS_PER_TOKEN_MAX = 64  # a longer text cannot fit its context; tokenizing 9 MB takes llama.cpp 45 s and 800 MB
 TOOLS_BYTES = 256 * 1024  # schemas and descriptions of all tools of one request together
+UNKNOWN_BYTES = 256 * 1024  # of one field that the router does not know
 SCHEMA_BYTES = 16 * 1024  # of one JSON schema: llama.cpp compiles 44 KB of enum values for 25 s on one core
 
 Count = Annotated[int, Meta(ge=1, le=NUM_CHOICES)]
-Tokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]  # then held against the model's context
+Tokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]  # check_model compares it with the model's context
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Stop = Annotated[str, Meta(max_length=1024)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1024)]  # an empty one would end each answer before it begins
 TokenKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Short = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[Short, Short], Meta(max_length=16)]
 NULL = Raw(b"null")  # a field that is not given
+Grammar = Annotated[str, Meta(max_length=SCHEMA_BYTES)]
 Text = str | list[str | TokenId | list[TokenId]]
 
 
@@ -53,7 +55,7 @@ class ToolCall(Struct):
 
 
 class Message(Struct):
-    """Further fields are the chat template's own."""
+    """One message of a chat. Unknown fields are for the chat template."""
 
     role: str
     content: str | list[Part] | None = None
@@ -86,7 +88,7 @@ class StreamOptions(Struct):
 
 
 class Asked(Struct):
-    """The common part of every kind of request."""
+    """The fields that all requests have in common."""
 
     model: str
     stream: bool | None = None
@@ -97,7 +99,7 @@ class OpenAiAsked(Asked, kw_only=True):
 
 
 class Generating(OpenAiAsked, kw_only=True):
-    """What chats and completions have in common. From `top_k` on: fields that engines know and OpenAI does not."""
+    """The fields that chats and completions have in common. From `top_k` on, most are engines' own, not OpenAI's."""
 
     stream_options: StreamOptions | None = None
     n: Count | None = None
@@ -120,6 +122,17 @@ class Generating(OpenAiAsked, kw_only=True):
     cache_prompt: bool | None = None
     timings_per_token: bool | None = None
     response_format: ResponseFormat | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    n_cmpl: Count | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    grammar: Grammar | None = None
+    guided_grammar: Grammar | None = None
+    guided_regex: Grammar | None = None
+    json_schema: Raw = NULL
+    guided_json: Raw = NULL
+    guided_choice: Raw = NULL
+    structured_outputs: Raw = NULL
 
 
 class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +160,7 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
 
 class CompletionAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     prompt: Text
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None  # 0: only the prompt is echoed
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
     echo: bool | None = None
@@ -160,7 +174,7 @@ class EmbeddingAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
 
 
 class Item(Struct):
-    """One item of a response's input: a message, a call or its output. Further fields are the engine's to check."""
+    """One item of a response's input: a message, a call or a call's output. The engine checks the other fields."""
 
     type: str | None = None
     role: str | None = None
@@ -215,6 +229,18 @@ class Document(Struct):
     text: str
 
 
+class TokensAsked(Asked, kw_only=True):
+    """A text to tokenize, or tokens to turn into text, in fields that differ by engine."""
+
+
+class SpeechAsked(Asked, kw_only=True):
+    input: str
+
+
+class UploadAsked(Asked, kw_only=True):
+    """A form with a file, of which the router reads only the model."""
+
+
 class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     query: str
     documents: Annotated[list[str | Document], Meta(min_length=1, max_length=NUM_INPUTS)]
@@ -228,7 +254,7 @@ class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
 
 
 class Block(Struct):
-    """A piece of a message: text, an image, a document, a call of a tool, its result, or thoughts."""
+    """A piece of a message: text, an image, a document, a tool call, the result of one, or thinking."""
 
     type: str
     text: str | None = None
@@ -243,7 +269,7 @@ class Turn(Struct):
 
 
 class AnthropicTool(Struct):
-    """`type` is "custom", or names a tool that Anthropic's own servers run."""
+    """A tool of Anthropic's API. `type` is "custom", or names a tool that Anthropic's own servers run."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     type: str | None = None
@@ -258,7 +284,7 @@ class ToolChoice(Struct):
 
 
 class CountAsked(Asked, kw_only=True, forbid_unknown_fields=True):
-    """What counts as input. `stream` is none of it, and null."""
+    """A request for the number of input tokens, and the fields that a message shares with it. `stream` stays null."""
 
     messages: Annotated[list[Turn], Meta(min_length=1, max_length=NUM_MESSAGES)]
     system: str | list[Block] | None = None

@@ -1,7 +1,7 @@
 """The request table: the requests of this router by ticket, between the controller and their connections.
 
-Each stimulus is handled by the controller at once, and its effects are carried out at once. Nothing here waits: what is
-to be published goes to `publish`, which only queues it.
+The controller handles each stimulus at once, and its effects are carried out at once. Nothing here waits: `publish`
+only queues events.
 """
 
 import asyncio
@@ -25,10 +25,13 @@ from glowplug.controllers.router.messages import (
 )
 from glowplug.domain.errors import ModelNotFound, NoCapacity
 from glowplug.domain.model import Model
+from glowplug.services.router.keys import ANYBODY, Caller, KeyRing
+from glowplug.services.router.limits import CallerLimits
+from glowplug.services.router.nearest import LATEST, nearest
 
 
 class Stage(IntEnum):
-    """How far a router is on its way out; each stage includes the one before."""
+    """The stages of a router's shutdown; each includes the one before."""
 
     SERVING = 0
     LEAVING = 1  # not ready, and every answer says `connection: close`
@@ -36,7 +39,7 @@ class Stage(IntEnum):
     REFUSING = 3  # new requests get 503
 
 
-EXECUTORS = {  # by type: a method of Routed
+EXECUTORS = {  # by type of effect: the method of Routed that carries it out
     Dispatch: "dispatch",
     Hold: "hold",
     Recall: "recall",
@@ -46,7 +49,7 @@ EXECUTORS = {  # by type: a method of Routed
 
 
 class Routed(Protocol):
-    """A request as the controller's effects find it."""
+    """A request, with a method for each effect of the controller."""
 
     def dispatch(self, effect: Dispatch) -> None: ...
     def hold(self, effect: Hold) -> None: ...
@@ -59,7 +62,7 @@ R = TypeVar("R", bound=Routed)
 
 
 class RequestTable(Generic[R]):
-    """Keeps the exchanges by ticket, notifies the controller and carries its effects out."""
+    """The exchanges by ticket. Notifies the controller of stimuli and carries out its effects."""
 
     def __init__(
         self,
@@ -68,6 +71,9 @@ class RequestTable(Generic[R]):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.controller, self.clock = controller, clock
+        self.keys = KeyRing(clock)
+        lengths_of, learned = controller.balances.lengths_of, controller.tracks_tokens
+        self.limits = CallerLimits(controller.params.router_id, lengths_of, clock, learned=learned)
         self.exchanges: dict[int, R] = {}
         self.tickets = itertools.count(1)
         self.changed = asyncio.Event()  # set whenever loads change
@@ -80,15 +86,15 @@ class RequestTable(Generic[R]):
     # -- readiness ----------------------------------------------------------------------------------------------
 
     def await_bus(self, for_s: float) -> None:
-        """A router of a new fleet is not ready before it has reached the bus, or has waited so long for it."""
+        """Stay unready until the bus is reached, or for `for_s` seconds; for a router that starts without tables."""
         self._bus_awaited_until = self.clock() + for_s
 
     def bus_reached(self) -> None:
-        """Facts come in from now on, and go out."""
+        """Note that the bus is connected."""
         self._bus_awaited_until = 0.0
 
     def not_ready(self) -> str:
-        """Why the router cannot route yet or takes no more, or ""."""
+        """The reason why the router cannot route yet or is stopping; "" when it is ready."""
         if self.stage:
             return "stopping"
         if not self.table_loaded:
@@ -97,19 +103,24 @@ class RequestTable(Generic[R]):
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Model:
-        """The model of that name, alias or key. Raises ModelNotFound, and NoCapacity while nothing is known of any."""
-        model = self.controller.fleet.lookup(name)
-        if model is None:
-            self.models()
-            raise ModelNotFound(f"The model `{name[:200]}` does not exist.", param="model")
+    def find(self, name: str, caller: Caller = ANYBODY) -> Model:
+        """Find a model by its name or an alias, as far as the caller may use it. Raises ModelNotFound, and NoCapacity
+        before the models are loaded."""
+        lookup = self.controller.fleet.lookup
+        model = lookup(name)
+        if model is None and name.endswith(LATEST):
+            model = lookup(name.removesuffix(LATEST))
+        if model is None or not (caller.models.has_all or caller.may_use(model)):
+            near = nearest(name, (one for model in self.models(caller) for one in (model.name, *model.aliases)))
+            hint = f" Did you mean `{near}`?" if near else ""
+            raise ModelNotFound(f"The model `{name[:200]}` does not exist.{hint}", param="model")
         return model
 
-    def models(self) -> list[Model]:
-        """All of them, by key. Raises NoCapacity while nothing is known of any."""
+    def models(self, caller: Caller = ANYBODY) -> list[Model]:
+        """The models that the caller may use, sorted by key. Raises NoCapacity before the models are loaded."""
         if not self.table_loaded:
             raise NoCapacity("The router has just started and has not read its table of models yet.", retry_after_s=1)
-        return sorted(self.controller.fleet.models.values(), key=lambda model: model.key)
+        return sorted(caller.those_of(self.controller.fleet.models.values()), key=lambda model: model.key)
 
     def eta_s(self, model_key: str) -> float:
         return self.controller.eta_s(model_key, self.clock())
@@ -119,13 +130,13 @@ class RequestTable(Generic[R]):
         self.change(stimulus)
 
     def end(self, stimulus: RequestEnded | ClientLeft) -> None:
-        """The answer is over, or its client has left. A request that the controller has rejected itself is gone there
-        already."""
+        """Remove an exchange whose answer is over or whose client has left, and notify the controller, which has
+        already dropped the requests that it rejected."""
         del self.exchanges[stimulus.ticket]
         self.change(stimulus)
 
     def change(self, stimulus: Any) -> None:
-        """Take a stimulus that changes the loads."""
+        """Have the controller handle a stimulus that changes the loads."""
         self.take(stimulus)
         self.changed.set()
 
@@ -134,14 +145,24 @@ class RequestTable(Generic[R]):
             self.do(effects)
 
     def restore(self, table: str, rows: Mapping[str, Any], *, is_copy: bool = False) -> None:
-        """Take a whole table; `is_copy`: from a copy that may be old."""
+        """Give the controller and the keys a whole table; `is_copy`: from the copy on disk, which may be old."""
+        self.keys.restore(table, rows, is_copy=is_copy)
         self.do(self.controller.restore(table, rows, self.clock(), is_copy=is_copy))
         self.table_loaded = self.table_loaded or table == "models"
 
+    def publish(self, payload: Any) -> None:
+        """Publish a fact that does not come from the controller."""
+        self._publish(Publish(payload))
+
     def do(self, effects: list[Effect]) -> None:
-        """Effects in order. One for a client that has left meanwhile is void: the controller knows already."""
+        """Carry out effects in order. An effect for a request that has ended meanwhile is dropped."""
         for effect in effects:
             if type(effect) is Publish:
                 self._publish(effect)
             elif (exchange := self.exchanges.get(effect.ticket)) is not None:
+                if (reservation := self.limits.reserved.get(effect.ticket)) is not None:
+                    if type(effect) is Dispatch and not reservation.is_held:
+                        reservation.was_sent = True
+                    else:
+                        effect = self.limits.effect(effect, reservation)
                 getattr(exchange, EXECUTORS[type(effect)])(effect)

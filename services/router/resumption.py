@@ -1,51 +1,59 @@
-"""What an exchange keeps of its stream, so that another engine can go on with it, and how far that has come.
+"""The record that an exchange keeps of its stream, so that another engine can continue it.
 
-The events are kept as they came, and read only when their engine is lost, or when they are more than LOG_BYTES. What is
-kept then is their text (continuation.py), at most TEXT_CHARS of it over all engines: a longer answer is its last one's.
+Events are kept as they came, and parsed only when their engine is lost or they exceed LOG_BYTES. From then on only
+their text is kept (continuation.py), at most TEXT_CHARS over all engines; no other engine can continue a longer answer.
 """
 
 import copy
 import time
 from typing import Final
 
+from glowplug.controllers.router.messages import Recall
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
-from services.router import continuation_apis, wire
-from services.router.continuation import Continuation, NotContinuable
-from services.router.http_request import HttpRequest
+from glowplug.services.router import continuation_apis, wire
+from glowplug.services.router.continuation import Continuation, NotContinuable
+from glowplug.services.router.http_request import HttpRequest
 
-# Why an engine gives no more of a stream, as metrics and traces name it.
-LOST: Final = "engine_lost"  # its connection broke, or it was silent for too long
-ERROR: Final = "engine_error"  # it said in the stream that it failed, or that it was made to stop
-ENDED: Final = "instance_ended"  # it was put to sleep
-MOVED: Final = "moved"  # it could have gone on
-DRAINED: Final = "drained"  # its instance drains, and would have ended it
+# Why a stream leaves its engine, as metrics and traces name it.
+LOST: Final = "engine_lost"  # the engine's connection broke, or the engine was silent for too long
+ERROR: Final = "engine_error"  # the engine reported in the stream that it failed or was stopped
+ENDED: Final = "instance_ended"  # the instance was put to sleep
+MOVED: Final = "moved"  # the instance is no longer routed to, although its engine could have continued
+DRAINED: Final = "drained"  # the instance drains, and would have ended the stream
+GAVE_WAY: Final = "gave_way"  # another request was to have its slot
+ENGINE_RUNS: Final = (MOVED, GAVE_WAY)  # the stream was taken from an engine that could have gone on
 
 LOG_BYTES: Final = 64 * 1024  # of one stream's events, kept as they came
 TEXT_CHARS: Final = 4 * 1024 * 1024
-_MALFORMED: Final = (TypeError, AttributeError, KeyError, ValueError)  # a field is of another kind than its API says
+_MALFORMED: Final = (TypeError, AttributeError, KeyError, ValueError)  # a field is not of its API's type
 _TOO_LONG: Final = "it is too long"
 _NOT_ITS_API: Final = "its events are not as those of its API"
 
 
+def why(recall: Recall) -> str:
+    """Why a recalled stream leaves its engine."""
+    return GAVE_WAY if recall.gives_way else MOVED if recall.moved else ENDED
+
+
 class Resumption:
-    """Of one stream. `num_times` other engines have been asked to go on; while `is_waiting` the last of these has not
-    given one byte."""
+    """The resumption of one stream. `num_times` other engines have been asked to continue; `is_waiting` until the last
+    of them has sent a byte."""
 
     def __init__(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
         self._request, self._model, self._api = request, model, api
-        self._unread = b""  # of what was sent, behind the last whole event
-        self._part = b""  # of an event of a later engine
+        self._unread = b""  # bytes sent after the last whole event
+        self._part = b""  # the beginning of an event of a later engine
         self._continuation: Continuation | None = None
-        self.why_not = ""  # no other engine can go on with it
+        self.why_not = ""  # why no other engine can continue the stream
         self.num_times = 0
         self.is_waiting = False
         self.broken_at = 0.0  # monotonic: when the engine was lost
-        self.reason = ""  # one of the above
-        self.body = b""  # of the request that goes on
+        self.reason = ""  # LOST, ERROR, ENDED, MOVED, DRAINED or GAVE_WAY
+        self.body = b""  # of the continuing request
 
     def read(self, sent: bytes) -> None:
-        """The client was sent this, of the first engine: its text stays. After the first fault nothing does."""
+        """Keep the text of events that the first engine sent the client; after the first fault keep nothing."""
         if self.why_not:
             return
         data = self._unread + sent
@@ -64,8 +72,8 @@ class Resumption:
             self.why_not, self._continuation = _NOT_ITS_API, None
 
     def prepare(self) -> bytes:
-        """Make the request that goes on (`body`), or return the events that end the stream where it lacks no more than
-        them. Raises NotContinuable."""
+        """Make the continuing request (`body`), or return the last events of the stream if only those are missing.
+        Raises NotContinuable."""
         if self._continuation is None or self.why_not:
             raise NotContinuable(self.why_not)
         if self._unread:
@@ -74,41 +82,42 @@ class Resumption:
         try:
             self.body = b"" if ending else self._continuation.request()
         except _MALFORMED as error:
-            raise NotContinuable("its request is not as that of its API") from error
+            raise NotContinuable("the request lacks fields of its API") from error
         return ending
 
     def fork(self) -> "Resumption":
-        """The same as it is now: what becomes of the one is nothing to the other."""
+        """Return an independent copy in the present state."""
         made = copy.copy(self)
         made._continuation = self._continuation.fork() if self._continuation is not None else None
         return made
 
     def lost(self, reason: str) -> None:
-        """Its engine is: another is to be asked for `body`."""
+        """Note that the engine is lost, so that another one is to be asked with `body`. `reason`: why the stream
+        left."""
         self.reason, self.is_waiting, self.broken_at = reason, True, time.monotonic()
         self.num_times += 1
         self._part = b""
 
     @property
     def target(self) -> bytes:
-        """Of the request that goes on."""
+        """The target of the continuing request."""
         assert self._continuation is not None
         request, path = self._request, self._continuation.path
         return request.target if path == request.path else path
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer, sent to the client; 0 where nobody has counted."""
+        """Tokens of the answer that the client has; 0 while uncounted."""
         return self._continuation.num_tokens if self._continuation is not None else 0
 
     @property
     def usage(self) -> tuple[int, int] | None:
-        """Tokens of the prompt and of the whole answer, once a later engine has said."""
+        """(prompt tokens, tokens of the whole answer), once a later engine has reported them."""
         return self._continuation.usage if self._continuation is not None else None
 
     def splice(self, body: bytes, most: int) -> tuple[bytes, str]:
-        """Part of what a later engine gives: the whole events in it, as the client gets them, and what the engine says
-        where it fails. An event is longer than `most` bytes in no answer. Raises NotContinuable."""
+        """Take a part of a later engine's stream: (its whole events rewritten for the client, the engine's failure or
+        ""). An event longer than `most` bytes is cut. Raises NotContinuable."""
         body = self._part + body
         end = wire.whole_events(body, most)
         self._part = body[end:]
@@ -118,7 +127,7 @@ class Resumption:
             rewritten = self._continuation.rewrite(events) if events else b""
         except _MALFORMED as error:
             raise NotContinuable(_NOT_ITS_API) from error
-        if self.why_not or self._continuation.num_chars > TEXT_CHARS:  # the answer goes on, and is its last engine's
+        if self.why_not or self._continuation.num_chars > TEXT_CHARS:  # no other engine could continue
             self.why_not = _TOO_LONG
             self._continuation.forget_text()
         return rewritten, failure

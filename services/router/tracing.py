@@ -1,7 +1,7 @@
 """Request ids, W3C trace contexts and the spans of sampled requests: cheap, and never trusting what a client sends.
 
 A sampled request has at most three spans (router.request, router.hold and engine.generate) and one router.continue for
-each time that another engine went on with its stream. Others have none.
+each time that another engine was to continue its stream. Other requests have none.
 """
 
 import itertools
@@ -41,7 +41,8 @@ def event_id() -> str:
 
 @dataclass(slots=True)
 class Sampler:
-    """Head sampling: parent-based; of the rest `ratio`, at most `per_s` traces a second (a bucket of that size)."""
+    """A head sampler: follows the parent's decision; of the rest it takes `ratio`, at most `per_s` traces a second (a
+    token bucket of that size)."""
 
     ratio: float = 1.0
     per_s: float = 20.0
@@ -66,12 +67,12 @@ def parent_context(given: bytes | None) -> tuple[str, bool] | None:
 
 
 def new_context() -> str:
-    """A traceparent that says not sampled: a new trace that is not recorded."""
+    """The traceparent of a new, unsampled trace."""
     return f"00-{_bits(128) | 1:032x}-{_bits(64) | 1:016x}-00"
 
 
 class RequestTrace:
-    """The spans of one request. They are exported when it ends; their contexts travel before that."""
+    """The spans of one request, which are exported when it ends. Times are epoch seconds."""
 
     def __init__(self, tracing: Tracing, parent: str, arrived_at: float, attributes: Attributes) -> None:
         self._tracing, self._arrived_at = tracing, arrived_at
@@ -83,14 +84,14 @@ class RequestTrace:
         self.engine_traceparent = self.traceparent
 
     def held(self, model_key: str, eta_s: float) -> None:
-        """The request begins to wait. Waiting again after an engine's end is the same span."""
+        """Begin the span of holding the request; holding it again after losing an engine extends the same span."""
         if self._hold is None:
             attributes: Attributes = {semconv.ATTR_MODEL: model_key, semconv.ATTR_PREDICTED_SECONDS: eta_s}
             self._hold = self._tracing.begin("router.hold", self.traceparent, self._arrived_at, attributes)
 
     def dispatched(self, instance: Instance, after_s: float) -> None:
-        """The request goes to an engine, `after_s` after it arrived. A second engine is the same span with its later
-        attributes."""
+        """Begin the span of the engine, `after_s` after the request arrived. A second engine uses the same span and
+        replaces its attributes."""
         if self._engine is None:
             at = self._arrived_at + after_s
             if self._hold is not None:
@@ -107,7 +108,7 @@ class RequestTrace:
         )
 
     def broken(self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None) -> None:
-        """The engine is lost in the middle of the stream, of which the client has `num_tokens`."""
+        """Begin a span of continuing the stream, which leaves `instance` after the client has `num_tokens` of it."""
         if self._continue is not None:
             self._continue.end(int(at * _NANO))
         attributes: Attributes = {
@@ -119,25 +120,25 @@ class RequestTrace:
         self._continue = self._tracing.begin("router.continue", self.traceparent, at, attributes)
 
     def continued(self, at: float, instance: Instance | None) -> None:
-        """The first byte of the next engine has come."""
+        """End the span of continuing the stream with the first byte of the next engine."""
         if self._continue is not None:
             self._continue.set_attribute(semconv.ATTR_INSTANCE_ID, instance.instance_id if instance is not None else "")
             self._continue.end(int(at * _NANO))
             self._continue = None
 
     def stayed(self, at: float, why: str) -> None:
-        """The next engine was asked and has not begun: the stream goes on where it was."""
+        """End the span of continuing the stream, which stays because the next engine has not begun."""
         if self._continue is not None:
             self._continue.set_attribute(semconv.ATTR_CONTINUE_OUTCOME, f"it stayed: {why}")
             self._continue.end(int(at * _NANO))
             self._continue = None
 
     def stays(self, at: float, why: str) -> None:
-        """It has to leave its engine, and no other can go on with it."""
+        """Note that the stream was to leave its engine, but no other can continue it."""
         self._root.add_event("stays", {semconv.ATTR_REASON: why}, timestamp=int(at * _NANO))
 
     def finish(self, fact: RequestFinished, begun: str) -> None:
-        """Close and export. `begun`: what the first byte of the answer was, "" when there was none."""
+        """Close and export the spans. `begun`: the name of the event of the first byte, "" when there was none."""
         ended_at = int(fact.finished_at * _NANO)
         error = fact.error_code if fact.status >= 500 else ""
         if self._continue is not None:

@@ -1,11 +1,10 @@
-"""Answers on the wire, as bytes: the HTTP/1.1 that the router writes itself, a way to write bytes at once, and what can
-be read of an engine's answer without parsing it: where whole events of a stream end, whether the answer has said that
-it is over, and its token counts."""
+"""Answers on the wire, as bytes: the HTTP/1.1 that the router writes, a writer without delay, and cheap reads of an
+engine's answer without parsing it: where whole events of a stream end, whether the stream is over, token counts."""
 
 import asyncio
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -14,7 +13,7 @@ from glowplug.domain.instance import Instance, Phase
 from glowplug.telemetry.semconv import HEADER_EMULATED
 
 _REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Request"}
-VERSION = b"HTTP/1.1 "  # what every answer begins with
+VERSION = b"HTTP/1.1 "  # the first bytes of every answer
 _STATUS_LINES: dict[int, bytes] = {code: VERSION + f"{code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
 CONTINUE = VERSION + b"100 Continue\r\n\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
@@ -27,12 +26,12 @@ Write = Callable[[bytes], None]
 
 
 def chunk(data: bytes) -> bytes:
-    """`data` (not empty) as one HTTP chunk."""
+    """Frame `data`, which must not be empty, as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def instance_headers(instance: Instance | None) -> bytes:
-    """Which one answers, and whether it is emulated."""
+    """Header lines with the instance that answers, and whether it is emulated."""
     if instance is None:
         return b""
     name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
@@ -40,13 +39,13 @@ def instance_headers(instance: Instance | None) -> bytes:
 
 
 def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> bytes:
-    """Server-Timing: milliseconds in the queue, of each phase of the start it waited for, and in the router."""
+    """The value of Server-Timing: milliseconds in the queue, in each phase of the awaited start, and in the router."""
     started = b"".join([f"{p.name};dur={p.actual_s * 1000:.1f}, ".encode() for p in phases]) if phases else b""
     return b"queue;dur=%.1f, %brouter;dur=%.2f" % (queue_s * 1000, started, router_s * 1000)
 
 
 def head(code: int, headers: bytes, *, keep_alive: bool) -> bytes:
-    """Status line and headers, those of the framing among them."""
+    """Status line and headers of an answer; `headers` includes those of the framing."""
     status_line = _STATUS_LINES.get(code) or b"%b%d Unknown\r\n" % (VERSION, code)
     return status_line + headers + (b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
 
@@ -56,12 +55,12 @@ def content_length(num_bytes: int) -> bytes:
 
 
 def writer(transport: asyncio.Transport) -> Write:
-    """A function that sends bytes in order after what is buffered; nothing once the transport is closing. A broken
-    connection is left to the transport to notice.
+    """A function that sends bytes at once, in order after buffered ones, and drops them once the transport is closing.
+    The transport notices a broken connection.
 
     uvloop keeps every write until the end of a loop iteration, which costs one more iteration (and its system calls)
-    for each chunk of a stream. Here what the kernel takes is gone when the call returns; only the rest goes to the
-    transport's own buffer, with its limits and its pause_writing.
+    for each chunk of a stream. This function hands bytes to the kernel at once; only what the kernel does not take goes
+    to the transport's buffer, with its limits and its pause_writing.
     """
     fd = int(transport.get_extra_info("socket").fileno())  # valid while the transport is not closing
     num_buffered, is_closing, send = transport.get_write_buffer_size, transport.is_closing, os.write
@@ -86,6 +85,7 @@ def writer(transport: asyncio.Transport) -> Write:
 
 MESSAGES = b"/v1/messages"  # and what lies below it: Anthropic's API
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; in a text it stands before a quote
 _FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4  # with the longest end of an event
@@ -95,7 +95,7 @@ _OVER = {b"/v1/responses": _RESPONSE_OVER, b"/v1/messages": _MESSAGE_OVER}
 
 
 def whole_events(body: bytes, most: int) -> int:
-    """Length of the whole events `body` begins with. An event longer than `most` bytes is passed on in parts."""
+    """The length of the whole events at the beginning of `body`. An event longer than `most` bytes counts as whole."""
     end = max(body.rfind(b"\n\n") + 2, body.rfind(b"\r\n\r\n") + 4)
     if end >= 4:
         return end
@@ -107,19 +107,25 @@ def is_anthropic(path: bytes) -> bool:
 
 
 def starts_stream(first: bytes) -> bytes:
-    """The error object with which an event stream begins, b"" when it begins with an answer."""
+    """The error object at the beginning of an event stream; b"" if the stream begins with an answer."""
     found = _FIRST_ERROR.match(first)
     return found[1] if found else b""
 
 
 def begins_late(first: bytes) -> bool:
-    """Whether a message's stream begins behind its first event: llama.cpp leaves `message_start` out where an answer
+    """Return whether a message's stream lacks its first event: llama.cpp leaves out `message_start` where an answer
     ends with its first token, and Anthropic's clients take such a stream for broken."""
     return first.startswith((b"event: content_block_start", b"event: message_delta"))
 
 
+def with_message_id(first: bytes) -> bytes:
+    """The first bytes of a message, or of its stream, with llama.cpp's chat id replaced by one in Anthropic's form."""
+    is_one = first.startswith((b'{"id":"chatcmpl-', b"event: message_start"))
+    return first.replace(b'"id":"chatcmpl-', b'"id":"msg_', 1) if is_one else first
+
+
 def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
-    """The event that an engine has left out."""
+    """The event `message_start`, for an engine that leaves it out."""
     message: dict[str, object] = {
         "id": message_id,
         "type": "message",
@@ -130,12 +136,16 @@ def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
         "stop_sequence": None,
         "usage": {"input_tokens": max(1, prompt_tokens), "output_tokens": 0},
     }
-    return b"event: message_start\ndata: " + encode_json({"type": "message_start", "message": message}) + b"\n\n"
+    return named_event({"type": "message_start", "message": message})
+
+
+def named_event(event: Mapping[str, object]) -> bytes:
+    """An event of a stream that is named by its `type`, as those of messages and responses are."""
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode_json(event))
 
 
 def is_over(path: bytes, last: bytes) -> bool:
-    """Whether the whole events passed on last end the answer: `[DONE]`, or the event that closes a response or a
-    message."""
+    """Return whether the last whole events end the stream: `[DONE]`, or the last event of a response or a message."""
     if not last.endswith(EVENT_ENDS):
         return False
     if last[-_DONE_WITHIN:].rstrip(b"\r\n").endswith(_DONE):
@@ -149,9 +159,9 @@ _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
 
 def before_failure(body: bytes) -> tuple[bytes, str]:
-    """Whole events up to the one in which an engine says that it has failed, and what it says; else all of them and "".
-    vLLM and llama.cpp send an error; vLLM also an answer that it was made to stop, asleep or shut down. An error about
-    the request (below 500) is an event like others."""
+    """(whole events before an engine's failure, its message); all events and "" without a failure. A failure is an
+    error of vLLM or llama.cpp, or the finish reason "abort" of vLLM when it sleeps or shuts down. An error about the
+    request (below 500) is an event like any other."""
     if b'"abort"' in body or b'data: {"error"' in body:
         for event in _EVENT.finditer(body):
             if why := _failure(event[0]):
@@ -177,7 +187,7 @@ _CHATS = (b"/v1/chat/completions", b"/v1/completions")
 
 
 def asking_for_ids(path: bytes, body: bytes) -> bytes:
-    """The body of a request for a stream, so that the stream says its tokens."""
+    """The body of a streaming request, extended to ask for token ids."""
     if path not in _CHATS or b'"return_token_ids"' in body:
         return body
     return body.rstrip()[:-1] + b',"return_token_ids":true}'
@@ -190,16 +200,17 @@ _USAGE = (
     re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)'),
 )
 _TIMINGS = (re.compile(rb'"prompt_n"\s*:\s*(\d+)'), re.compile(rb'"predicted_n"\s*:\s*(\d+)'))
-# Of Anthropic's usage, which counts what was read from a cache and written to one apart from the rest of the prompt.
+# Anthropic's usage counts prompt tokens read from a cache and written to one apart from the rest of the prompt.
 _BESIDE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d+)')
 _CACHED = re.compile(rb'"cache_n"\s*:\s*(\d+)')  # prompt tokens llama.cpp did not have to read again
+_ANY_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d+)')
 TAIL_BYTES = 4096
 
 
 def count_tokens(tail: bytes, num_events: int) -> tuple[int, int, bool]:
-    """(prompt tokens, response tokens, exact) from the last bytes of an answer (and the first of a stream whose prompt
-    is counted there): its `usage`, else llama.cpp's `timings`; when it has neither, one token per SSE event, which is
-    not exact. What is said last counts."""
+    """(prompt tokens, response tokens, exact) from the last bytes of an answer (and the first of a stream that counts
+    its prompt there): from its `usage`, else llama.cpp's `timings`; without either, one token per SSE event, which is
+    not exact. The last count in the bytes is used."""
     if b'"usage"' in tail and (found := _find(_USAGE, tail)):
         return found[0] + _beside(tail), found[1], True
     if b'"timings"' in tail and (found := _find(_TIMINGS, tail)):
@@ -208,8 +219,16 @@ def count_tokens(tail: bytes, num_events: int) -> tuple[int, int, bool]:
     return 0, num_events, False
 
 
+def cached_tokens(tail: bytes) -> int:
+    """Prompt tokens that the engine had cached, by the last count in the bytes of an answer: OpenAI's `cached_tokens`,
+    Anthropic's `cache_read_input_tokens` or llama.cpp's `cache_n`; -1 without one."""
+    found = _ANY_CACHED.findall(tail)
+    return int(found[-1]) if found else -1
+
+
 def _beside(tail: bytes) -> int:
-    """Prompt tokens that Anthropic's usage counts apart. It may be said twice, at the beginning and at the end."""
+    """Prompt tokens that Anthropic's usage counts apart. A stream may report them twice, at its beginning and its
+    end."""
     if b'_input_tokens"' not in tail:
         return 0
     last = {match[0].partition(b":")[0]: int(match[1]) for match in _BESIDE.finditer(tail)}

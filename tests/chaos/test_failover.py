@@ -1,5 +1,7 @@
 """Two of each deciding service, one leading: what happens to requests and placements when the leader dies, sleeps,
 or loses its store or its bus. Real processes; the engine is emulated.
+
+Lane: system (one service of each case), long (the others).
 """
 
 import asyncio
@@ -21,8 +23,7 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
-LEASE_S = 2.0
-TAKEN_OVER_S = 60.0  # a lease and a little on an idle machine (bench/failover.py); a shared one only has to get there
+LEASE_S = 4.0  # a busy machine must not lose the lead by being late
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def whole(fleet: HaFleet) -> None:
 
 
 def kill_leader(fleet: HaFleet, service: str) -> None:
-    fleet.failover_s(service, Process.kill, TAKEN_OVER_S)
+    fleet.failover_s(service, Process.kill, WAIT_S)
 
 
 def placed_twice(fleet: HaFleet) -> list[str]:
@@ -68,7 +69,7 @@ def placed_twice(fleet: HaFleet) -> list[str]:
     return twice + [model_key for model_key, count in running.items() if count > 1]
 
 
-@pytest.mark.parametrize("service", ["placer", "autoscaler", "predictor"])
+@pytest.mark.parametrize("service", ["placer", "autoscaler", pytest.param("predictor", marks=pytest.mark.long)])
 def test_a_killed_leader_is_followed_and_no_request_is_lost(fleet: HaFleet, service: str) -> None:
     url, models = fleet.processes["router-1"].data_url, ["warm", "cold-0", "cold-1", "cold-2"]
     ledger = asyncio.run(under_load(url, models, 8.0, 8, lambda: kill_leader(fleet, service)))
@@ -77,16 +78,16 @@ def test_a_killed_leader_is_followed_and_no_request_is_lost(fleet: HaFleet, serv
     assert placed_twice(fleet) == []
 
 
-@pytest.mark.parametrize("service", ["placer", "autoscaler"])
+@pytest.mark.parametrize("service", ["placer", pytest.param("autoscaler", marks=pytest.mark.long)])
 def test_a_leader_that_sleeps_is_followed_and_does_nothing_when_it_wakes_up(fleet: HaFleet, service: str) -> None:
     old, new = fleet.roles(service)
     old.signal(signal.SIGSTOP)
-    wait_until("the standby leads", new.leads, TAKEN_OVER_S, 0.02)
+    wait_until("the standby leads", new.leads, every_s=0.02)
     before = old.log()
     assert fleet.chat("cold-0").status_code == 200
     old.signal(signal.SIGCONT)
-    wait_until("the old one stands by", lambda: old.health().get("role") == "standby", TAKEN_OVER_S, 0.02)
-    assert "leads no more" in old.log()[len(before) :]
+    wait_until("the old one stands by", lambda: old.health().get("role") == "standby", every_s=0.02)
+    assert "no longer leads" in old.log()[len(before) :]
     assert new.health()["role"] == "leader" and old.health()["leader"] == new.name
     assert fleet.chat("cold-1").status_code == 200
     assert placed_twice(fleet) == []
@@ -95,7 +96,7 @@ def test_a_leader_that_sleeps_is_followed_and_does_nothing_when_it_wakes_up(flee
 def test_the_store_is_away_for_longer_than_a_lease(fleet: HaFleet) -> None:
     """Nobody leads meanwhile: warm models are served, cold requests wait, and are answered when it is back."""
     fleet.infra.valkey.kill()
-    wait_until("nobody leads", lambda: not any(fleet.leader(s) for s in ("placer", "autoscaler")), TAKEN_OVER_S)
+    wait_until("nobody leads", lambda: not any(fleet.leader(s) for s in ("placer", "autoscaler")))
     assert fleet.chat("warm").status_code == 200
     refused = httpx.post(fleet.pair("autoscaler")[0].url + "/v1/models/warm/pin", headers=ADMIN, timeout=WAIT_S)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_leader"
@@ -126,7 +127,7 @@ def test_the_leader_dies_while_the_store_is_emptied_and_no_model_is_forgotten(fl
     wait_until("the standby knows it", lambda: knows(standby, "kept-by-hand"))
     leader.kill()
     flush(fleet)
-    wait_until("the standby leads", standby.leads, TAKEN_OVER_S, 0.02)
+    wait_until("the standby leads", standby.leads, every_s=0.02)
     wait_until("its row is written again", lambda: "kept-by-hand" in names(standby))
     assert fleet.chat("warm").status_code == 200
 
@@ -148,7 +149,7 @@ def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fleet: HaFleet) -> No
     for service in ("placer", "autoscaler"):
         leader, standby = fleet.roles(service)
         leader.signal(signal.SIGTERM)
-        wait_until("the standby leads", standby.leads, TAKEN_OVER_S, 0.02)
+        wait_until("the standby leads", standby.leads, every_s=0.02)
         assert leader.process is not None and leader.process.wait(60) == 0
         assert fleet.chat("cold-0").status_code == 200
 
@@ -204,5 +205,5 @@ def test_metrics_tell_who_leads(fleet: HaFleet) -> None:
     def given() -> dict[str, str]:
         return {row["service"]: row["service_id"] for row in standby.get("/v1/leaders")["data"]}
 
-    wait_until("the table of leaders has been read", lambda: given() == leaders, TAKEN_OVER_S)
+    wait_until("the table of leaders has been read", lambda: given() == leaders)
     assert leader.get("/ready")["role"] == "leader" and standby.get("/ready")["role"] == "standby"

@@ -13,10 +13,10 @@ from tests.fleet_runner import EMULATED, Fleet
 from tests.small_disk import small_disk
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(500)]
 COLD = [f"cold-{i}" for i in range(6)]
-TOLD_S = 30.0  # idle streams are asked every 5 s, an answer is waited for 3 s, the supervisor asks every 2 s
-BACK_S = 40.0
+HELD_S = 60.0
+MODEL = EMULATED.replace("max_wait_s: 180", f"max_wait_s: {HELD_S:g}")  # what is held when the disk becomes full
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def disk(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fleet(disk):
-    models = {"warm": EMULATED.format(name="warm", keep_alive_s=-1)}
-    models |= {name: EMULATED.format(name=name, keep_alive_s=1) for name in COLD}
+    models = {"warm": MODEL.format(name="warm", keep_alive_s=-1)}
+    models |= {name: MODEL.format(name=name, keep_alive_s=1) for name in COLD}
     started = Fleet.start(disk.path, models, GLOWPLUG_EMULATED_TIME_SCALE="4", GLOWPLUG_MIN_FREE_BYTES="0")
     assert started.chat("warm").status_code == 200
     yield started
@@ -53,23 +53,23 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     assert during.ends["503"] > during.ends["error event"], during.ends  # only who was held already had to wait
 
     for service in ("autoscaler", "placer"):
-        wait_until(f"{service} says so", lambda s=service: "stores no events" in ready_reason(fleet, s), TOLD_S)
-    nats = wait_until("the supervisor says so", lambda: _problem_of(fleet), TOLD_S)
+        wait_until(f"{service} says so", lambda s=service: "stores no events" in ready_reason(fleet, s))
+    nats = wait_until("the supervisor says so", lambda: _problem_of(fleet))
     assert "no space left on device" in nats, nats
     doctor = fleet.cli("doctor")
     assert doctor.returncode == 1 and "no space left on device" in doctor.stdout, doctor.stdout
     started = fleet.chat("cold-0")
     assert started.status_code == 503 and "cannot be started now" in started.json()["error"]["message"], started.text
-    assert started.elapsed.total_seconds() < 2.0
+    assert started.elapsed.total_seconds() < HELD_S / 2, "it was held"
     assert fleet.chat("warm").status_code == 200
 
     size_when_full = (fleet.state_dir / "logs" / "nats.log").stat().st_size
     disk.free()
-    wait_until("every process is ready again", fleet.ready, BACK_S)
+    wait_until("every process is ready again", fleet.ready)
     after = traffic(fleet, ["warm", *COLD], 8.0, 10)
     assert set(after.ends) == {"done"}, (after.ends, after.broken[:3])
     logs = fleet.state_dir / "logs"
-    assert "nats is ended and started again: it stores no events" in (logs / "supervisor.log").read_text()
+    assert "the supervisor ends nats and starts it again: it stores no events" in (logs / "supervisor.log").read_text()
     assert (logs / "nats.log").stat().st_size > size_when_full, "logs are written again"
 
 

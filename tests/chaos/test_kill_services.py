@@ -1,5 +1,7 @@
 """kill -9 of each service in turn under load (peers.md T1, T2, T7): warm streams unharmed, every accepted request
-answered, the fleet whole again soon. Emulated engine: the text is not real, the processes are.
+answered, the fleet whole again. Emulated engine: the text is not real, the processes are.
+
+Lane: system (the services that decide and those of a node at once, bus and store); long (each service by itself).
 """
 
 import asyncio
@@ -11,13 +13,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import httpx
+import psutil
 import pytest
 
 from tests.fleet_runner import EMULATED, Fleet
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
-WHOLE_AGAIN_S = 20.0  # 5 s on an idle machine is measured by bench/; a shared one only has to come back
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ async def under_load(url: str, models: list[str], seconds: float, per_second: fl
     """Requests at a steady rate for `seconds`; `harm()` beside them once a quarter of the time is over."""
     ledger, tasks = Ledger(), []
     limits = httpx.Limits(max_connections=500, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=90, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=240, limits=limits) as client:
         names = itertools.cycle(models)
         started, harming = time.monotonic(), None
         for n in itertools.count():
@@ -83,7 +85,7 @@ async def under_load(url: str, models: list[str], seconds: float, per_second: fl
                 harming = asyncio.create_task(asyncio.to_thread(harm))
             tasks.append(asyncio.create_task(stream(client, url, next(names), f"r{n}", ledger)))
             await asyncio.sleep(1 / per_second)
-        await asyncio.wait_for(asyncio.gather(*tasks, harming or asyncio.sleep(0)), 120)
+        await asyncio.wait_for(asyncio.gather(*tasks, harming or asyncio.sleep(0)), 300)
     return ledger
 
 
@@ -94,41 +96,59 @@ def kill(fleet: Fleet, name: str) -> int:
 
 
 def whole_again(fleet: Fleet, name: str, old_pid: int) -> None:
+    """How soon is measured by bench/; a machine with other things to do only has to get there."""
+
     def check() -> bool:
         row = fleet.process(name)
         return row["pid"] not in (old_pid, None, 0) and row["state"] == "ready" and fleet.ready()
 
-    wait_until(f"{name} is back", check, WHOLE_AGAIN_S)
+    wait_until(f"{name} is back", check)
 
 
-def killing(fleet: Fleet, name: str, models: list[str], seconds: float, per_second: float) -> Ledger:
-    """How the requests of a load end during which this process is killed; the fleet is whole again after it."""
-    pid = int(fleet.process(name)["pid"])
-    ledger = asyncio.run(under_load(fleet.url("data"), models, seconds, per_second, lambda: kill(fleet, name)))
-    whole_again(fleet, name, pid)
+def killing(fleet: Fleet, names: list[str], models: list[str], seconds: float, per_second: float) -> Ledger:
+    """How the requests of a load end during which these are killed; the fleet is whole again after it."""
+    pids = {name: int(fleet.process(name)["pid"]) for name in names}
+
+    def harm() -> None:
+        for name in names:
+            kill(fleet, name)
+
+    ledger = asyncio.run(under_load(fleet.url("data"), models, seconds, per_second, harm))
+    for name, pid in pids.items():
+        whole_again(fleet, name, pid)
     return ledger
 
 
 CONTROL = ["predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1", "console-1"]
+ALONE = [pytest.param([name], marks=pytest.mark.long, id=name) for name in CONTROL]
+SERVERS = [pytest.param([name], id=name) for name in ("nats", "valkey")]
 
 
-@pytest.mark.parametrize("name", [*CONTROL, "nats", "valkey"])
-def test_warm_streams_do_not_notice_a_killed_control_service_bus_or_store(fleet, name):
-    ledger = killing(fleet, name, ["warm-a", "warm-b"], 6.0, 15)
+@pytest.mark.parametrize("names", [pytest.param(CONTROL, id="the control plane"), *SERVERS, *ALONE])
+def test_warm_streams_do_not_notice_a_killed_control_service_bus_or_store(fleet, names):
+    ledger = killing(fleet, names, ["warm-a", "warm-b"], 6.0, 15)
     assert set(ledger.ends) == {"done"}, (ledger.ends, ledger.broken[:3])
     assert not ledger.open
 
 
-@pytest.mark.parametrize("name", ["placer-1", "autoscaler-1", "prefetcher-1", "agent-1", "nats", "valkey"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "placer-1",
+        "agent-1",
+        "nats",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("autoscaler-1", "prefetcher-1", "valkey")),
+    ],
+)
 def test_cold_requests_are_all_answered_when_a_service_dies(fleet, name):
-    ledger = killing(fleet, name, [f"cold-{i}" for i in range(3)], 6.0, 5)
+    ledger = killing(fleet, [name], [f"cold-{i}" for i in range(3)], 6.0, 5)
     assert not ledger.open
     assert ledger.ends["truncated"] == 0, ledger.broken
     assert ledger.ends["done"] >= 0.9 * sum(ledger.ends.values()), (ledger.ends, ledger.broken[:3])
 
 
 def test_a_killed_router_loses_only_its_own_connections(fleet):
-    ledger = killing(fleet, "router-1", ["warm-a"], 8.0, 10)
+    ledger = killing(fleet, ["router-1"], ["warm-a"], 6.0, 10)
     assert ledger.ends["truncated"] == 0, ledger.broken
     assert set(ledger.ends) <= {"done", "connection lost"}, ledger.ends
     assert fleet.chat("warm-a").status_code == 200
@@ -144,8 +164,6 @@ def test_an_agent_takes_its_living_engines_back(fleet):
 
 
 def test_a_killed_engine_is_replaced_and_the_next_request_served(fleet):
-    import psutil
-
     victim = fleet.instances("warm-b")[0]
     port = int(victim["url"].rsplit(":", 1)[1])
     owner = next(c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port)

@@ -6,7 +6,9 @@
 set -eu
 tag=$1
 docker=${DOCKER:-docker}
-root=$(mktemp -d)
+# In memory where there is room: dpkg waits for the disk after each file, which is two thirds of the time.
+free=$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)
+if [ "${free:-0}" -gt 2000000 ]; then root=$(mktemp -d -p /dev/shm); else root=$(mktemp -d); fi
 trap 'rm -rf "$root" "$root.log"' EXIT
 packages=python3,python3-pip,ca-certificates
 if command -v mmdebstrap >/dev/null; then  # the same for less work

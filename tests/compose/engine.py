@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -137,8 +138,22 @@ def base_image() -> str:
 
 
 def build_images(base: str) -> None:
-    """Every image of ours by `make images`' own script, and the stand-ins for others' servers."""
+    """Every image of ours by `make images`' own script, and the stand-ins for others' servers. Half of a build is
+    waiting for packages: some at a time, once the first has the layers of all."""
     arguments = f"--network host --build-arg PYTHON_IMAGE={base}"
-    run("sh", "deploy/docker/images.sh", timeout_s=BUILD_S, VERSION=TAG, DOCKER_BUILD_ARGS=arguments)
-    servers = ("-f", "tests/compose/servers.Dockerfile", "-t", SERVERS, ".")
-    run("docker", "build", "-q", *arguments.split(), *servers, timeout_s=BUILD_S)
+
+    def ours(*names: str) -> None:
+        script = ("deploy/docker/images.sh", "build", *names)
+        run("sh", *script, timeout_s=BUILD_S, VERSION=TAG, DOCKER_BUILD_ARGS=arguments)
+
+    def others() -> None:
+        servers = ("-f", "tests/compose/servers.Dockerfile", "-t", SERVERS, ".")
+        run("docker", "build", "-q", *arguments.split(), *servers, timeout_s=BUILD_S)
+
+    with ThreadPoolExecutor() as pool:
+        building = [pool.submit(others)]
+        ours("router")
+        building += [pool.submit(ours, "agent-llamacpp", "sample-weights"), pool.submit(ours, "predictor", "agent")]
+        building += [pool.submit(ours, "prefetcher", "placer", "autoscaler", "console")]
+        for one in building:
+            one.result()

@@ -17,14 +17,30 @@ from glowplug.runtime.model_files import load
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.privileges import variable as password_of
 from tests.compose.engine import ROOT
-from tests.compose.fleet import COMPOSE, FILES, SETTINGS, VARIABLE, compose, example, filled, root_file, services
-from tests.house.tree import SERVICES as OURS
+from tests.compose.fleet import (
+    COMPOSE,
+    FILES,
+    NODES,
+    SERVICES,
+    SETTINGS,
+    VARIABLE,
+    compose,
+    example,
+    filled,
+    root_file,
+    services,
+)
+from tests.house.tree import ON_THE_BUS as OURS
 
 OBSERVABILITY = {"prometheus", "alertmanager", "grafana", "jaeger"}
 JOBS = {"directories", "weights", "gpu-models", "cli"}
 DOCKERFILES = ("deploy/docker/Dockerfile", "tests/compose/servers.Dockerfile")
-OF_IMAGES = ("images", "env", "libraries", "compose", "valkey-users", "alertmanager")
-SCRIPTS = (*(f"deploy/docker/{name}.sh" for name in OF_IMAGES), "tests/compose/base_image.sh")
+OF_IMAGES = ("images", "env", "libraries", "compose", "alertmanager")
+SCRIPTS = (
+    *(f"deploy/docker/{name}.sh" for name in OF_IMAGES),
+    "deploy/k8s/base/valkey-users.sh",
+    "tests/compose/base_image.sh",
+)
 NAMES = re.compile(r"`([A-Z][A-Z0-9_]+)`")
 
 
@@ -119,6 +135,7 @@ def test_what_is_built_is_what_make_images_builds() -> None:
             given = stated["build"]["args"]
             parts = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
             built[image] = (*parts, stated["build"]["target"])
+    del rows["operator"]  # of clusters alone
     assert built == rows
 
 
@@ -203,7 +220,10 @@ def test_traces_go_to_jaeger_and_from_there_to_the_console() -> None:
 
 def test_the_override_changes_only_what_no_registry_gives() -> None:
     changed = compose(FILES[1])["services"]
-    assert changed.keys() == {"nats", "valkey", "s3", "node-1", "node-2"} | OBSERVABILITY
+    ours = {*SERVICES, *NODES, *(f"{node}-prefetcher" for node in NODES)}
+    assert changed.keys() == {"nats", "valkey", "s3"} | ours | OBSERVABILITY
+    assert all(changed[name]["healthcheck"] == {"interval": "15s"} for name in ours)
+    assert all(changed[name].keys() == {"healthcheck"} for name in ours - {"node-1", "node-2"})
     assert all(set(changed[node]["environment"]) == {"GLOWPLUG_EMULATED_TIME_SCALE"} for node in ("node-1", "node-2"))
     assert all(changed[name] == {"profiles": ["observability"]} for name in OBSERVABILITY)
 

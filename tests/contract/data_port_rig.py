@@ -17,13 +17,13 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
 from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
-from services.router.client import ClientConnection
-from services.router.exchange import Exchange
-from services.router.metrics import RouterMetrics
-from services.router.port import DataPort
-from services.router.reports import Reports
-from services.router.request_table import RequestTable
-from services.router.settings import Limits
+from glowplug.services.router.client import ClientConnection
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.metrics import RouterMetrics
+from glowplug.services.router.port import DataPort
+from glowplug.services.router.reports import Reports
+from glowplug.services.router.request_table import RequestTable
+from glowplug.services.router.settings import Limits
 from tests import fleet_builder
 from tests.waiting import until
 
@@ -400,7 +400,7 @@ async def a_rig(
         finished.append(exchange)
         reports.finished(exchange)
 
-    port = DataPort(table, metrics, report, limits, api_key=api_key, **over)
+    port = DataPort(table, metrics, report, reports.refusals.take, limits, api_key=api_key, **over)
     sock = listen("127.0.0.1", 0)
     await port.serve(sock)
     rig = Rig(port, table, reports, sock.getsockname(), published, reported, finished)

@@ -1,10 +1,12 @@
 """One engine of each kind for the contract test: its driver, a model it can serve, weights good and bad."""
 
-import asyncio
 import contextlib
+import json
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from glowplug.engines import vllm_sample
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import EngineDriver, EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.samples import sample_weights_path
-from tests.waiting import WAIT_S
+from glowplug.engines.vllm import VllmDriver
+from tests.waiting import until
 
 ENGINES = (
     "emulated",
@@ -29,13 +32,41 @@ _ENGINE_ARGS: dict[str, dict[str, object]] = {
 }
 
 
+_PARKED = tempfile.TemporaryDirectory(prefix="gp-z-", ignore_cleanup_errors=True)
+
+
+def parked_dir() -> str:
+    """Where vLLM is parked for all tests of this process: parking takes longer than most of them."""
+    return _PARKED.name
+
+
+@cache
+def lease(path: str) -> socket.socket:
+    """What keeps the parked vLLM of that socket until this process ends, from one file of tests to the next."""
+    held = socket.socket(socket.AF_UNIX)
+    held.connect(path)
+    held.sendall(json.dumps({"op": "lease"}).encode() + b"\n")
+    assert json.loads(held.makefile().readline())["ok"]
+    return held
+
+
+async def park(driver: VllmDriver) -> None:
+    """Return when vLLM is parked, for good."""
+    await driver._zygote.ensure()
+    lease(str(driver._zygote.socket_path))
+
+
 @dataclass
 class EngineCase:
     """Starts engines of one kind, each in a directory of its own, and stops what is left at the end."""
 
     name: str
     folder: Path
-    settings: EngineSettings = field(default_factory=EngineSettings)
+    settings: EngineSettings = field(
+        default_factory=lambda: EngineSettings(
+            health_timeout_s=10.0, launch_timeout_s=240.0, extra={"vllm_parked_dir": parked_dir()}
+        )
+    )
     handles: list[EngineHandle] = field(default_factory=list)
     host: str = "127.0.0.1"
     port: int = 0
@@ -97,9 +128,12 @@ class EngineCase:
         self.handles.append(report.handle)
         return report
 
+    async def stop_all(self) -> None:
+        while self.handles:
+            await self.driver.stop(self.handles.pop(), grace_s=0.0)
+
     async def close(self) -> None:
-        for handle in self.handles:
-            await self.driver.stop(handle, grace_s=0.0)
+        await self.stop_all()
         await self.driver.close()
 
 
@@ -111,18 +145,16 @@ async def engine_case(name: str, **options: Any) -> AsyncIterator[EngineCase]:
         if reason := case.driver.unavailable():
             pytest.skip(reason)
         try:
-            await case.driver.warm()
+            await (park(case.driver) if isinstance(case.driver, VllmDriver) else case.driver.warm())
             yield case
         finally:
             await case.close()
 
 
-async def until_idle(case: EngineCase, handle: EngineHandle) -> int:
-    """Requests in flight once the engine is idle, or what is left after the wait."""
-    num_left = await case.driver.num_in_flight(handle)
-    for _ in range(int(WAIT_S / 0.05)):
-        if num_left == 0:
-            break
-        await asyncio.sleep(0.05)
-        num_left = await case.driver.num_in_flight(handle)
-    return num_left
+async def until_idle(case: EngineCase, handle: EngineHandle) -> None:
+    """Until no request is in flight."""
+
+    async def is_idle() -> bool:
+        return await case.driver.num_in_flight(handle) == 0
+
+    await until(is_idle, "the engine has no request in flight")

@@ -14,7 +14,7 @@ from glowplug.domain.errors import EngineFailed, EngineMisconfigured
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import Ability, EngineDriver, EngineSettings, Sleeper
 from tests.contract.engine_rig import EngineCase
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, lives, until
 
 ROOT = Path(__file__).parents[2]
 SERVERS = f"""
@@ -80,7 +80,8 @@ async def test_it_starts_answers_sleeps_wakes_and_leaves_nothing(case: CommandCa
     assert (await answer(handle.url)).status_code == 200
     children = psutil.Process(handle.pid).children()
     await case.driver.stop(handle, grace_s=5.0)
-    assert children and not any(child.is_running() for child in children)
+    assert children
+    await until(lambda: not any(lives(child) for child in children), "its server has ended too")
 
 
 async def test_a_server_that_sleeps_is_not_asked_again(case: CommandCase) -> None:
@@ -165,7 +166,7 @@ def test_without_a_file_the_engine_is_not_available() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[x", "is no TOML"),
+        ("[x", "is not TOML"),
         ("[x]\n", "x.*command|command"),
         ('[x]\ncommand = ["{gpu}"]\n', "none of weights"),
         ('[x]\ncommand = ["a"]\nhealth = "alive"\n', "health"),

@@ -29,11 +29,12 @@ from tests.contract.data_port_rig import (
 async def test_bodies_are_byte_exact_both_ways() -> None:
     odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}] , "top_k":7, "x":{"y":[1.50]} }'
     reply = b'{"id" :1, "odd":  1.0e5}'
-    async with a_rig(passed_fields=("x",)) as rig:
+    async with a_rig() as rig:
         engine = await rig.engine(answering(reply))
         answer = await rig.ask(chat(body=odd))
     assert engine.served[0].body == odd
     assert answer.body == reply and answer.headers["content-length"] == str(len(reply))
+    assert answer.headers["x-glowplug-unknown-fields"] == "x"
 
 
 async def test_an_engine_gets_its_own_key_and_never_the_clients() -> None:

@@ -9,8 +9,8 @@ import pytest
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.runtime.settings import ServiceSettings
-from services.router import wire
-from services.router.settings import Limits
+from glowplug.services.router import wire
+from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
@@ -57,6 +57,7 @@ LLAMA = {
     "code": 400, "message": "request (31 tokens) exceeds the available context size (10 tokens), try increasing",
     "type": "exceed_context_size_error", "n_prompt_tokens": 31, "n_ctx": 10,
 }  # fmt: skip
+TOO_LARGE = "input (31 tokens) is too large to process. increase the physical batch size (current batch size: 10)"
 INVALID = "invalid_request_error"
 VLLM = "This model's maximum context length is 10 tokens. However, you requested 31 tokens."
 
@@ -82,6 +83,7 @@ def error_of(answer: Answer, path: str) -> dict[str, Any]:
     "said",
     [
         {"error": LLAMA},
+        {"error": {"code": 500, "message": TOO_LARGE, "type": "server_error"}},
         {"error": {"message": VLLM, "type": "BadRequestError", "param": None, "code": 400}},
         {"object": "error", "message": VLLM, "type": "BadRequestError", "param": None, "code": 400},
         {"type": "error", "error": {"type": "BadRequestError", "message": VLLM}},
@@ -287,6 +289,7 @@ async def test_what_an_engine_does_not_answer_is_501_with_the_reason_and_wakes_n
 
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+OTHER = TOOL | {"name": "g"}
 FLAT = {"type": "function", "name": "f"}
 
 
@@ -296,20 +299,26 @@ FLAT = {"type": "function", "name": "f"}
         (CHAT, {"tools": [FUNCTION], "tool_choice": "auto"}, "emulated llamacpp vllm"),
         (CHAT, {"tools": [FUNCTION], "tool_choice": "none"}, "emulated llamacpp vllm"),
         (CHAT, {"tools": [FUNCTION], "tool_choice": "required"}, "llamacpp vllm"),
-        (CHAT, {"tools": [FUNCTION], "tool_choice": FUNCTION}, "vllm"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": FUNCTION}, "llamacpp vllm"),
         (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools"}}, "vllm"),
         (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}}, ""),
         (CHAT, {"tools": [FUNCTION], "tool_choice": "any"}, ""),
         (CHAT, {"tool_choice": "required"}, ""),
         (CHAT, {"tool_choice": FUNCTION}, ""),
         (RESPONSE, {"tools": [FLAT], "tool_choice": "required"}, "llamacpp vllm"),
-        (RESPONSE, {"tools": [FLAT], "tool_choice": FLAT}, "vllm"),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": FLAT}, "llamacpp vllm"),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": {"type": "allowed_tools"}}, "vllm"),
+        (RESPONSE, {"tools": [FLAT, FLAT | {"type": "custom"}], "tool_choice": "required"}, "vllm"),
         (RESPONSE, {"tools": [FLAT], "tool_choice": {"type": "function", "name": "g"}}, ""),
         (RESPONSE, {"tools": [{"type": "web_search"}]}, "vllm"),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "auto"}}, "llamacpp vllm"),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "any"}}, "llamacpp vllm"),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "llamacpp vllm"),
-        (MESSAGE, {"tools": [TOOL, TOOL | {"name": "g"}], "tool_choice": {"type": "tool", "name": "f"}}, "vllm"),
+        (
+            MESSAGE,
+            {"tools": [TOOL, OTHER], "tool_choice": {"type": "tool", "name": "f"}},
+            "llamacpp vllm",
+        ),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, ""),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool"}}, ""),
         (MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ""),
@@ -322,7 +331,10 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
     honoured = set()
     for engine in ("emulated", "llamacpp", "vllm"):
         async with a_rig(models=(a_model(engine=engine),)) as rig:
-            await rig.engine(answering({"usage": {"input_tokens": 3}}))
+            message = {"role": "assistant", "content": '{"name": "f", "arguments": {}}'}
+            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            item = {"type": "message", "content": [{"text": message["content"]}]}
+            await rig.engine(answering({"usage": {"input_tokens": 3}, "choices": choices, "output": [item]}))
             answer = await rig.ask(asking(path, **fields))
         if answer.status == 200:
             honoured.add(engine)
@@ -333,26 +345,149 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
     assert honoured == set(engines.split())
 
 
+@pytest.mark.parametrize("path", [RESPONSE, CHAT])
+async def test_a_call_that_llamacpp_cannot_be_made_to_make_is_refused_with_those_that_it_can(path: str) -> None:
+    """It answers in prose: nobody is to take that for the call that was asked for."""
+    tool = {RESPONSE: FLAT, CHAT: FUNCTION}[path]
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        engine = await rig.engine(answering({}))
+        asked: dict[str, Any] = {"tools": [tool], "tool_choice": {"type": "allowed_tools"}}
+        for fields in (asked, asked | {"stream": True}):
+            error = error_of(await rig.ask(asking(path, **fields)), path)
+            assert error["code"] == "unsupported_tool_choice"
+            assert "required" in error["message"] and "auto" in error["message"]
+        assert engine.served == []
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"const": "Paris"}}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (
+            {"format": FORM | {"name": "place", "strict": True}},
+            {"type": "json_schema", "json_schema": {"name": "response", "schema": SCHEMA}},
+        ),
+        ({"format": {"type": "json_object"}, "verbosity": "low"}, {"type": "json_object"}),
+        ({"format": {"type": "text"}}, None),
+        ({"verbosity": "low"}, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_structure_of_a_response_stands_where_llamacpp_reads_it(
+    text: dict[str, Any], written: dict[str, Any] | None, stream: bool
+) -> None:
+    for engine in ("llamacpp", "vllm"):
+        async with a_rig(models=(a_model(engine=engine),)) as rig:
+            fake = await rig.engine(answering({"usage": {"input_tokens": 3}}))
+            asked = asking(RESPONSE, text=text, stream=stream, top_k=3)
+            assert (await rig.ask(asked)).status == 200
+        sent = asked.partition(b"\r\n\r\n")[2]
+        if engine == "vllm" or written is None:
+            assert fake.served[0].body == sent
+        else:
+            assert json.loads(fake.served[0].body) == json.loads(sent) | {"response_format": written}
+
+
+async def test_a_response_held_to_a_schema_that_is_missing_wakes_no_llamacpp() -> None:
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        answer = await rig.ask(asking(RESPONSE, text={"format": {"type": "json_schema", "name": "place"}}))
+    assert (answer.status, error_of(answer, RESPONSE)["param"]) == (400, "text.format.schema")
+
+
+@pytest.mark.parametrize(
+    ("form", "written"),
+    [
+        ({"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}, SCHEMA),
+        ({"type": "json_schema", "schema": SCHEMA}, SCHEMA),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "text"}, None),
+    ],
+)
+async def test_the_structure_of_a_completion_stands_where_llamacpp_reads_it(
+    form: dict[str, Any], written: dict[str, Any] | None
+) -> None:
+    for engine in ("llamacpp", "vllm"):
+        async with a_rig(models=(a_model(engine=engine),)) as rig:
+            fake = await rig.engine(answering({"choices": [{"index": 0, "text": "{}"}]}))
+            asked = asking(COMPLETION, response_format=form)
+            assert (await rig.ask(asked)).status == 200
+        sent = asked.partition(b"\r\n\r\n")[2]
+        if engine == "vllm" or written is None:
+            assert fake.served[0].body == sent
+        else:
+            assert json.loads(fake.served[0].body) == json.loads(sent) | {"json_schema": written}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "response_format"),
+    ],
+)
+async def test_the_structure_of_a_completion_that_is_none_or_another_wakes_no_llamacpp(
+    fields: dict[str, Any], param: str
+) -> None:
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        answer = await rig.ask(asking(COMPLETION, **fields))
+    assert (answer.status, error_of(answer, COMPLETION)["param"]) == (400, param)
+
+
+async def test_the_structure_of_a_message_passes_to_vllm_in_the_field_that_it_heeds() -> None:
+    async with a_rig(models=(a_model(engine="vllm"),)) as rig:
+        fake = await rig.engine(answering({"usage": {"input_tokens": 3}}))
+        heeded = asking(MESSAGE, output_config={"format": FORM})
+        assert (await rig.ask(heeded)).status == 200
+        refused = await rig.ask(asking(MESSAGE, output_format=FORM))
+    assert fake.served[0].body == heeded.partition(b"\r\n\r\n")[2] and len(fake.served) == 1
+    assert refused.status == 400 and "output_config.format" in error_of(refused, MESSAGE)["message"]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_log_likelihoods_of_a_prompt_pass_to_vllm_and_are_refused_where_the_engine_has_none(
+    max_tokens: int,
+) -> None:
+    """As lm-eval asks for them. llama.cpp's server answers with the log-probability of one token that it adds."""
+    fields: dict[str, Any] = {"prompt": [[5, 6, 7]], "echo": True, "logprobs": 1, "max_tokens": max_tokens, "seed": 1}
+    told = {"choices": [{"index": 0, "text": "abc", "logprobs": {"token_logprobs": [None, -1.0, -2.0]}}]}
+    for engine in ("emulated", "llamacpp", "vllm"):
+        async with a_rig(models=(a_model(engine=engine),)) as rig:
+            fake = await rig.engine(answering(told))
+            answer = await rig.ask(asking(COMPLETION, **fields))
+            if engine == "vllm":
+                assert answer.json() == told and json.loads(fake.served[0].body).items() >= fields.items()
+                continue
+            error = error_of(answer, COMPLETION)
+            assert (answer.status, error["param"], fake.served) == (400, "echo", [])
+            assert "Log-likelihoods" in error["message"] and engine in error["message"]
+            nothing = await rig.ask(asking(COMPLETION, max_tokens=0))
+            assert (nothing.status, error_of(nothing, COMPLETION)["param"]) == (400, "max_tokens")
+
+
 @pytest.mark.parametrize("held", [False, True])
 async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows_no_tools(held: bool) -> None:
     fake = await FakeEngine(answering({"usage": {"input_tokens": 3}})).start()
     able = an_instance("i-2", fake.url)
-    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+    async with a_rig(models=(a_model(engine="vllm"),)) as rig:
         lacking = an_instance("i-1", fake.url, lacks=("tool_choice",))
         if not held:
             rig.tell(lacking)
-        client = await rig.sent(asking(CHAT, tools=[FUNCTION], tool_choice="required"))
+        client = await rig.sent(asking(RESPONSE, tools=[FLAT], tool_choice="required"))
         if held:
             await rig.until(lambda: rig.num_held == 1)
             rig.tell(lacking)
         refused = await client.answer()
-        left_open = await rig.ask(asking(CHAT, tools=[FUNCTION], tool_choice="auto"))
+        left_open = await rig.ask(asking(RESPONSE, tools=[FLAT], tool_choice="auto"))
         assert not rig.num_in_flight and not rig.num_held
         rig.tell(an_instance("i-1", fake.url, InstanceState.STOPPED, revision=2))
         rig.tell(able)
-        taken = await rig.ask(asking(CHAT, tools=[FUNCTION], tool_choice="required"))
+        taken = await rig.ask(asking(RESPONSE, tools=[FLAT], tool_choice="required"))
     await fake.stop()
-    error = error_of(refused, CHAT)
+    error = error_of(refused, RESPONSE)
     assert (refused.status, error["code"], error["param"]) == (400, "unsupported_tool_choice", "tool_choice")
     assert (left_open.status, taken.status, len(fake.served)) == (200, 200, 2)
 
@@ -363,9 +498,7 @@ async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows
         (MESSAGE, {"max_tokens": None}, "max_tokens"),
         (MESSAGE, {"messages": "no"}, "messages"),
         (MESSAGE, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        (MESSAGE, {"grammar": "x"}, "grammar"),
         (MESSAGE, {"max_tokens": 100_000}, "max_tokens"),
-        (COUNT, {"stop_sequences": ["x"]}, "stop_sequences"),
         (RERANK, {"documents": []}, "documents"),
         (RERANK, {"documents": [{"body": "x"}]}, "documents"),
         (RESPONSE, {"previous_response_id": "resp_1"}, "previous_response_id"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from glowplug.domain.model import OnCold
-from services.router.settings import Limits
+from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import CHUNKED, GET, Rig, a_model, a_rig, assert_error, chat, chunk, get
 
 FINE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -16,7 +16,7 @@ BAD_BODIES: dict[str, tuple[bytes | dict[str, Any], str | None]] = {  # with the
     "not UTF-8": (b'{"model": "\xff\xfe", "messages": []}', None),
     "empty": (b"", None),
     "no object": (b"[1, 2]", None),
-    "nested too deeply": (b'{"model":"m","messages":[],"x":' + b"[" * 100_000, "x"),
+    "nested too deeply": (b'{"model":"m","messages":[],"x":' + b"[" * 100_000, None),
     "NaN is no JSON": (b'{"model":"m","messages":[],"temperature":NaN}', None),
     "no model": ({"messages": []}, "model"),
     "a model of another type": (FINE | {"model": 7}, "model"),

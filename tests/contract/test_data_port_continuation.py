@@ -119,11 +119,11 @@ SECOND = sse({"id": "x", "choices": [{"index": 1, "delta": {"content": "a"}, "fi
         (CHAT, {}, (ROLE, SECOND), "several answers"),
         (CHAT, {}, (ROLE, delta(content="a"), TOOL), "a tool is being called"),
         (CHAT, {}, (ROLE, delta(reasoning_content="hm")), "reasoning"),
-        (CHAT, JSON_FORMAT, (ROLE, delta(content="{")), "a structure was asked for"),
+        (CHAT, JSON_FORMAT, (ROLE, delta(content="{")), "structured output"),
+        (COMPLETIONS, JSON_FORMAT, (b'data: {"choices":[{"text":"{"}]}\n\n',), "structured output"),
         (CHAT, {}, (ROLE, b"data: {no json\n\n"), "no JSON"),
         (CHAT, {}, (ROLE, b'data: {"choices":[{"delta":5}]}\n\n'), "not as those of its API"),
-        (COMPLETIONS, {"echo": True}, (b'data: {"choices":[{"text":"a"}]}\n\n',), "echo"),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, (b'data: {"choices":[{"text":"a"}]}\n\n',), "no single text"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, (b'data: {"choices":[{"text":"a"}]}\n\n',), "more than one prompt"),
         (
             MESSAGES,
             {"thinking": {"type": "enabled"}},
@@ -154,8 +154,19 @@ async def test_before_its_first_word_any_answer_is_begun_anew() -> None:
     assert later.asked[0]["messages"] == ASKED[CHAT]["messages"] and later.asked[0]["max_tokens"] == len(WORDS)
 
 
-async def test_the_request_that_goes_on_has_the_bounds_that_are_left() -> None:
+async def test_a_message_of_which_only_an_effort_was_asked_is_gone_on_with() -> None:
+    """The other thing that `output_config` may hold is a structure."""
+    more = {"output_config": {"effort": "low", "format": None}}
     async with a_rig(models=(a_real_model(),)) as rig:
+        later = Story("2")
+        await rig_of(rig, Story("1", 3), later)
+        answer = await rig.ask(asking(MESSAGES, **more))
+    assert later.asked[0]["messages"][-1]["role"] == "assistant" and rig.finished[0].num_continued == 1
+    assert answer.complete and decoded(answer.body) == decoded(as_first(MESSAGES, **more))
+
+
+async def test_the_request_that_goes_on_has_the_bounds_that_are_left() -> None:
+    async with a_rig(models=(a_model(engine="vllm"),)) as rig:
         later = Story("2")
         await rig_of(rig, Story("1", 3), later)
         await rig.ask(asking(CHAT, min_tokens=3, stop=["END"], seed=7, temperature=0))

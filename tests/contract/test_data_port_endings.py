@@ -11,9 +11,9 @@ import pytest
 
 from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState
-from services.router.engine import EngineConnection
-from services.router.exchange import Exchange
-from services.router.settings import Limits
+from glowplug.services.router.engine import EngineConnection
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,

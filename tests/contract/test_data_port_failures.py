@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.service import listen
-from services.router.settings import Limits
+from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,

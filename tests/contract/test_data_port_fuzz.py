@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.router.settings import Limits
+from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import CHUNKED, DONE, TOKEN, Answer, Client, Rig, Served, a_rig, chat, chunk, get
 from tests.waiting import WAIT_S
 

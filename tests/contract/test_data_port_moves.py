@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from glowplug.controllers.router.messages import Recall
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.engines.apis import CHAT
 from glowplug.events.facts import RequestWaiting
-from services.router.settings import Limits
+from glowplug.services.router.settings import Limits
 from tests.contract.continuation_rig import Story, a_real_model, as_first, asking, decoded, rig_of, sse
 from tests.contract.data_port_rig import (
     DONE,
@@ -85,6 +86,43 @@ async def test_a_stream_whose_engine_was_put_to_sleep_goes_on() -> None:
         assert await rest(client) == rest_of(decoded(as_first(CHAT)))
         await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
         assert outcomes(rig) == {("instance_ended", "continued"): 1.0}
+
+
+def _recall(rig: Any, ticket: int) -> None:
+    """Have a running request give way to another one."""
+    rig.table.controller.requests[ticket].gives_way = True
+    rig.table.do([Recall(ticket, "it gives way", gives_way=True)])
+
+
+async def test_a_stream_that_gives_way_leaves_a_well_engine_and_goes_on_there() -> None:
+    async with a_rig(models=(a_real_model(),)) as rig:
+        engine, client = await hanging(rig)
+        first, engine.reply = engine.served[0], Story("2")
+        _recall(rig, next(iter(rig.table.exchanges)))
+        assert await rest(client) == rest_of(decoded(as_first(CHAT)))
+        await asyncio.wait_for(first.left.wait(), WAIT_S)
+        assert outcomes(rig) == {("gave_way", "continued"): 1.0} and not rig.table.controller.balances.quarantined
+        assert rig.finished[0].status == 200
+
+
+async def test_what_cannot_go_on_stays_where_it_was_to_give_way_and_what_has_not_begun_is_sent_again() -> None:
+    async with a_rig(models=(a_real_model(),)) as rig:
+        engine, client = await hanging(rig, max_concurrency=8)
+        client.close()
+        await rig.until(lambda: not rig.table.exchanges)
+        several = await rig.sent(asking(CHAT, n=2))
+        await several.head()
+        (ticket,) = rig.table.exchanges
+        _recall(rig, ticket)
+        assert not rig.table.controller.requests[ticket].gives_way and not engine.served[1].left.is_set()
+        engine.reply = lambda served: served.left.wait()  # type: ignore[assignment, return-value]
+        silent = await rig.sent(asking(CHAT))
+        await rig.until(lambda: len(engine.served) == 3)
+        _recall(rig, ticket + 1)
+        await rig.until(lambda: len(engine.served) == 4)
+        await asyncio.wait_for(engine.served[2].left.wait(), WAIT_S)
+        for one in (several, silent):
+            one.close()
 
 
 async def test_an_engine_put_to_sleep_behind_the_end_of_a_stream_spoils_nothing() -> None:

@@ -14,9 +14,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Outlook
-from glowplug.events.facts import RequestFinished, RouterRequestsReported
+from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
+from glowplug.services.router.settings import Limits
+from glowplug.services.router.tracing import Sampler
 from glowplug.telemetry.tracing import Tracing
-from services.router.tracing import Sampler
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
@@ -27,6 +28,7 @@ from tests.contract.data_port_rig import (
     answering,
     chat,
     die_at_once,
+    post,
     stream_three,
     streaming,
 )
@@ -77,6 +79,10 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
             ("r-2", 200, "", True),
             ("r-3", 200, "", True),
         }
+        for _ in range(2):
+            rig.reports.report_ended()
+        (report,) = [p for p in rig.reported if isinstance(p, RouterRequestsFinished)]
+        assert list(report.requests) == ended, "each once, for those who add up"
 
 
 async def test_reports_come_while_there_are_requests_and_once_more(rig: Rig) -> None:
@@ -95,12 +101,6 @@ async def test_reports_come_while_there_are_requests_and_once_more(rig: Rig) -> 
     assert len(told) == num_told and reports[0].num_live == 1
     reporting.cancel()
     await asyncio.gather(reporting, return_exceptions=True)
-
-
-async def test_none_are_told_when_the_bound_is_none(rig: Rig) -> None:
-    await rig.held(chat(stream=True))
-    await rig.reports.report_requests(0.01, 0)
-    assert rig.reported == []
 
 
 # -- what a policy is notified of ----------------------------------------------------------------------------------
@@ -309,3 +309,52 @@ async def test_rows_show_live_then_finished_requests_and_no_prompt(rig: Rig) -> 
     assert [row["request_id"] for row in rows] == ["held-1", "done-1"]
     assert rows[1]["state"] == "finished" and rows[1]["response_tokens"] == 3 and not rows[1]["tokens_exact"]
     assert "hi" not in {str(v) for row in rows for v in row.values()}
+
+
+async def test_only_a_streamed_answer_has_a_first_token(rig: Rig) -> None:
+    """Of another one the first byte is the whole: shown as a first token it is the total once more."""
+    await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}))
+    await rig.ask(chat())
+    await rig.engine(stream_three)
+    await rig.ask(chat(stream=True))
+    await rig.until(lambda: not rig.table.exchanges)
+    first, whole = rig.reports.rows(10)
+    assert (whole["stream"], whole["ttft_s"]) == (False, None) and whole["e2e_s"] > 0
+    assert first["stream"] and 0 < first["ttft_s"] <= first["e2e_s"]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_refused_at_the_door_is_listed_with_its_reason_and_nothing_of_its_body() -> None:
+    secret = "nobody else should read this"
+    key = b"authorization: Bearer k\r\n"
+    asked = [
+        (chat(body=json.dumps({"model": "m", "messages": secret}).encode()), 401, "invalid_api_key"),
+        (chat(secret, extra=key), 404, "model_not_found"),
+        (chat(body=secret.encode(), extra=key), 400, "bad_request"),
+        (chat(body=secret.encode() * 1000, extra=key), 413, "request_too_large"),
+        (post("/v1/nothing", secret.encode(), key), 404, "not_found"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "bad_request"),
+    ]
+    async with a_rig(Limits(body_bytes=10_000), api_key="k") as rig:
+        for request, status, _ in asked:
+            assert (await rig.ask(request)).status == status
+        rows, facts = rig.reports.rows(10), list(rig.reported)
+        await rig.engine()
+        assert (await rig.ask(chat(extra=key + b"x-request-id: good\r\n"))).status == 200
+        await rig.until(lambda: not rig.table.exchanges)
+        assert [row["state"] for row in rig.reports.rows(2)] == ["finished", "refused"]
+    expected = [(status, code) for _, status, code in asked]
+    assert [(row["status"], row["error_code"]) for row in reversed(rows)] == expected
+    assert [(fact.status, fact.code) for fact in facts if isinstance(fact, RequestRejected)] == expected
+    assert all(row["request_id"] and row["state"] == "refused" for row in rows)
+    assert secret not in f"{rows} {facts}"
+
+
+async def test_what_the_controller_refuses_is_listed_once() -> None:
+    async with a_rig(models=(a_model(max_queue=1),)) as rig:
+        await rig.held(chat())
+        assert (await rig.ask(chat())).status == 429
+        states = [row["state"] for row in rig.reports.rows(10)]
+    assert states == ["held", "failed"]

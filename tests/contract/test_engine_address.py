@@ -4,19 +4,27 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 
-@pytest.fixture(params=ENGINES)
-async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def engines(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
     async with engine_case(request.param) as case:
         yield case
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def case(engines: EngineCase) -> AsyncIterator[EngineCase]:
+    """Nothing runs before the test, and nothing of it after."""
+    yield engines
+    await engines.stop_all()
 
 
 async def answers(url: str) -> bool:
@@ -41,7 +49,7 @@ async def test_two_addresses_have_the_same_port_and_loopback_has_nothing(case: E
 
 
 async def test_every_address_is_asked_over_loopback(case: EngineCase) -> None:
-    case.host = "0.0.0.0"
+    case.host, case.port = "0.0.0.0", 0
     report = await case.start()
     port = report.handle.url.rsplit(":", 1)[1]
     assert report.handle.url == f"http://127.0.0.1:{port}"

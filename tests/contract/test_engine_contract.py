@@ -18,11 +18,11 @@ from glowplug.domain.instance import PhaseName
 from glowplug.engines import apis
 from glowplug.engines.drivers import declaration
 from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
-from glowplug.engines.port import EngineHandle, LoadReport
-from services.router import continuation, continuation_apis, wire
-from services.router.continuation import NotContinuable
+from glowplug.engines.port import EngineHandle, Health, LoadReport
+from glowplug.services.router import continuation, continuation_apis, wire
+from glowplug.services.router.continuation import NotContinuable
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case, until_idle
-from tests.waiting import until
+from tests.waiting import lives, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -244,7 +244,7 @@ async def test_a_stream_whose_client_leaves_is_cancelled(
         while not (await anext(lines)).startswith("data: "):
             continue
         assert await case.driver.num_in_flight(started.handle) == 1
-    assert await until_idle(case, started.handle) == 0
+    await until_idle(case, started.handle)
 
 
 async def test_an_unstreamed_request_is_cancelled_where_the_engine_says_so(
@@ -257,7 +257,7 @@ async def test_an_unstreamed_request_is_cancelled_where_the_engine_says_so(
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
-    assert await until_idle(case, started.handle) == 0
+    await until_idle(case, started.handle)
     assert not case.driver.capabilities.metrics or case.driver.capabilities.cancels_unstreamed
 
 
@@ -294,7 +294,7 @@ async def test_stop_ends_every_process_of_the_engine(case: EngineCase) -> None:
     family = [psutil.Process(handle.pid), *psutil.Process(handle.pid).children(recursive=True)]
     await case.driver.stop(handle, grace_s=5.0)
     assert not case.driver.adopt(handle)
-    assert not [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+    await until(lambda: not any(lives(member) for member in family), "every process of the engine has ended")
     await case.driver.stop(handle, grace_s=5.0)  # a second time is harmless
 
 
@@ -312,12 +312,13 @@ async def test_an_engine_that_is_killed_is_not_healthy(case: EngineCase) -> None
 async def test_a_frozen_engine_is_not_healthy_and_still_stops(case: EngineCase) -> None:
     handle = (await case.start()).handle
     os.kill(handle.pid, signal.SIGSTOP)
-    health = await case.driver.health(handle)
-    for _ in range(10):  # its threads do not all stop at once
-        if health.ok:
-            health = await case.driver.health(handle)
-    assert (health.ok, health.alive) == (False, True)
-    assert health.reason
+
+    async def unhealthy() -> Health | None:
+        health = await case.driver.health(handle)
+        return None if health.ok else health
+
+    health = await until(unhealthy, "its threads, which do not all stop at once, have stopped")
+    assert health.alive and health.reason
     await case.driver.stop(handle, grace_s=0.2)
     assert not case.driver.adopt(handle)
 

@@ -1,6 +1,6 @@
 """Sleep and wake of every engine that declares it, on this machine's memory: same answers, bytes given back, no drift.
 
-Lane: fast (the emulated engine), system (llama.cpp, 6 s; vLLM, 75 s).
+Lane: fast (the emulated engine; llama.cpp), system (vLLM, 75 s).
 """
 
 import asyncio
@@ -31,7 +31,6 @@ from tests.waiting import WAIT_S, until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 MIB = 1 << 20
-NUM_CYCLES = 50
 NUM_RACES = 12
 LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of what it held awake: libraries and vocabulary; vLLM is two processes
 DRIFT_BYTES = 8 * MIB
@@ -62,17 +61,24 @@ def sleeper(case: EngineCase) -> Sleeper:
 
 
 async def continued(handle: EngineHandle, prompt: str, num_tokens: int = 16) -> dict[str, Any]:
-    """One greedy answer: its text and how much of the prompt was cached."""
+    """One greedy answer: its text, why it ended, and how much of the prompt was cached."""
     body = {"model": "Contract/Tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
     async with httpx.AsyncClient(base_url=handle.url, timeout=60) as client:
         answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    return {"text": answer.json()["choices"][0]["text"], "usage": answer.json()["usage"]}
+    choice = answer.json()["choices"][0]
+    return {"text": choice["text"], "finish_reason": choice["finish_reason"], "usage": answer.json()["usage"]}
 
 
 def private_bytes(handle: EngineHandle) -> int:
     leader = psutil.Process(handle.pid)
     return sum(anonymous_bytes(process.pid) for process in (leader, *leader.children(recursive=True)))
+
+
+def resident_bytes(handle: EngineHandle) -> int:
+    """Memory of its processes, mapped weights included; pages that others have too count in parts."""
+    leader = psutil.Process(handle.pid)
+    return sum(process.memory_full_info().pss for process in (leader, *leader.children(recursive=True)))
 
 
 @pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
@@ -131,12 +137,12 @@ async def test_a_replica_of_the_first_layers_holds_them_alone_until_it_serves(ca
     held = []
     for _ in range(2):
         await sleeper(case).sleep(handle, "prewarmed")
-        held.append(private_bytes(handle))
+        held.append(resident_bytes(handle))  # a CPU that packs no weights reads them in the pages of their file
         await sleeper(case).wake(handle)
         assert (await continued(handle, "One two three"))["text"] == answer
     await case.driver.stop(handle, 0.0)
     if not case.driver.capabilities.emulated:
-        assert held[0] + 64 * MIB < held[1], "the second time all of its weights are its own"
+        assert held[0] + 64 * MIB < held[1], "the second time it holds all of its weights"
 
 
 async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
@@ -151,7 +157,9 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
     assert (await continued(handle, "One two three"))["text"] == answer
     assert report.shared_bytes > 90 * MIB
     if when_asked:
-        assert private_bytes(handle) + 200 * MIB < private_bytes(awake)
+        own = (await case.start()).handle  # as it was loaded: after a wake a CPU may read the pages of the file
+        assert private_bytes(handle) + 200 * MIB < private_bytes(own)
+        await case.driver.stop(own, 0.0)
     for becomes in ("prewarmed", "swapped_out"):
         await sleeper(case).sleep(handle, becomes)
         await sleeper(case).wake(handle)
@@ -192,20 +200,21 @@ async def test_sleep_and_wake_may_come_twice(case: EngineCase, awake: EngineHand
     assert (await continued(awake, "One two three"))["text"] == text
 
 
-async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCase) -> None:
+@pytest.mark.parametrize("num_cycles", [12, pytest.param(50, marks=pytest.mark.long)])
+async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCase, num_cycles: int) -> None:
     if case.driver.capabilities.emulated:
         pytest.skip("no memory stands behind an emulated GPU")
     handle = (await case.start()).handle
     answer = (await continued(handle, "One two three"))["text"]
     awake_bytes, asleep_bytes = private_bytes(handle), []
-    for cycle in range(NUM_CYCLES):
+    for cycle in range(num_cycles):
         await sleeper(case).sleep(handle, "swapped_out" if cycle % 2 else "prewarmed")
         asleep_bytes.append(private_bytes(handle))
         await sleeper(case).wake(handle)
         assert answer.startswith((await continued(handle, "One two three", 4))["text"])
     assert min(asleep_bytes) <= LEFT_RATIO[case.name] * awake_bytes
     for of_one_kind in (asleep_bytes[0::2], asleep_bytes[1::2]):  # prewarmed and swapped out, in turns
-        early, late = of_one_kind[: NUM_CYCLES // 4], of_one_kind[NUM_CYCLES // 4 :]
+        early, late = of_one_kind[: num_cycles // 4], of_one_kind[num_cycles // 4 :]
         assert abs(statistics.median(late) - statistics.median(early)) <= DRIFT_BYTES, asleep_bytes
     assert (await continued(handle, "One two three"))["text"] == answer
 
@@ -222,7 +231,9 @@ async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, be
     except EngineFailed:
         assert (case.name, becomes) == ("llamacpp", "prewarmed")
         await case.driver.stop(handle, 0.0)
-        assert all(isinstance(one, Exception) for one in await running)
+        # One that reached its end before the stop was answered as a whole; the others were cut off.
+        ended = [one for one in await running if isinstance(one, dict)]
+        assert all(one["finish_reason"] == "stop" or one["usage"]["completion_tokens"] == 400 for one in ended)
         return
     await running
     await sleeper(case).wake(handle)
@@ -244,10 +255,10 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
     if Ability.PREWARM not in case.driver.abilities("host") or case.name == "llamacpp":
         pytest.skip("its KV cache stays as it was started")
     handle = (await case.start()).handle
-    whole = (await continued(handle, "Once upon a time", 96))["text"]  # one: in a batch, bfloat16 rounds as others come
+    whole = (await continued(handle, "Once upon a time", 64))["text"]  # one: in a batch, bfloat16 rounds as others come
     for num_beside in (0, 2):
         prompts = ["Once upon a time", *(f"Chapter {number}." for number in range(num_beside))]
-        running = asyncio.gather(*(continued(handle, prompt, 96) for prompt in prompts))
+        running = asyncio.gather(*(continued(handle, prompt, 64) for prompt in prompts))
         await asyncio.sleep(0.3)
         await sleeper(case).limit_kv(handle, 64 * MIB)
         answers = await running
@@ -256,7 +267,7 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
     assert await sleeper(case).kv_bytes_used(handle) <= 64 * MIB
     await sleeper(case).sleep(handle, "prewarmed")
     await sleeper(case).wake(handle)  # with all of it
-    assert (await continued(handle, "Once upon a time", 96))["text"] == whole
+    assert (await continued(handle, "Once upon a time", 64))["text"] == whole
 
 
 async def test_an_engine_that_refuses_sleeps_at_once_and_answers_nothing_until_its_wake(

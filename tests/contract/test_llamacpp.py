@@ -6,23 +6,25 @@ import os
 import signal
 import struct
 import sys
-import tempfile
-from collections.abc import AsyncIterator
-from mmap import ACCESS_READ, mmap
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from glowplug.domain.errors import BadRequest, EngineFailed
-from glowplug.engines import gguf
+from glowplug.domain.gguf import GgufReader
+from glowplug.engines import gguf, samples
 from glowplug.engines.drivers import driver
 from glowplug.engines.gguf import read_facts
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
 from glowplug.engines.process import anonymous_bytes
 from glowplug.engines.samples import sample_weights_path
+from glowplug.policies.routing.prefix_index import num_alike
+from glowplug.policies.routing.prefix_slots import SIMILARITY, Slots
 from tests.contract.engine_rig import EngineCase, engine_case, until_idle
 from tests.waiting import WAIT_S
 
@@ -45,11 +47,47 @@ async def test_embeddings_when_asked_for_and_text_all_the_same(case: EngineCase)
     assert text.status_code == 200
 
 
+@pytest.mark.parametrize("args", [{}, {"n_batch": 500, "n_ubatch": 100}], ids=["as it is", "small batches"])
+async def test_embeddings_in_a_number_of_slots_that_divides_no_batch(case: EngineCase, args: dict[str, Any]) -> None:
+    """llama.cpp itself aborts while it starts."""
+    given = {"engine_args": {"embeddings": True, **args}, "kv_bytes": 140 << 20, "context_tokens": 2048}
+    report = await case.start(**given, max_concurrency=4)
+    assert report.num_slots == 3
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        answer = await client.post("/v1/embeddings", json={"model": "x", "input": ["a", "b c", "d"]})
+    assert [len(item["embedding"]) for item in answer.json()["data"]] == [576] * 3
+
+
+@pytest.mark.parametrize("weights", [samples.sample_weights_path, samples.prepare], ids=["four bits", "eight bits"])
+async def test_both_samples_know_the_capital_of_france(case: EngineCase, weights: Callable[[], Path]) -> None:
+    report = await case.driver.load(await case.launch(weights_bytes=weights().stat().st_size), weights())
+    asked = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        answer = (await client.post("/v1/completions", json=asked)).json()
+    assert "Paris" in answer["choices"][0]["text"]
+
+
 async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> None:
     """The sample model smol-chat: 140 MiB hold three contexts of 2,048 tokens, not the four of max_concurrency."""
     report = await case.start(kv_bytes=140 << 20, context_tokens=2048, max_concurrency=4)
     assert (report.num_slots, report.kv_tokens) == (3, 6144)
     assert report.lacks == ("tool_choice",), "its chat template knows no tools"
+
+
+async def test_its_slots_keep_what_the_router_takes_them_to_keep(case: EngineCase) -> None:
+    """Three conversations over two slots in a fixed order: cached tokens are those of prefix_slots.py."""
+    report = await case.start(max_concurrency=2)
+    slots, block = Slots(2), 16
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        length = dict.fromkeys(range(3), 0)
+        for turn, chat in enumerate((0, 1, 0, 2, 1, 2, 2, 0, 0, 1)):
+            length[chat] += 3
+            said = tuple(1000 + 1000 * chat + at for at in range(length[chat]))
+            held = num_alike(slots.take(turn, said, SIMILARITY * len(said)), said)
+            assert slots.free(turn) == said
+            asked = {"prompt": [token for one in said for token in [one] * block], "max_tokens": 1, "temperature": 0}
+            usage = (await client.post("/v1/completions", json=asked)).json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == held * block, f"turn {turn}, of chat {chat}"
 
 
 async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(case: EngineCase, tmp_path: Path) -> None:
@@ -72,29 +110,23 @@ async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(cas
 def with_q4_0(content: bytes) -> bytes:
     """A GGUF file with its Q4_1 tensors (a scale, a least value and 32 numbers each) as Q4_0, which leaves out the
     least value. It says nothing sensible, and is read as any other."""
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-            _, infos_at, num_tensors = gguf._read_values(data)
-            _, spans, _ = gguf._tensors(data, infos_at, num_tensors, 32)
-            at, infos, tensors = infos_at, bytearray(), bytearray()
-            for first, end in spans:
-                name_at, (_, at) = at, gguf._string(data, at)
-                (num_dimensions,) = struct.unpack_from("<I", data, at)
-                kind_at = at + 4 + 8 * num_dimensions
-                (kind,) = struct.unpack_from("<I", data, kind_at)
-                tensor = content[first:end]
-                if kind == Q4_1:
-                    kind, packed = Q4_0, bytearray(len(tensor) // 20 * 18)
-                    for byte in range(18):
-                        packed[byte::18] = tensor[byte if byte < 2 else byte + 2 :: 20]
-                    tensor = bytes(packed)
-                infos += content[name_at:kind_at] + struct.pack("<IQ", kind, len(tensors))
-                tensors += tensor + bytes(-len(tensor) % 32)
-                at = kind_at + 12
-            head = content[:infos_at] + infos
-            return bytes(head + bytes(-len(head) % 32) + tensors)
+    reader = GgufReader(content)
+    for _ in reader.values():
+        pass  # the tensors stand behind them
+    infos_at, tensors = reader.at, list(reader.tensors())
+    infos, numbers = bytearray(), bytearray()
+    for tensor in tensors:
+        begin, kind = reader.data_first + tensor.offset, tensor.kind
+        its = content[begin : begin + gguf.bytes_of(tensor)]
+        if kind == Q4_1:
+            kind, packed = Q4_0, bytearray(len(its) // 20 * 18)
+            for byte in range(18):
+                packed[byte::18] = its[byte if byte < 2 else byte + 2 :: 20]
+            its = bytes(packed)
+        infos += content[tensor.first : tensor.end - 4] + struct.pack("<IQ", kind, len(numbers))
+        numbers += its + bytes(-len(its) % 32)
+    head = content[:infos_at] + infos
+    return bytes(head + bytes(-len(head) % 32) + numbers)
 
 
 TOOL_TEMPLATE = (
@@ -174,7 +206,7 @@ async def test_an_unstreamed_request_is_dropped_although_its_count_is_asked_for_
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-    assert await until_idle(case, report.handle) == 0
+    await until_idle(case, report.handle)
     assert "cancel task" in Path(report.handle.log_path).read_text()
 
 
@@ -191,7 +223,7 @@ async def said(handle: EngineHandle) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="engines are parked on Linux")
 async def test_a_start_from_the_parked_process_and_a_plain_one_after_its_end(
-    case: EngineCase, capsys: pytest.CaptureFixture[str]
+    case: EngineCase, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(case.driver, HostedDriver)
     zygote = case.driver.zygote
@@ -200,7 +232,7 @@ async def test_a_start_from_the_parked_process_and_a_plain_one_after_its_end(
     assert parked.data["parked"] == "true" and psutil.Process(parked.pid).ppid() == zygote.pid
     os.kill(zygote.pid, signal.SIGKILL)
     plain = (await case.start()).handle
-    assert "parked" not in plain.data and "the parked process is gone" in capsys.readouterr().out
+    assert "parked" not in plain.data and "the parked process is gone" in caplog.text
     assert await said(parked) == await said(plain), "a parked engine outlives its zygote"
     later = driver(case.name)
     assert later.adopt(EngineHandle.from_json(parked.to_json()))
@@ -208,3 +240,25 @@ async def test_a_start_from_the_parked_process_and_a_plain_one_after_its_end(
     assert not later.adopt(parked)
     zygote.until_parked(WAIT_S)
     assert (await case.launch()).data["parked"] == "true", "the next start is parked again"
+
+
+SENTENCE = {"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0}
+
+
+async def said_with(case: EngineCase, **args: Any) -> tuple[int, str, bool]:
+    """(tokens of KV cache, answer, whether tokens were drafted) with these arguments and 64 MiB of KV cache."""
+    report = await case.start(kv_bytes=64 << 20, context_tokens=8192, max_concurrency=1, engine_args=args)
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        answer = (await client.post("/v1/completions", json=SENTENCE)).json()
+    return report.kv_tokens, answer["choices"][0]["text"], answer["timings"].get("draft_n", 0) > 0
+
+
+async def test_a_cache_of_smaller_numbers_holds_more_tokens_and_a_draft_says_the_same(case: EngineCase) -> None:
+    """Fast lane, 8 s: three starts."""
+    plain = await said_with(case)
+    assert plain[0] == 2816
+    small = await said_with(case, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on")
+    assert small[0] == 5376, "34 bytes for 32 numbers, and not 64"
+    assert "Paris" in small[1]
+    drafted = await said_with(case, draft=str(sample_weights_path()), draft_max=4)
+    assert drafted == (1280, plain[1], True), "the drafting model's own KV cache lies in kv_bytes too"

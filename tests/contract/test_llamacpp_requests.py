@@ -71,6 +71,81 @@ async def test_anthropics_api_is_answered_and_refused_in_its_shape(pid_and_rig: 
     assert all("server" not in answer.headers for answer in (whole, stream, counted, long))
 
 
+async def test_a_response_keeps_to_the_structure_that_is_asked_for(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    wanted = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    form = {"type": "json_schema", "name": "place", "schema": wanted, "strict": True}
+    fields = {"text": {"format": form}, "max_output_tokens": 200, "temperature": 0}  # the grammar allows blanks
+    whole = await ask(rig, RESPONSE, fields)
+    stream = await ask(rig, RESPONSE, fields | {"stream": True})
+    loose = await ask(rig, RESPONSE, {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 8})
+    assert json.loads(whole.json()["output"][0]["content"][0]["text"]) == {"city": "Paris"}
+    events = [json.loads(line[6:]) for line in stream.body.splitlines() if line.startswith(b"data: {")]
+    assert json.loads("".join(e["delta"] for e in events if e["type"].endswith("text.delta"))) == {"city": "Paris"}
+    begun = loose.json()["output"][0]["content"][0]["text"].strip()
+    assert begun.startswith(("{", "```")), "llama.cpp allows a fence, and takes it off an answer that is whole"
+
+
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+
+
+def events_of(answer: Answer) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
+
+
+async def test_a_completion_keeps_to_the_structure_that_is_asked_for(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    fields = schema(PLACE) | {"max_tokens": 200, "temperature": 0}
+    whole = await ask(rig, COMPLETION, fields)
+    stream = await ask(rig, COMPLETION, fields | {"stream": True})
+    loose = await ask(rig, COMPLETION, {"response_format": {"type": "json_object"}, "max_tokens": 8})
+    assert json.loads(whole.json()["choices"][0]["text"]) == {"city": "Paris"}
+    assert json.loads("".join(e["choices"][0]["text"] for e in events_of(stream) if e["choices"])) == {"city": "Paris"}
+    assert loose.json()["choices"][0]["text"].startswith("{")
+
+
+async def test_a_message_keeps_to_the_structure_that_is_asked_for(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    form = {"output_config": {"format": {"type": "json_schema", "schema": PLACE}, "effort": "low"}}
+    fields = {"model": "m", "messages": [USER], "max_tokens": 200, "temperature": 0, "stop_sequences": ["zzz"]} | form
+    whole = (await ask(rig, "messages", fields)).json()
+    stream = events_of(await ask(rig, "messages", fields | {"stream": True}))
+    text = "".join(e["delta"]["text"] for e in stream if e["type"] == "content_block_delta")
+    assert json.loads(whole["content"][0]["text"]) == json.loads(text) == {"city": "Paris"}
+    assert whole["usage"]["input_tokens"] > 1 and stream[-2]["usage"] == whole["usage"]
+
+
+async def test_a_forced_call_is_made_in_responses_and_in_messages(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    flat = {"type": "function", "name": "weather", "parameters": PLACE}
+    earlier = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "rain"},
+    ]
+    fields = {"tools": [flat], "tool_choice": "required", "max_output_tokens": 200, "temperature": 0, "input": earlier}
+    whole = (await ask(rig, RESPONSE, fields)).json()
+    *_, last = events_of(await ask(rig, RESPONSE, fields | {"stream": True}))
+    for response in (whole, last["response"]):
+        (call,) = response["output"]
+        assert (call["type"], call["name"], json.loads(call["arguments"])) == (
+            "function_call", "weather", {"city": "Paris"}
+        )  # fmt: skip
+        assert response["status"] == "completed" and response["usage"]["output_tokens"] > 5
+    told = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "weather", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "rain"}]},
+    ]
+    fields = {"model": "m", "messages": [USER, *told], "max_tokens": 200, "temperature": 0}
+    fields |= {"tools": [{"name": "weather", "input_schema": PLACE}], "tool_choice": {"type": "any"}}
+    message = (await ask(rig, "messages", fields)).json()
+    stream = events_of(await ask(rig, "messages", fields | {"stream": True}))
+    (block,) = message["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"city": "Paris"})
+    assert message["stop_reason"] == stream[-2]["delta"]["stop_reason"] == "tool_use"
+    assert json.loads("".join(e["delta"]["partial_json"] for e in stream if e["type"] == "content_block_delta"))
+
+
 GREEDY: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"logprobs": True, "top_logprobs": 49_152, "max_tokens": 150}),
     (CHAT, {"logprobs": 49_152, "max_tokens": 150}),  # llama.cpp takes the number for `n_probs`

@@ -1,5 +1,7 @@
 """When a subscription to telemetry is made, the server knows of it: what is sent from then on arrives."""
 
+import asyncio
+
 import pytest
 
 from glowplug.bus import nats_bus
@@ -8,6 +10,7 @@ from glowplug.events.subjects import facts_of
 from tests.contract.bus_rig import Listener, load
 from tests.servers import Infra
 from tests.slow_link import SlowLink, slow_link
+from tests.waiting import WAIT_S
 
 LOADS = facts_of("router.load_reported")
 
@@ -41,3 +44,22 @@ async def test_an_answer_that_comes_too_late_does_no_harm(infra: Infra, monkeypa
         await listener.until(lambda: event in listener.received)
         assert bus.counts.num_reconnects == 0
         await bus.close()
+
+
+async def test_a_reader_that_swallows_a_cancellation_is_over_nevertheless() -> None:
+    """`asyncio.wait_for` of Python 3.11 does so in the moment of its answer: a closing bus would wait for ever."""
+    swallowed = 0
+
+    async def reader() -> None:
+        nonlocal swallowed
+        while swallowed < 2:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed += 1
+
+    task = asyncio.create_task(reader())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(WAIT_S):
+        await nats_bus._cancel(task)
+    assert swallowed == 2 and task.done()

@@ -18,7 +18,16 @@ from glowplug.bus.memory_bus import matches
 from glowplug.bus.nats_bus import NatsBus, arrive
 from glowplug.events import encode
 from glowplug.events.envelope import COMMANDS, PAYLOADS
-from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM, ROOT, commands_to, facts_of, is_telemetry
+from glowplug.events.subjects import (
+    COMMANDS_STREAM,
+    FACTS_STREAM,
+    ROOT,
+    USAGE_STREAM,
+    commands_to,
+    facts_of,
+    is_telemetry,
+    stream_of,
+)
 from glowplug.runtime.privileges import (
     LOGS,
     READER,
@@ -49,7 +58,7 @@ EPOCHS = [user for user, rights in RIGHTS.items() if rights.has_epoch]
 
 def nats_users() -> str:
     """The users of the containers, and one beside them who may do everything."""
-    text = (TREE / "deploy/docker/nats-users.conf").read_text(encoding="utf-8")
+    text = (TREE / "deploy/k8s/base/nats-users.conf").read_text(encoding="utf-8")
     return text.replace("users: [", "users: [\n    {user: witness, password: sees-all}")
 
 
@@ -166,7 +175,7 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
 
 @users
 async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: NatsProcess, user: str) -> None:
-    rights, streams = RIGHTS[user], (FACTS_STREAM, COMMANDS_STREAM)
+    rights, streams = RIGHTS[user], (FACTS_STREAM, COMMANDS_STREAM, USAGE_STREAM)
     create = f"CONSUMER.CREATE.{COMMANDS_STREAM}"
     readers = [other for other in ("agent", "placer", "prefetcher") if other != user]
     stream_verbs = ("DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE")
@@ -182,6 +191,8 @@ async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: Na
     is_allowed |= {
         f"CONSUMER.CREATE.{FACTS_STREAM}.mine.{ROOT}.evt.decision.made.*.*": False,
         f"CONSUMER.MSG.NEXT.{FACTS_STREAM}.mine": bool(rights.follows),
+        f"CONSUMER.MSG.NEXT.{USAGE_STREAM}.mine": user == "console",
+        f"CONSUMER.CREATE.{USAGE_STREAM}.mine.{ROOT}.use.>": False,
         f"{create}.placer-commands.{ROOT}.cmd.{user}.*.any": user == "placer",
         f"CONSUMER.MSG.NEXT.{COMMANDS_STREAM}.placer-commands": user == "placer",
         f"{create}.mine": False,
@@ -203,8 +214,9 @@ async def test_every_service_reads_what_it_follows(bus_server: NatsProcess, user
     async with bus_of(bus_server, STREAMS_OWNER), bus_of(bus_server, user) as bus:
         if rights.watches:
             await bus.subscribe(rights.watches, listener)
-        if rights.follows:
-            await bus.subscribe(rights.follows, listener, durable=f"{user}-{name()}-facts")
+        for stream in (FACTS_STREAM, USAGE_STREAM):
+            if followed := [filter_ for filter_ in rights.follows if stream_of(filter_) == stream]:
+                await bus.subscribe(followed, listener, durable=f"{user}-{name()}-facts")
         if rights.obeys:
             reader = f"{user}-commands" if rights.leads else name()
             await bus.subscribe([commands_to(user, "node-1")], listener, durable=reader)
@@ -254,9 +266,9 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
 
 @pytest.fixture(scope="module")
 def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    """Valkey with the users that the script of deploy/docker writes."""
+    """Valkey with the users that the script of deploy/k8s/base writes."""
     folder = tmp_path_factory.mktemp("valkey")
-    script = TREE / "deploy/docker/valkey-users.sh"
+    script = TREE / "deploy/k8s/base/valkey-users.sh"
     subprocess.run(["sh", str(script), str(folder / "users.acl")], env=PASSWORDS, check=True)
     assert (folder / "users.acl").stat().st_mode & 0o777 == 0o600
     with ValkeyProcess(folder, acl=str(folder / "users.acl")) as server:
@@ -303,15 +315,17 @@ async def test_a_user_writes_its_tables_and_reads_what_is_declared(store_server:
 
 @pytest.mark.parametrize("user", [*USERS, ""])
 async def test_nobody_commands_the_server(store_server: ValkeyProcess, user: str) -> None:
-    """Nor does who gives no password, who may ask whether it lives and nothing else."""
+    """Nor does who gives no password, who may ask whether it lives and nothing else. Who writes may wait for a replica
+    to have it."""
     url = url_of(store_server, user) if user else store_server.url
     refused = """CONFIG GET *|CONFIG SET dir /|KEYS *|SCAN 0|FLUSHALL|FLUSHDB|ACL LIST|ACL SETUSER x|
         SHUTDOWN|SAVE|BGREWRITEAOF|MONITOR|CLIENT LIST|CLIENT KILL ID 1|RANDOMKEY|SWAPDB 0 1|REPLICAOF NO ONE|
         MODULE LIST|FUNCTION LIST|SCRIPT FLUSH|SUBSCRIBE x|PUBLISH x y|OBJECT ENCODING x|DUMP x|MIGRATE h 1 k 0 1|
-        SLOWLOG GET|LATENCY LATEST|DBSIZE|COMMAND|RENAME a b|COPY a b|CLUSTER INFO|FAILOVER|WAIT 0 0"""
+        SLOWLOG GET|LATENCY LATEST|DBSIZE|COMMAND|RENAME a b|COPY a b|CLUSTER INFO|FAILOVER"""
     async with Redis.from_url(url) as client:
         assert await client.ping()
         more = ([] if user == READER else ["INFO"]) + ([] if user else ["GET x", "HGETALL x"])
+        more += [] if user and RIGHTS[user].writes else ["WAIT 0 0"]
         for words in [*refused.split("|"), *more]:
             with pytest.raises(NoPermissionError):
                 await client.execute_command(*words.split())
@@ -356,7 +370,7 @@ async def test_epochs_leases_and_fences_work_under_the_rules(store_server: Valke
 
 
 def test_the_files_of_containers_are_those_the_declaration_makes() -> None:
-    for folder in ("deploy/docker", "deploy/k8s/base"):
-        for name_, made in (("nats-users.conf", nats_document()), ("valkey-users.sh", valkey_document())):
-            text = (TREE / folder / name_).read_text(encoding="utf-8")
-            assert text == made, f"python -m glowplug.runtime.privileges {name_.split('-')[0]} > {folder}/{name_}"
+    folder = "deploy/k8s/base"
+    for name_, made in (("nats-users.conf", nats_document()), ("valkey-users.sh", valkey_document())):
+        text = (TREE / folder / name_).read_text(encoding="utf-8")
+        assert text == made, f"python -m glowplug.runtime.privileges {name_.split('-')[0]} > {folder}/{name_}"

@@ -9,9 +9,10 @@ import httpx
 import pytest
 from fastapi import Depends
 
-from glowplug.runtime.rest import MAX_BODY_BYTES, admin, make_app
+from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.web import MAX_BODY_BYTES
 from tests.console_server import serving
 from tests.contract.data_port_rig import a_rig, chat
 
@@ -133,6 +134,16 @@ async def test_a_page_is_told_beforehand_whether_it_may(port: str) -> None:
     assert "POST" in may.headers["access-control-allow-methods"]
     assert "access-control-allow-credentials" not in may.headers, "a cookie never goes along"
     assert may_not.status_code == 403 and "access-control-allow-origin" not in may_not.headers
+
+
+async def test_pages_that_are_let_in_may_send_and_remove_files() -> None:
+    async with data_port("") as (url, _), httpx.AsyncClient(base_url=url) as client:
+        asks = {"Origin": APP, "Access-Control-Request-Method": "DELETE"}
+        asked = await client.options("/v1/files/file-1", headers=asks)
+        form = {"Origin": APP, "Content-Type": "multipart/form-data; boundary=b"}
+        sent = [await client.post(path, content=b"--b--", headers=form) for path in ("/v1/files", "/v1/completions")]
+    assert asked.status_code == 200 and "DELETE" in asked.headers["access-control-allow-methods"].split(", ")
+    assert [answer.status_code for answer in sent] == [501, 415]  # this port keeps no files
 
 
 async def test_curl_without_a_content_type_is_answered_at_the_data_port_alone() -> None:

@@ -1,4 +1,8 @@
-"""A backup of one fleet brings another, empty one to the same models, pins and drains; a wrong one changes nothing."""
+"""A backup of one fleet brings another, empty one to the same models, pins and drains; a wrong one changes nothing.
+
+Lane: long. In the system lane docs/howto/backup.md is run; in the fast one tests/unit/cli/test_backup.py says what is
+restored and what is refused.
+"""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ from glowplug.cli.backup import body
 from tests.fleet_runner import EMULATED, Fleet
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fleet, pytest.mark.long, pytest.mark.timeout(500)]
 MODELS = {name: EMULATED.format(name=name, keep_alive_s=60) for name in ("one", "two")}
 OVER_REST = """
 name: over/rest
@@ -51,6 +55,8 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
             assert first.cli(*argv).returncode == 0
         httpx.post(first.url("placer") + "/v1/nodes/node-2/drain", headers=first.admin).raise_for_status()
         wait_until("node-2 drains", lambda: draining(first) == {"node-2"})
+        assert first.cli("tenants", "put", "lab", "--concurrent", "8").returncode == 0
+        key = first.cli("keys", "create", "--tenant", "lab", "--name", "notebook", "--models", "one").stdout.strip()
         done = first.cli("backup", str(archive))
         assert "3 model(s), 2 model file(s), 1 drained node(s)" in done.stdout, done.stderr
         again = first.cli("backup", str(archive))
@@ -60,6 +66,7 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
         before = rows(first)
         secrets = first.secrets
     assert secrets and not [secret for secret in secrets if secret.encode() in archive.read_bytes()]
+    assert key and key.encode() not in archive.read_bytes()
 
     with Fleet.start(roots[1], {}) as second:
         dry = second.cli("restore", "--dry-run", str(archive))
@@ -69,7 +76,11 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
         assert done.returncode == 0, done.stdout + done.stderr
         wait_until("the same models", lambda: rows(second) == before)
         wait_until("the same drained node", lambda: draining(second) == {"node-2"})
-        assert second.chat("one").status_code == 200
+        wait_until("the key of the backup opens its model", lambda: asked(second, key, "one") == 200)
+        assert (
+            asked(second, key, "two") == 404
+            and asked(second, key[:-1] + ("B" if key[-1] == "A" else "A"), "one") == 401
+        )
         assert {path.name for path in second.models_dir.iterdir()} == {"one.yaml", "two.yaml"}
 
         refuses_to_overwrite(second, archive)
@@ -77,6 +88,13 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
         broken = second.cli("restore", str(archive))
         assert broken.returncode == 1 and "cut short" in broken.stderr
         assert len(broken.stderr.strip().splitlines()) == 1
+
+
+def asked(fleet: Fleet, key: str, model: str) -> int:
+    """The status of a chat with this key."""
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    url, headers = fleet.url("data") + "/v1/chat/completions", {"Authorization": f"Bearer {key}"}
+    return httpx.post(url, json=body, headers=headers, timeout=200).status_code
 
 
 def refuses_to_overwrite(fleet: Fleet, archive: Path) -> None:

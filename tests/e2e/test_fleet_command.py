@@ -1,10 +1,12 @@
-"""Every verb of the command line against a running fleet, and a fleet whose processes are killed."""
+"""Every verb of the command line against a running fleet, and a fleet whose processes are killed.
+
+Lane: system; long (kills of further services, which tests/chaos/test_kill_services.py has under load).
+"""
 
 import json
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ import pytest
 
 from glowplug.runtime.supervisor.sweep import processes_of
 from tests.fleet_runner import as_json, document, glowplug, running
-from tests.waiting import wait_until
+from tests.waiting import lives, wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,8 @@ def test_a_request_is_explained_and_traced(state: Path, fleet: dict[str, Any]) -
     services = {"glowplug-router", "glowplug-autoscaler", "glowplug-placer", "glowplug-agent"}
 
     def joined() -> bool:
-        traces = httpx.get(f"{fleet['urls']['console']}/api/traces", params={"limit": 50}, trust_env=False).json()
-        return any(
-            services <= {process["serviceName"] for process in trace["processes"].values()} for trace in traces["data"]
-        )
+        traces = httpx.get(f"{fleet['urls']['console']}/api/v1/traces", params={"limit": 50}, trust_env=False).json()
+        return any(services <= set(trace["services"]) for trace in traces["traces"])
 
     wait_until("a trace joins router, autoscaler, placer and agent", joined)
 
@@ -123,7 +123,12 @@ def test_writing_needs_the_admin_token(fleet: dict[str, Any]) -> None:
     assert refused.json()["error"]["type"] == "authentication_error"
 
 
-@pytest.mark.parametrize("service", ["autoscaler", "placer", "predictor", "console", "prefetcher", "agent", "router"])
+OTHERS = ("autoscaler", "predictor", "console", "prefetcher", "agent")
+
+
+@pytest.mark.parametrize(
+    "service", ["placer", "router", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+)
 def test_a_killed_service_comes_back(state: Path, service: str) -> None:
     before = next(p for p in as_json(state, "status")["processes"] if p["service"] == service)
     os.kill(before["pid"], signal.SIGKILL)
@@ -134,7 +139,7 @@ def test_a_killed_service_comes_back(state: Path, service: str) -> None:
         now = next(p for p in processes if p["name"] == before["name"])
         return now["restarts"] == before["restarts"] + 1 and all(p["state"] == "ready" for p in processes)
 
-    wait_until(f"{service} comes back", whole)
+    wait_until(f"{service} comes back", whole, every_s=1.0)
     assert as_json(state, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
 
 
@@ -163,14 +168,12 @@ def test_without_a_fleet_every_command_says_so(tmp_path: Path) -> None:
         assert "glowplug up" in refused.stderr
 
 
-def test_a_killed_supervisor_leaves_engines_that_down_ends(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "s"
-        glowplug(path, "up", "--detach", "--port-base", "0", "--nodes", "1")
-        assert as_json(path, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
-        fleet = json.loads((path / "fleet.json").read_text())
-        psutil.Process(fleet["pid"]).kill()
-        services = {p["pid"] for p in fleet["processes"]}
-        wait_until("services end with their supervisor", lambda: not any(psutil.pid_exists(pid) for pid in services))
-        glowplug(path, "down")
-        assert not processes_of(path)
+def test_a_killed_supervisor_leaves_engines_that_down_ends(state: Path) -> None:
+    """Last in this file: the fleet is gone after it."""
+    assert as_json(state, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
+    fleet = document(state)
+    psutil.Process(fleet["pid"]).kill()
+    services = {p["pid"] for p in fleet["processes"]}
+    wait_until("services end with their supervisor", lambda: not any(lives(pid) for pid in services))
+    glowplug(state, "down")
+    assert not processes_of(state)

@@ -2,6 +2,7 @@
 invariant prints the command that breaks it again: the failing seed is the bug report."""
 
 import asyncio
+import io
 import json
 import os
 import shlex
@@ -9,17 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pytest
 import yaml
 from axe_playwright_python.async_playwright import Axe
 
+from glowplug.cli.main import main
 from tests import browser
 from tests.unit.simulator.scenarios import write
 
+THEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 LATE = "late.csv, line 4: response_tokens: 'x' is not"
 GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
 LINES = {"events.jsonl", "decisions.jsonl", "requests.jsonl", "timeline.jsonl"}
@@ -69,6 +72,22 @@ def shell(folder: Path, line: str, code: int = 0, **env: str) -> subprocess.Comp
     return ended
 
 
+def here(folder: Path, line: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported all of it already."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name in [name for name in os.environ if name.startswith("GLOWPLUG_")]:
+            patch.delenv(name)
+        for name, value in env.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert (ended.value.code or 0) == code, out.getvalue() + err.getvalue()
+    return subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
+
+
 def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -85,13 +104,19 @@ def test_a_run_prints_its_table_and_leaves_a_whole_folder(folder: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_anything_is_run(folder: Path) -> None:
-    said = shell(folder, "glowplug simulate tiny.yaml --out tiny.yaml/run", code=2)
+    said = here(folder, "glowplug simulate tiny.yaml --out tiny.yaml/run", code=2)
     assert said.stderr == "glowplug: --out: tiny.yaml/run: Not a directory\n"
     assert [path.name for path in folder.iterdir()] == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+    ("sent", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     write(tmp_path, seconds=30_000_000)
@@ -114,19 +139,11 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.
         assert (said, (tmp_path / "runs").exists()) == (b"", False)
 
 
-def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(folder: Path) -> None:
-    for name, seed in (("a", "1"), ("b", "2")):
-        shell(folder, f"glowplug simulate tiny.yaml --out {name}", PYTHONHASHSEED=seed)
-    assert bytes_of(folder / "a") == bytes_of(folder / "b")
-    shell(folder, "glowplug simulate tiny.yaml --out c --seed 9")
-    assert bytes_of(folder / "a")["requests.jsonl"] != bytes_of(folder / "c")["requests.jsonl"]
-
-
 def test_the_union_on_the_mixed_fleet_is_the_same_in_two_processes_that_hash_differently(tmp_path: Path) -> None:
     scenario = str(Path(__file__).parents[2] / "scenarios" / "mixed_fleet.yaml")
     many = f"simulate {scenario} --set seconds=40 --set drain_s=20 --seeds 1..2"
     env = {"GLOWPLUG_DATA": str(tmp_path / "none")}
-    shell(tmp_path, f"glowplug {many} --out a", **env, PYTHONHASHSEED="1")
+    here(tmp_path, f"glowplug {many} --out a", **env)
     shell(tmp_path, f"glowplug {many} --out b --jobs 2", **env, PYTHONHASHSEED="77")
     first = bytes_of(tmp_path / "a")
     assert first == bytes_of(tmp_path / "b")
@@ -135,7 +152,7 @@ def test_the_union_on_the_mixed_fleet_is_the_same_in_two_processes_that_hash_dif
 
 def test_two_processes_give_the_bytes_of_one(folder: Path) -> None:
     many = "simulate tiny.yaml --compare models.chat.max_concurrency=1,8 --seeds 0..1"
-    one = shell(folder, f"glowplug {many} --out a").stdout
+    one = here(folder, f"glowplug {many} --out a").stdout
     two = shell(folder, f"glowplug {many} --out b --jobs 2").stdout
     assert one.replace("a/report", "b/report") == two
     assert bytes_of(folder / "a") == bytes_of(folder / "b")
@@ -152,9 +169,9 @@ def test_two_processes_give_the_bytes_of_one(folder: Path) -> None:
         ("tiny.yaml --set workload.source=late.csv", LATE),
         ("tiny.yaml --set workload.source=late.csv --set workload.rps=0", LATE),  # not before it is run
         ("none.yaml", "none.yaml: No such file"),
-        ("tiny.yaml --seed 1 --seeds 0..2", "--seed and --seeds: one of them"),
+        ("tiny.yaml --seed 1 --seeds 0..2", "--seed and --seeds exclude each other"),
         ("tiny.yaml --seeds x", "--seeds: 'x' is not like"),
-        ("tiny.yaml --out mine", "mine is there, and is no folder of a run"),
+        ("tiny.yaml --out mine", "mine exists and does not hold a run"),
     ],
 )
 def test_an_error_is_one_line_and_nothing_is_written(folder: Path, argv: str, said: str) -> None:
@@ -163,7 +180,7 @@ def test_an_error_is_one_line_and_nothing_is_written(folder: Path, argv: str, sa
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.txt").write_text("years", encoding="utf-8")
     before = bytes_of(folder)
-    ended = shell(folder, f"glowplug simulate {argv}", code=2)
+    ended = here(folder, f"glowplug simulate {argv}", code=2)
     assert ended.stdout == ""
     assert ended.stderr.startswith("glowplug: ")
     assert said in ended.stderr
@@ -173,27 +190,27 @@ def test_an_error_is_one_line_and_nothing_is_written(folder: Path, argv: str, sa
 
 
 def test_a_run_elsewhere_is_replaced_only_when_asked(folder: Path) -> None:
-    shell(folder, "glowplug simulate tiny.yaml --out a")
-    assert "--force" in shell(folder, "glowplug simulate tiny.yaml --out a", code=2).stderr
-    shell(folder, "glowplug simulate tiny.yaml --out a --force --no-record")
+    here(folder, "glowplug simulate tiny.yaml --out a")
+    assert "--force" in here(folder, "glowplug simulate tiny.yaml --out a", code=2).stderr
+    here(folder, "glowplug simulate tiny.yaml --out a --force --no-record")
     assert set(bytes_of(folder / "a")) == FILES - LINES
 
 
 def test_without_the_traces_the_run_says_so(tmp_path: Path) -> None:
     workload = {"source": "azure_2024_conv_10s", "rps": 1, "max_total_tokens": 1024}
     write(tmp_path, workload=workload)
-    ended = shell(tmp_path, "glowplug simulate tiny.yaml", GLOWPLUG_DATA=str(tmp_path / "none"))
+    ended = here(tmp_path, "glowplug simulate tiny.yaml", GLOWPLUG_DATA=str(tmp_path / "none"))
     assert "azure_2024_conv_10s" in ended.stderr
     assert "generated" in ended.stderr
     assert "the traffic is generated" in (tmp_path / "runs/tiny/report.html").read_text(encoding="utf-8")
 
 
 def test_a_plan_finds_the_least_and_says_what_it_tried(folder: Path) -> None:
-    found = json.loads(shell(folder, "glowplug plan tiny.yaml --slo ttft_attainment=0.6 --gpus 1..4 -o json").stdout)
+    found = json.loads(here(folder, "glowplug plan tiny.yaml --slo ttft_attainment=0.6 --gpus 1..4 -o json").stdout)
     met = {point["gpus"]: point["met"] for point in found["points"]}
     assert found["answer"] == min(number for number, holds in met.items() if holds)
     assert (folder / "runs/tiny-plan/report.html").is_file()
-    said = shell(folder, "glowplug plan tiny.yaml --slo ttft_p50=0.000001 --gpus 1..2").stdout
+    said = here(folder, "glowplug plan tiny.yaml --slo ttft_p50=0.000001 --gpus 1..2").stdout
     assert "no number in this range meets ttft_p50 of at most 1e-06 s" in said
 
 
@@ -202,7 +219,7 @@ def test_a_plan_for_a_trace_of_ones_own_is_the_same_in_two_processes(tmp_path: P
     (tmp_path / "own.csv").write_text(f"t_s,prompt_tokens,response_tokens\n{rows}", encoding="utf-8")
     write(tmp_path, workload={"source": "own.csv"})
     asked = "plan tiny.yaml --slo e2e_p95=600 --slo refused=1 --seeds 0,1 --gpus 2..2"
-    one = shell(tmp_path, f"glowplug {asked} --out a").stdout
+    one = here(tmp_path, f"glowplug {asked} --out a").stdout
     two = shell(tmp_path, f"glowplug {asked} --out b --jobs 2").stdout
     assert one.replace("a/report", "b/report") == two
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
@@ -210,7 +227,7 @@ def test_a_plan_for_a_trace_of_ones_own_is_the_same_in_two_processes(tmp_path: P
     assert "note: 2 is the least of this range: fewer may do, too\n\n2 GPUs meet e2e_p95" in one
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> None:
     write(tmp_path, seconds=30_000_000)
     argv = [*GLOWPLUG, "plan", "tiny.yaml", "--slo", "ttft_p95=3", "--gpus", "2..9", "--jobs", jobs]
@@ -241,11 +258,11 @@ def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> 
 
 
 def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_policy(folder: Path) -> None:
-    shell(folder, "glowplug simulate tiny.yaml --out a")
-    shell(folder, "glowplug replay a --out b")
+    here(folder, "glowplug simulate tiny.yaml --out a")
+    here(folder, "glowplug replay a --out b")
     a, b = bytes_of(folder / "a"), bytes_of(folder / "b")
     assert a["requests.jsonl"] == b["requests.jsonl"]
-    said = shell(folder, "glowplug replay a --set models.chat.max_concurrency=1 --out c").stdout
+    said = here(folder, "glowplug replay a --set models.chat.max_concurrency=1 --out c").stdout
     assert [line.split()[0] for line in said.splitlines() if line.startswith(("rec", "repl"))] == [
         "recorded",
         "replayed",
@@ -255,8 +272,8 @@ def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_poli
 
 def test_events_alone_are_enough_to_replay(folder: Path) -> None:
     """A recording of a live fleet is such a file: the fleet, the models and their costs are read off it."""
-    shell(folder, "glowplug simulate tiny.yaml --out a")
-    rows = json.loads(shell(folder, "glowplug replay a/events.jsonl --out b -o json").stdout)["runs"]
+    here(folder, "glowplug simulate tiny.yaml --out a")
+    rows = json.loads(here(folder, "glowplug replay a/events.jsonl --out b -o json").stdout)["runs"]
     recorded, replayed = (row["total"] for row in rows)
     assert recorded["num_arrived"] == replayed["num_arrived"]
     assert replayed["ttft_s_p50"] == pytest.approx(recorded["ttft_s_p50"], rel=0.35)
@@ -268,12 +285,12 @@ def test_events_alone_are_enough_to_replay(folder: Path) -> None:
 
 def test_a_replayed_recording_can_be_moved_and_replayed_again(folder: Path) -> None:
     """No folder of this machine is written down: the trace lies beside the run, and goes with it."""
-    shell(folder, "glowplug simulate tiny.yaml --out a")
-    shell(folder, "glowplug replay a/events.jsonl --out b")
+    here(folder, "glowplug simulate tiny.yaml --out a")
+    here(folder, "glowplug replay a/events.jsonl --out b")
     assert not [name for name, data in bytes_of(folder / "b").items() if str(folder).encode() in data]
     (folder / "elsewhere").mkdir()
     (folder / "b").rename(folder / "elsewhere/b")
-    shell(folder, "glowplug replay elsewhere/b --out c")
+    here(folder, "glowplug replay elsewhere/b --out c")
     assert bytes_of(folder / "c")["requests.jsonl"] == bytes_of(folder / "elsewhere/b")["requests.jsonl"]
 
 
@@ -284,7 +301,7 @@ def rejected(**data: object) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no request"),
+        ("", "holds no request (request.finished is telemetry"),
         ("{}\n", "line 1: is no event of ours"),
         ("not json\n", "line 1: is no JSON"),
         (rejected(model_key="m"), "line 1: data: object missing"),
@@ -296,41 +313,43 @@ def rejected(**data: object) -> str:
 )
 def test_a_recording_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "r.jsonl").write_text(text, encoding="utf-8")
-    ended = shell(tmp_path, "glowplug replay r.jsonl", code=2)
+    ended = here(tmp_path, "glowplug replay r.jsonl", code=2)
     assert said in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 
 def test_tap_and_why_read_a_run(folder: Path) -> None:
-    shell(folder, "glowplug simulate tiny.yaml --out a")
-    lines = shell(folder, "glowplug tap --run a -t model.deployed").stdout.splitlines()
+    here(folder, "glowplug simulate tiny.yaml --out a")
+    lines = here(folder, "glowplug tap --run a -t model.deployed").stdout.splitlines()
     assert [line.split()[2] for line in lines] == ["model.deployed"] * 2
-    event = json.loads(shell(folder, "glowplug tap --run a -p tel -t request.finished -n 1 -o json").stdout)
-    why = shell(folder, f"glowplug why {event['data']['request_id']} --run a").stdout
+    event = json.loads(here(folder, "glowplug tap --run a -p tel -t request.finished -n 1 -o json").stdout)
+    why = here(folder, f"glowplug why {event['data']['request_id']} --run a").stdout
     assert why.startswith("simulated, from a\n")
     assert "decided to place by union" in why
-    assert "nothing is known of 'x'" in shell(folder, "glowplug why x --run a", code=1).stderr
-    assert "is no folder of a run" in shell(folder, "glowplug why x --run none", code=2).stderr
+    assert (
+        "'x' is not a request, model, instance, GPU or node of this run"
+        in here(folder, "glowplug why x --run a", code=1).stderr
+    )
+    assert "is no folder of a run" in here(folder, "glowplug why x --run none", code=2).stderr
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.MISSING)
-@pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: Path, scheme: str) -> None:
+def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: Path) -> None:
     path = write(tmp_path)
     scenario = yaml.safe_load(path.read_text())
     scenario["policies"] = "serverless_vllm"  # whose rivals are GPUs, with their bytes
     scenario["models"].append({"name": "idle"})
     scenario["workload"]["alpha"] = 12  # of three models the last gets no request
     path.write_text(yaml.safe_dump(scenario))
-    shell(tmp_path, "glowplug simulate tiny.yaml --compare policies.routing=least_loaded,round_robin --out a")
-    assert asyncio.run(opened(tmp_path / "a/report.html", scheme)) == []
+    here(tmp_path, "glowplug simulate tiny.yaml --compare policies.routing=least_loaded,round_robin --out a")
+    assert asyncio.run(opened(tmp_path / "a/report.html")) == []
 
 
-async def opened(path: Path, scheme: Any) -> list[str]:
-    """What the page's console says while a person clicks through it."""
+async def opened(path: Path) -> list[str]:
+    """What the page's console says while a person clicks through it. Of the light theme the colours are looked at."""
     complaints: list[str] = []
     async with browser.browsing() as chromium:
-        page = await browser.new_page(chromium, complaints, color_scheme=scheme)
+        page = await browser.new_page(chromium, complaints)
         await page.goto(path.as_uri())
         await browser.until(page, "document.querySelectorAll('section.card').length >= 6")
         assert "simulated" in await page.inner_text(".badge")
@@ -341,7 +360,9 @@ async def opened(path: Path, scheme: Any) -> list[str]:
         legend = await page.inner_text("#gpus .legend")
         assert "chat" in legend
         assert "idle" not in legend, "the legend names a model that no GPU held"
-        assert (await Axe().run(page)).response["violations"] == []
+        for scheme in THEMES:
+            await page.emulate_media(color_scheme=scheme)
+            assert (await Axe().run(page)).response["violations"] == []
         await page.click("#models th:nth-child(3) button")
         assert await page.get_attribute("#models th:nth-child(3)", "aria-sort") == "descending"
         await page.hover("#latency svg", position={"x": 300, "y": 100})
@@ -368,7 +389,7 @@ def again_of(said: str) -> str:
     return line.removeprefix("again: ")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_simulate_prints_the_command_of_the_seed_that_failed(tmp_path: Path, jobs: int) -> None:
     breaking(tmp_path)
     write(tmp_path, name="two words.yaml")
@@ -411,7 +432,7 @@ def test_plan_prints_the_number_of_gpus_and_the_seed_that_failed(folder: Path) -
 
 def test_replay_prints_its_command_and_a_bare_assertion_says_where_it_stands(folder: Path) -> None:
     """An assertion inside the simulator's own code has no words: the run is named all the same."""
-    shell(folder, "glowplug simulate tiny.yaml --seed 2 --out a", 0)
+    here(folder, "glowplug simulate tiny.yaml --seed 2 --out a")
     breaking(folder, until_s="1_699_920_000.0")
     tried = "glowplug replay a --check --set models.chat.max_concurrency=1 --compare seconds=30,40"
     broken = shell(folder, tried, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fleet_runner import as_json, document, running
 
-pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(scope="module")

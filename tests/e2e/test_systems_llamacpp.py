@@ -1,5 +1,8 @@
 """The union and the baselines on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle
-to zero."""
+to zero.
+
+Lane: system (the union), long (the baseline).
+"""
 
 import hashlib
 import json
@@ -18,7 +21,7 @@ from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
 from tests.weight_servers import WeightServer
 
-pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(500)]
 MODEL = """
 name: {name}
 engine: llamacpp
@@ -26,6 +29,7 @@ weights: sample:smollm2
 kv_bytes: 140MiB
 context_tokens: 1024
 max_concurrency: 4
+max_wait_s: 180
 keep_alive_s: {keep_alive_s}
 slo: {{ttft_s: 5, tpot_s: 0.2}}
 """
@@ -33,7 +37,7 @@ REASON = {"union": "one worker", "first_fit": "first GPU"}  # what the placement
 CHOSEN = {"GLOWPLUG_GPU_BUDGETS": "300MiB"}  # one of these models at a time: 234 MiB each
 
 
-@pytest.fixture(scope="module", params=["union", "serverless_vllm"])
+@pytest.fixture(scope="module", params=["union", pytest.param("serverless_vllm", marks=pytest.mark.long)])
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     kept = {"lasting": 600, "brief": 2}
     models = {name: MODEL.format(name=name, keep_alive_s=seconds) for name, seconds in kept.items()}
@@ -62,6 +66,7 @@ def decisions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
 
 
 def test_a_cold_model_is_fetched_placed_and_answers(fleet: Fleet, system: System) -> None:
+    assert fleet.policies() == system.policies
     answer = fleet.chat("lasting")
     assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"], answer.text
     (placed,) = [row for row in decisions(fleet, "lasting") if row["kind"] == "place"]

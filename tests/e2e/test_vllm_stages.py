@@ -12,7 +12,7 @@ from tests.fleet_runner import Fleet
 from tests.hub_server import HubServer
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fleet, pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(500)]
 RATE = 40e6  # bytes per second of each node's link
 MODEL = """
 name: {name}

@@ -34,7 +34,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TICK_S, BEGAN_S = 0.5, 1000.0
 DECIDING = ("autoscaler", "placer")
 PARAMS = Params(autoscaler=AutoscalerParams(), placer=PlacerParams())
-SHOWN = ("target", "instance_id", "model_key", "gpu_id", "num_bytes", "grace_s", "reason")
+SHOWN = ("target", "instance_id", "model_key", "gpu_id", "num_bytes", "grace_s", "host_id", "reason")
 
 
 class Control(ControlPlane):
@@ -60,15 +60,14 @@ class Control(ControlPlane):
         return self.lines or ["nothing"]
 
     def do_model(self, name: str, mib: str, *fields: str) -> None:
-        given = {key: float(value) if "." in value else int(value) for key, value in (f.split("=") for f in fields)}
-        model = a_model(name, mib=int(mib), **given)
+        model = a_model(name, mib=int(mib), **{key: _value(value) for key, value in (f.split("=") for f in fields)})
         self.tables["models"][model.key] = model
         for service in DECIDING:
             known = dict(self.tables["models"])
             self.execute(service, self.services[service].restore("models", known, self.now_s), None)
 
     def do_node(self, name: str, *mib: str) -> None:
-        self.tables["nodes"][name] = a_node(name, gpus_mib=tuple(int(m) for m in mib))
+        self.tables["nodes"][name] = a_node(name, gpus_mib=tuple(int(m) for m in mib), abilities=("emulated:adapters",))
         self._beat(name)
 
     def do_waiting(self, model: str, count: str) -> None:
@@ -144,6 +143,9 @@ class Control(ControlPlane):
                 workers=payload.workers,
                 max_concurrency=payload.model.max_concurrency,
                 created_at=self.now_s,
+                host_id=payload.host_id,
+                adapter_slots=payload.adapter_slots,
+                adapter_rank=payload.adapter_rank,
             )
         event = self.event(name, payload, None)
         for reader in self.readers_of(payload):
@@ -154,6 +156,12 @@ class Control(ControlPlane):
         self.lines.append(f"{self.now_s - BEGAN_S:6.1f}  {line}")
 
 
+def _value(text: str) -> float | int | str:
+    if not text.replace(".", "").lstrip("-").isdecimal():
+        return text
+    return float(text) if "." in text else int(text)
+
+
 def _words(payload: Any) -> str:
     """The fields of a payload worth reading in a trace."""
     source = getattr(payload, "instance", payload)
@@ -162,6 +170,7 @@ def _words(payload: Any) -> str:
         shown["model"] = payload.model.key
     if isinstance(payload, StartInstance):
         shown |= {"gpu_id": payload.workers[0].gpu_id, "mib": payload.workers[0].num_bytes // MIB}
+        shown |= {"adapter_slots": payload.adapter_slots} if payload.adapter_slots else {}
     return " ".join(f"{name}={value!r}" if " " in str(value) else f"{name}={value}" for name, value in shown.items())
 
 

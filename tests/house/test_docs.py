@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import tomllib
 from types import ModuleType
 from typing import Any
 
@@ -12,12 +13,15 @@ import yaml
 from glowplug.events import document as events_document
 from glowplug.runtime.supervisor.samples import sample_files
 from glowplug.telemetry import document as metrics_document
-from tests.house.tree import ROOT, files, files_in, python, text, tree
+from tests.house.tree import ROOT, files, files_in, nodes, python, text
+from tests.howto.blocks import read
+from tests.howto.example import made_by
 
 PAGES = [f for f in files() if f.endswith(".md") and "/" not in f] + files_in("docs", suffix=".md")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 VARIABLE = re.compile(r"\bGLOWPLUG_[A-Z0-9_]*[A-Z0-9]\b")
-NO_VARIABLES = {"GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_POLICY"}  # two streams and a prefix
+# Two streams and a prefix; and the example of docs/extend/setting.md.
+NO_VARIABLES = {"GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_USAGE", "GLOWPLUG_POLICY", "GLOWPLUG_FAIR_TURN_S"}
 
 
 def _of_docs(name: str) -> ModuleType:
@@ -34,9 +38,9 @@ CONFIGURATION = _of_docs("configuration")
 
 def test_the_table_of_capabilities_is_what_the_drivers_declare() -> None:
     capabilities = _of_docs("capabilities")
-    readme = text("README.md")
-    assert capabilities.table() in readme, capabilities.__doc__
-    assert capabilities.written(readme) == readme
+    page = text("docs/capabilities.md")
+    assert capabilities.table() in page, capabilities.__doc__
+    assert capabilities.written(page) == page
 
 
 def test_the_readme_asks_the_model_that_make_up_asks() -> None:
@@ -46,8 +50,8 @@ def test_the_readme_asks_the_model_that_make_up_asks() -> None:
     assert asked == names[:1]
 
 
-def test_the_readme_pairs_each_service_with_the_policies_that_its_settings_choose() -> None:
-    rows = dict(re.findall(r"^\| (\w+) \| [^|]* \| ([^|]*) \|$", text("README.md"), re.MULTILINE))
+def test_the_architecture_pairs_each_service_with_the_policies_that_its_settings_choose() -> None:
+    rows = dict(re.findall(r"^\| (\w+) \| [^|]* \| ([^|]*) \| [^|]* \|$", text("ARCHITECTURE.md"), re.MULTILINE))
     for service in ("router", "predictor", "autoscaler", "placer", "prefetcher", "agent"):
         chosen = set(re.findall(r"^    policy_(\w+):", text(f"services/{service}/settings.py"), re.MULTILINE))
         assert set(re.findall(r"`(\w+)`", rows[service])) == chosen, service
@@ -72,15 +76,22 @@ def test_no_settings_class_is_left_out() -> None:
     defined = {
         node.name
         for f in python("libs/glowplug", "services")
-        for node in ast.walk(tree(f))
+        for node in nodes(f)
         if isinstance(node, ast.ClassDef) and any("Settings" in ast.unparse(base) for base in node.bases)
     }
     assert defined == written
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
-    for target in LINK.findall(re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)):
+def test_the_citation_and_the_chart_are_of_this_version() -> None:
+    cited, project = yaml.safe_load(text("CITATION.cff")), tomllib.loads(text("pyproject.toml"))["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    chart = yaml.safe_load(text("deploy/helm/glowplug/Chart.yaml"))
+    assert (chart["version"], chart["appVersion"]) == (project["version"], project["version"])
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [(p, target) for p in PAGES for target in LINK.findall(re.sub(r"(?s)```.*?```", "", text(p)))]
+    for page, target in links:
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
@@ -97,6 +108,28 @@ def test_every_page_is_reached_from_another() -> None:
             path = (ROOT / page).parent / target.partition("#")[0]
             linked |= {path.resolve()} if "://" not in target and path.exists() else set()
     assert [p for p in PAGES if p != "README.md" and (ROOT / p).resolve() not in linked] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
+
+    beside = _of_docs("site_pages").BESIDE
+    on_site = [beside.get(page, page.removeprefix("docs/")) for page in PAGES]
+    assert sorted(pages(yaml.safe_load(text("mkdocs.yml"))["nav"])) == sorted(on_site)
+
+
+def test_a_page_of_the_site_has_no_link_that_leaves_it_and_no_mark_of_the_runner() -> None:
+    for_site = _of_docs("site_pages").for_site
+    said = "Read\n- [a](../bench/budget.py), [b](../ARCHITECTURE.md#packages), [c](adr)\n\n```sh needs=gpu\n[d](e)\n```"
+    assert for_site(said, "gpu.md") == (
+        "Read\n\n- a, [b](architecture.md#packages), [c](adr/README.md)\n\n```sh\n[d](e)\n```"
+    )
+    assert for_site("[![F](docs/screenshots/fleet.png)](docs/console.md)", "first-minute.md") == (
+        "[![F](screenshots/fleet.png)](console.md)"
+    )
 
 
 def anchors(page: str) -> set[str]:
@@ -136,7 +169,8 @@ def test_verbs_the_docs_name_exist() -> None:
 def test_paths_the_docs_name_exist() -> None:
     folders = r"(?:libs|services|tests|proto|docs|deploy|bench|scenarios)"
     named = {(p, path) for p in PAGES for path in re.findall(rf"`({folders}/[\w./-]+)`", text(p))}
-    assert {(p, path) for p, path in named if not (ROOT / path).exists()} == set()
+    missing = {(p, path) for p, path in named if not (ROOT / path).exists()}
+    assert {(p, path) for p, path in missing if path not in made_by(read(p))} == set()
 
 
 def metric_uses() -> dict[str, set[str]]:
@@ -144,7 +178,7 @@ def metric_uses() -> dict[str, set[str]]:
     kinds = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "summary": "summary"}
     found: dict[str, set[str]] = {}
     for f in python("libs/glowplug", "services"):
-        for node in ast.walk(tree(f)):
+        for node in nodes(f):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("semconv"):
                 found.setdefault(node.attr, set())
             if isinstance(node, ast.Call) and node.args and "semconv." in ast.unparse(node.args[0]):

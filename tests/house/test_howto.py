@@ -1,11 +1,14 @@
-"""Commands in the docs stand where the runner of tests/howto finds them, marked with words it knows."""
+"""Commands in the docs stand where the runner of tests/howto finds them, marked with words it knows, and the worked
+examples of docs/extend still fit the code."""
 
 import re
 
 import pytest
 
-from tests.house.tree import files, text
-from tests.howto.blocks import BadFence, parse
+from tests.house.tree import ROOT, files, text
+from tests.howto.blocks import parse
+from tests.howto.example import FOLDER, applied, content_in, is_example
+from tests.howto.sandbox import PageFailed
 
 PAGES = [f for f in files() if f.endswith(".md")]
 COMMAND = re.compile(
@@ -13,20 +16,25 @@ COMMAND = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_fences_say_only_what_the_runner_knows(page: str) -> None:
-    try:
-        parse(page, text(page))
-    except BadFence as error:
-        pytest.fail(str(error))
-    else:
-        assert parse(page, text(page)).path == page
+def test_commands_stand_in_fences_that_are_run_or_marked() -> None:
+    """Not in indented blocks, and not in a fence without a language; a fence says only what the runner knows, else
+    `parse` raises BadFence with its place."""
+    for page in PAGES:
+        read = parse(page, text(page))
+        if page != "CHANGELOG.md":
+            prose = re.sub(r"^ *```.*?^ *```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
+            assert COMMAND.findall(prose) == [], page
+            assert [block.where for block in read.blocks if not block.language] == []
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != "CHANGELOG.md"])
-def test_commands_stand_in_fences_that_are_run_or_marked(page: str) -> None:
-    """Not in indented blocks, and not in a fence without a language."""
+@pytest.mark.parametrize("page", [p for p in PAGES if p.startswith(FOLDER) and p != f"{FOLDER}README.md"])
+def test_a_worked_example_fits_the_code(page: str) -> None:
+    """Its commands are run by tests/howto; all pages at once: `python -m tests.howto.example`."""
     read = parse(page, text(page))
-    prose = re.sub(r"^ *```.*?^ *```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
-    assert COMMAND.findall(prose) == []
-    assert [block.where for block in read.blocks if not block.language] == []
+    assert is_example(read)
+    try:
+        changed = applied(read, content_in(ROOT))
+    except PageFailed as error:
+        pytest.fail(str(error))
+    named = {block.path or block.words.get("file", "") for block in read.blocks if block.language not in ("sh", "text")}
+    assert named == changed.keys() | {name for name in named if "/" not in name}, "a block without a path"

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from tests.house.tree import files, files_in, literals, python, text, tree
+from tests import lanes
+from tests.house.tree import files, files_in, literals, nodes, python, text, tree
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 70
@@ -20,7 +21,7 @@ def lines(node: Function | ast.ClassDef) -> int:
 
 
 def functions(path: str) -> list[Function]:
-    return [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [n for n in nodes(path) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def test_no_file_is_too_long() -> None:
@@ -42,7 +43,7 @@ def test_no_error_is_passed_over_in_silence() -> None:
     silent = [
         (f, node.lineno)
         for f in CODE
-        for node in ast.walk(tree(f))
+        for node in nodes(f)
         if isinstance(node, ast.ExceptHandler) and all(isinstance(s, ast.Pass) for s in node.body)
     ]
     assert not silent
@@ -82,7 +83,7 @@ def test_units_are_seconds_and_bytes() -> None:
         for f in python(
             "libs/glowplug/domain", "libs/glowplug/events", "libs/glowplug/policies", "libs/glowplug/controllers"
         )
-        for node in ast.walk(tree(f))
+        for node in nodes(f)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and odd.search(node.target.id)
     ]
     assert not wrong
@@ -111,16 +112,25 @@ def test_tests_patch_nothing_of_ours() -> None:
     assert not patched
 
 
-@pytest.mark.parametrize("path", [f for f in python("tests") if f.rpartition("/")[2].startswith("test_")])
-def test_every_test_asserts(path: str) -> None:
+def test_every_test_asserts() -> None:
     """A test asserts, expects an error, or calls a function that does."""
-    for node in functions(path):
-        if node.name.startswith("test_"):
-            source = ast.unparse(node)
-            assert re.search(
-                r"\bassert\b|\braises\(|\b(check|expect|assert|until|wait_until|eventually|settle|hear|all_calls)\w*\(",
-                source,
-            ), node.name
+    asserts = re.compile(
+        r"\bassert\b|\braises\(|\b(check|expect|assert|until|wait_until|eventually|settle|hear|all_calls)\w*\("
+    )
+    silent = [
+        (f, node.name)
+        for f in python("tests")
+        for node in functions(f)
+        if node.name.startswith("test_") and not asserts.search(ast.unparse(node))
+    ]
+    assert not silent
+
+
+def test_every_test_runs_in_a_lane() -> None:
+    """A file of the fast lane is not looked at by the system lane, where its tests that are marked `system` are."""
+    marked = [f for f in python("tests") if re.search(r"mark\.(system|vllm)\b", text(f)) and "/test_" in f]
+    found = [f for f in marked if lanes.lane(f) == lanes.FAST and f not in lanes.BOTH and "mark.long" not in text(f)]
+    assert marked and found == [], "add these to tests/lanes.py, BOTH"
 
 
 def test_nothing_in_the_tree_is_of_one_machine() -> None:

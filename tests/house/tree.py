@@ -2,13 +2,15 @@
 
 import ast
 import gc
+import gzip
 import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console")
+SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console", "operator")
+ON_THE_BUS = SERVICES[:-1]  # the operator knows the fleet by its REST alone
 
 
 @cache
@@ -35,7 +37,9 @@ def python(*folders: str) -> list[str]:
 
 @cache
 def text(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
+    """What a file says, unpacked where it is packed."""
+    whole = (ROOT / path).read_bytes()
+    return (gzip.decompress(whole) if path.endswith(".gz") else whole).decode()
 
 
 @cache
@@ -48,12 +52,22 @@ def tree(path: str) -> ast.Module:
         gc.enable()
 
 
+@cache
+def nodes(path: str) -> tuple[ast.AST, ...]:
+    """Everything in a module, walked once for all tests."""
+    gc.disable()
+    try:
+        return tuple(ast.walk(tree(path)))
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def literals(path: str) -> Iterator[tuple[int, str]]:
     """(line, text) of every string in a module, those inside f-strings too, docstrings not."""
-    module = tree(path)
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docs = {_opening(n.body) for n in ast.walk(module) if isinstance(n, owners)}
-    for node in ast.walk(module):
+    docs = {_opening(n.body) for n in nodes(path) if isinstance(n, owners)}
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node.lineno, node.value
 

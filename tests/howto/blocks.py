@@ -11,6 +11,7 @@ SETTINGS = {"sh": {"needs", "background", "exits"}, "text": set[str]()}
 OTHER = {"file"}  # words of every other language
 _OPENING = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<info>[^`\n]*)$", re.MULTILINE)
 _FENCE = re.compile(rf"{_OPENING.pattern}\n(?P<body>.*?)^ *(?P=fence)[`~]* *$", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"^`(?P<path>[\w.-]+(?:/[\w.-]+)*)`[^\n]*\n\s*\Z", re.MULTILINE)  # the last line before a fence
 _FLEET = re.compile(r"^<!-- *fleet:(.*?)-->", re.MULTILINE)
 
 
@@ -28,6 +29,7 @@ class Block:
     words: dict[str, str]
     text: str
     follows: bool = False  # nothing but empty lines stands between it and the fence before
+    path: str = ""  # of the file that it adds or changes, in a worked example (example.py)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -86,7 +88,9 @@ def parse(path: str, text: str) -> Page:
         language, words = words_of(match["info"])
         body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
         follows = bool(blocks) and not text[end : match.start()].strip()
-        blocks.append(Block(path, _line_at(match.start(), text), language, words, body, follows))
+        named = None if language in SHELLS | {"text"} else _PATH.search(text[end : match.start()])
+        file = named["path"] if named else ""
+        blocks.append(Block(path, _line_at(match.start(), text), language, words, body, follows, file))
         end = match.end()
     prose = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
     if unclosed := _OPENING.search(prose):

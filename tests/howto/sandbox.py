@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.house.tree import files
 from tests.howto.blocks import ROOT, Block, Page, expected, shows
 from tests.waiting import WAIT_S
 
-BLOCK_S = 150.0
+BLOCK_S = 300.0
 POLL_S = 0.02
 NUM_PORTS = 60
 MARK = "_HOWTO_SANDBOX"
@@ -36,27 +36,33 @@ class Sandbox:
     """Runs blocks one after the other. `close` ends everything that was started from it."""
 
     folder: Path
+    state: Path  # of the fleet that its commands act on
     port_base: int
     _shell: subprocess.Popen[str]
     _count: int = 0
     _background: list[tuple[Block, Path]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, folder: Path) -> "Sandbox":
+    def open(
+        cls, folder: Path, checkout: Callable[[Path], None], *, imports: bool, of: "Sandbox | None" = None
+    ) -> "Sandbox":
         work = folder / "clone"
         work.mkdir()
-        for name in {path.partition("/")[0] for path in files() if not path.startswith(".")}:
-            (work / name).symlink_to(ROOT / name)
+        checkout(work)
         _environment(work / ".venv")
         # An answer that is an error ends curl with 22; a page need not say so each time.
         (folder / ".curlrc").write_text("fail\nsilent\nshow-error\n")
-        base = free_block("127.0.0.1", NUM_PORTS, os.getpid() * 131)
+        state = of.state if of else folder / "state"
+        base = of.port_base if of else free_block("127.0.0.1", NUM_PORTS, os.getpid() * 131)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("GLOWPLUG_", "OTEL_", "MAKE", "MFLAGS"))}
+        if imports:
+            env.pop("PYTHONDONTWRITEBYTECODE", None)
+            env["PYTHONPATH"] = f"{work / 'libs'}:{work}"
         env |= {
             "PATH": f"{Path(sys.executable).parent}:{env.get('PATH', '')}",
-            "GLOWPLUG_STATE_DIR": str(folder / "state"),
+            "GLOWPLUG_STATE_DIR": str(state),
             "GLOWPLUG_PORT_BASE": str(base),
-            "GLOWPLUG_READY_TIMEOUT_S": "120",
+            "GLOWPLUG_READY_TIMEOUT_S": "240",
             "PIP_DRY_RUN": "1",
             "CURL_HOME": str(folder),
             MARK: str(folder),
@@ -71,7 +77,12 @@ class Sandbox:
             env=env,
             start_new_session=True,
         )
-        return cls(folder, base, shell)
+        return cls(folder, state, base, shell)
+
+    @property
+    def work(self) -> Path:
+        """The checkout as its commands see it."""
+        return self.folder / "clone"
 
     def moved(self, text: str) -> str:
         """`text` with the default ports replaced by those of this page's fleet."""
@@ -83,7 +94,7 @@ class Sandbox:
         return _ADDRESS.sub(port, text)
 
     def write(self, block: Block) -> None:
-        (self.folder / "clone" / block.words["file"]).write_text(self.moved(block.text))
+        (self.work / block.words["file"]).write_text(self.moved(block.text))
 
     def run(self, block: Block, wanted: str = "") -> str:
         """What the block printed. Raises PageFailed."""
@@ -134,7 +145,7 @@ class Sandbox:
 
     def _told(self, block: Block, what: str, output: str) -> str:
         logs = ""
-        for log in sorted((self.folder / "state" / "logs").glob("*.log")):
+        for log in sorted((self.state / "logs").glob("*.log")):
             bad = [row for row in _read(log).splitlines() if "ERROR" in row or "Traceback" in row][-3:]
             logs += "".join(f"\n  {log.name}: {row}" for row in bad)
         return f"{block.where} {what}\n--- the block\n{block.text}--- its output\n{output[-4000:]}{logs}"
@@ -164,6 +175,12 @@ class Sandbox:
         return found
 
 
+def linked(work: Path) -> None:
+    """Make `work` look like a checkout: links to what the repository holds, which no page may change."""
+    for name in {path.partition("/")[0] for path in files() if not path.startswith(".")}:
+        (work / name).symlink_to(ROOT / name)
+
+
 def _environment(venv: Path) -> None:
     """The environment the tests run in, seen through links, as one that is installed: no page may change it."""
     venv.mkdir()
@@ -186,10 +203,13 @@ def _read(path: Path) -> str:
 
 
 @contextmanager
-def sandbox() -> Iterator[Sandbox]:
-    """A sandbox that is gone afterwards. Its path is short: a unix socket lives in it."""
+def sandbox(
+    checkout: Callable[[Path], None] = linked, *, imports: bool = False, of: Sandbox | None = None
+) -> Iterator[Sandbox]:
+    """A sandbox that is gone afterwards. Its path is short: a unix socket lives in it. `imports`: its commands import
+    what `checkout` made, not what the tests themselves run. `of`: they act on the fleet of that sandbox."""
     with tempfile.TemporaryDirectory(prefix="gp-howto-", ignore_cleanup_errors=True) as folder:
-        opened = Sandbox.open(Path(folder))
+        opened = Sandbox.open(Path(folder), checkout, imports=imports, of=of)
         try:
             yield opened
         finally:
@@ -197,15 +217,22 @@ def sandbox() -> Iterator[Sandbox]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_page(page: Page, here: frozenset[str] = frozenset()) -> int:
-    """Run every block of a page whose needs are `here`; returns how many ran. Raises PageFailed."""
+def start_fleet(box: Sandbox, page: Page) -> None:
+    """The fleet that the page's comment asks for, if it does. Raises PageFailed."""
+    if page.fleet is not None:
+        engine, nodes = page.fleet.get("engine", "emulated"), page.fleet.get("nodes", "2")
+        code, output = box.execute(f"glowplug up --detach --quiet --engine {engine} --nodes {nodes}\n")
+        if code != 0:
+            raise PageFailed(f"{page.path}: its fleet did not start ({code})\n{output[-3000:]}")
+
+
+def run_page(page: Page, here: frozenset[str] = frozenset(), of: Sandbox | None = None) -> int:
+    """Run every block of a page whose needs are `here`, on a fleet of its own or that of the sandbox `of`; returns how
+    many ran. Raises PageFailed."""
     num_run = 0
-    with sandbox() as box:
-        if page.fleet is not None:
-            engine, nodes = page.fleet.get("engine", "emulated"), page.fleet.get("nodes", "2")
-            code, output = box.execute(f"glowplug up --detach --quiet --engine {engine} --nodes {nodes}\n")
-            if code != 0:
-                raise PageFailed(f"{page.path}: its fleet did not start ({code})\n{output[-3000:]}")
+    with sandbox(of=of) as box:
+        if of is None:
+            start_fleet(box, page)
         for block in page.blocks:
             if "file" in block.words:
                 box.write(block)

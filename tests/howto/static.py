@@ -3,7 +3,7 @@
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import typer
@@ -40,8 +40,8 @@ def commands(text: str) -> Iterator[list[str]]:
                 words.append(token)
 
 
-def problems(block: Block) -> list[str]:
-    """One line per thing that is wrong with the commands of a block."""
+def problems(block: Block, also: Set[str] = frozenset()) -> list[str]:
+    """One line per thing that is wrong with the commands of a block. `also`: files that are there when they run."""
     parsed = subprocess.run(["sh", "-n"], input=block.text, capture_output=True, text=True, check=False)
     if parsed.returncode:
         return [f"{block.where}: does not parse: {parsed.stderr.strip()}"]
@@ -49,15 +49,17 @@ def problems(block: Block) -> list[str]:
     for words in commands(block.text):
         name, arguments = Path(words[0]).name, words[1:]
         wrong = [*_CHECKS[name](arguments)] if name in _CHECKS else []
-        found += [f"{block.where}: `{' '.join(words)}`: {why}" for why in (*wrong, *_files(words))]
+        wrong = [why for why in wrong if why.removeprefix("there is no ") not in also]
+        found += [f"{block.where}: `{' '.join(words)}`: {why}" for why in (*wrong, *_files(words, also))]
     return found
 
 
-def _files(words: list[str]) -> Iterator[str]:
+def _files(words: list[str], also: Set[str]) -> Iterator[str]:
     for word in words:
         path = word.partition("=")[2] if word.startswith("--") else word
         path = path.partition(":")[0].removeprefix("./")
-        if path.startswith(FOLDERS) and not re.search(r"[*?$<{]", path) and not (ROOT / path).exists():
+        is_there = path in also or (ROOT / path).exists()
+        if path.startswith(FOLDERS) and not re.search(r"[*?$<{]", path) and not is_there:
             yield f"there is no {path}"
 
 
@@ -70,6 +72,7 @@ def _glowplug(arguments: list[str]) -> Iterator[str]:
     if verb is None:
         yield f"glowplug has no verb {arguments[0]!r}"
         return
+    verb = getattr(verb, "commands", {}).get(next(iter(arguments[1:]), ""), verb)  # of a group: keys create
     flags = {flag for parameter in verb.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for word in arguments[1:]:
         if word == "--":

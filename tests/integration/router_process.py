@@ -22,7 +22,7 @@ from tests.waiting import WAIT_S
 
 @dataclass
 class RouterProcess:
-    """`python -m services.router` with ports of its own."""
+    """`python -m glowplug.services.router` with ports of its own."""
 
     nats_url: str
     redis_url: str
@@ -48,7 +48,7 @@ class RouterProcess:
             "GLOWPLUG_PORT": str(self.admin_port),
             "GLOWPLUG_SERVICE_ID": "router-1",
         }
-        argv = (sys.executable, "-m", "services.router")
+        argv = (sys.executable, "-m", "glowplug.services.router")
         with (self.state_dir / "router.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *argv, stdout=log, stderr=log, env=os.environ | given | env

@@ -17,14 +17,13 @@ from glowplug.domain.hardware import CachedWeights, Link, Node
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
 from glowplug.events.envelope import from_json
+from glowplug.services.agent.app import make
 from glowplug.weights.inventory import DiskContent, write_disk, write_links
-from services.agent.app import make
 from tests.agent_rig import (
     NODE,
     AgentRig,
     complete,
     emulated_model,
-    resume_command,
     start_command,
     stop_command,
     until_runs,
@@ -124,7 +123,7 @@ async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
 async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) -> None:
     """It goes on at another one, with the tokens that it would have had; the drained engine is free before its time,
     and while the stream goes on."""
-    model = emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0})
+    model = emulated_model(engine_args={"time_scale": 0.3, "launch_s": 0, "warmup_s": 0})
     asked = {"model": model.name, "prompt": "tell", "max_tokens": 110, "ignore_eos": True}
     await rig.run(model, "i-1")
     async with a_rig(models=(model,), params={"move_within_s": 10.0}) as router:
@@ -142,12 +141,12 @@ async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) 
             return row is not None and row.state is InstanceState.STOPPED
 
         passes_on()
+        other = await rig.run(model, "i-2")  # the router does not know of it yet
+        expected = asyncio.create_task(complete(other.url, **{k: asked[k] for k in ("max_tokens", "ignore_eos")}))
         client = await router.sent(post("/v1/completions", json.dumps({**asked, "stream": True}).encode()))
         await client.head()
         got = await client.chunk()
-        other = await rig.run(model, "i-2")
-        expected = asyncio.create_task(complete(other.url, **{k: asked[k] for k in ("max_tokens", "ignore_eos")}))
-        await rig.send(stop_command("i-1", grace_s=2.0))
+        await rig.send(stop_command("i-1", grace_s=6.0))  # it leaves once it has run for as long as is left
         await until(passes_on, "the first engine is free")
         assert router.table.exchanges, "the stream goes on"
         text = "".join(one["choices"][0]["text"] for one in decoded(got + await client.rest()) if one != "[DONE]")
@@ -156,17 +155,6 @@ async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) 
         assert outcomes(router) == {("drained", "continued"): 1.0} and router.finished[0].num_continued == 1
     deadline_at = next(e.data.instance.drain_ends_at for e in rig.broker.published if e.type == "instance.draining")
     assert (rig.finished_spans()["agent.drain"].end_time or 0) < deadline_at * 1e9
-
-
-@set_to(drain_quiet_s=5.0)
-async def test_a_drain_is_undone(rig: AgentRig) -> None:
-    await started(rig)
-    await rig.send(stop_command("i-1"))
-    await rig.reaches("i-1", InstanceState.DRAINING)
-    await rig.send(resume_command("i-1"))
-    ready = await rig.reaches("i-1", InstanceState.READY)
-    assert ready.reason == "wanted again" and rig.used_bytes() == 100 * MIB
-    rig.settings.drain_s = 0.0
 
 
 @set_to(engine_overhead_bytes=100 * MIB, engine_memory_s=0.02)
@@ -183,17 +171,7 @@ async def test_an_engine_that_takes_too_much_memory_is_ended_with_a_reason(rig: 
     assert rig.broker.of_type("instance.failed")[-1].data.instance.reason == failed.reason
 
 
-async def test_killed_engine_fails_and_frees(rig: AgentRig) -> None:
-    await started(rig)
-    os.kill(rig.handle("i-1")["pid"], signal.SIGKILL)
-    failed = await rig.reaches("i-1", InstanceState.FAILED)
-    assert "ended by itself" in failed.reason
-    await until(lambda: rig.used_bytes() == 0, "the ledger is free")
-    failure = rig.broker.of_type("instance.failed")[-1]
-    assert failure.data.code == "engine_failed" and failure.data.instance.instance_id == "i-1"
-
-
-@set_to(health_every_s=0.05, health_timeout_s=0.1, health_misses=3)
+@set_to(health_every_s=0.05, health_timeout_s=0.5, health_misses=3)
 async def test_hung_engine_is_replaced_by_a_failure(rig: AgentRig) -> None:
     await started(rig)
     pid = rig.handle("i-1")["pid"]
@@ -201,36 +179,6 @@ async def test_hung_engine_is_replaced_by_a_failure(rig: AgentRig) -> None:
     failed = await rig.reaches("i-1", InstanceState.FAILED)
     assert "its engine hangs" in failed.reason
     await until(lambda: started_at(pid) is None and rig.used_bytes() == 0, "the hung process is killed")
-
-
-async def test_no_room_harms_nobody(rig: AgentRig) -> None:
-    await started(rig, mib=250)
-    await rig.send(start_command(emulated_model("other", mib=100), "i-2"))
-    failed = await rig.reaches("i-2", InstanceState.FAILED)
-    assert rig.broker.of_type("instance.failed")[-1].data.code == "out_of_memory"
-    assert "free" in failed.reason and rig.used_bytes() == 250 * MIB
-    assert (await rig.reaches("i-1", InstanceState.READY)).url
-
-
-async def test_failed_weights_end_the_start(rig: AgentRig) -> None:
-    model = emulated_model()
-    await rig.send(start_command(model, "i-1"))
-    await until(lambda: rig.handle("i-1"), "the engine launches")
-    region = write_weights(rig.settings.shm_dir / "elsewhere", model)
-    region = type(region)(rig.settings.shm_dir / NODE / region.digest)
-    region.fail("weights_corrupt", "checksum differs", failed_at=1.0, instance_ids=("i-1",))
-    failed = await rig.reaches("i-1", InstanceState.FAILED)
-    assert failed.reason == "checksum differs"
-    assert rig.broker.of_type("instance.failed")[-1].data.code == "weights_corrupt"
-    await until(lambda: rig.used_bytes() == 0 and not rig.handle("i-1"), "engine and bytes are gone")
-
-
-async def test_a_start_under_way_is_given_up(rig: AgentRig) -> None:
-    await rig.send(start_command(emulated_model(), "i-1"))
-    await until(lambda: rig.handle("i-1"), "the engine launches")
-    pid = rig.handle("i-1")["pid"]
-    await rig.stop("i-1")
-    assert started_at(pid) is None and rig.used_bytes() == 0
 
 
 async def test_a_start_goes_on_after_kill_9(rig: AgentRig) -> None:

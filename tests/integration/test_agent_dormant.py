@@ -25,6 +25,7 @@ async def live(tmp_path: Path) -> AsyncIterator[DormantRig]:
 
 async def test_a_replica_becomes_an_instance_in_the_same_process(live: DormantRig) -> None:
     assert live.service.controller.node(0.0).abilities == (
+        "emulated:adapters",
         "emulated:first_layers",
         "emulated:prewarm",
         "emulated:stages",
@@ -50,13 +51,6 @@ async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_a
     assert spec["first_bytes"] == 20 * MIB < spec["weights_bytes"]
     await live.grow()
     assert live.granted() == {"weights": 60, "kv": 100}
-
-
-async def test_an_activation_waits_for_the_load_that_is_under_way(live: DormantRig) -> None:
-    slow = replace(live.model, engine_args={"time_scale": 1.0, "launch_s": 0.1, "load_bytes_per_s": 120 * MIB})
-    await live.replica(slow, until=InstanceState.LOADING)
-    await live.grow(model=slow)
-    assert live.processes == ["i-1"]
 
 
 async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: DormantRig) -> None:

@@ -142,7 +142,7 @@ async def test_engines_that_are_killed(rig: Faulty) -> None:
 
 async def test_engines_that_hang(tmp_path: Path) -> None:
     """A sleeper that hangs is found by whoever wakes it, who waits for as long as a wake may take."""
-    async with agent(tmp_path, sleep_deadline_s=1.0, wake_deadline_s=1.0) as rig:
+    async with agent(tmp_path, sleep_deadline_s=3.0, wake_deadline_s=3.0) as rig:
         await rig.serving(*BECOMES)
         dormant = [name for name in BECOMES if name not in ("falls", "settles")]
         await rig.lie_down(*dormant)
@@ -151,8 +151,8 @@ async def test_engines_that_hang(tmp_path: Path) -> None:
         rig.signal(signal.SIGSTOP, *BECOMES)
         await rig.lie_down("falls", "settles")
         await rig.wake_up("wakes", "grows")
-        asleep = dict.fromkeys(("falls", "settles"), (S.STOPPED, "it was not asleep after 1 s"))
-        woken = {f"{name}-2": (S.FAILED, f"{name} did not wake within 1 s") for name in ("wakes", "grows")}
+        asleep = dict.fromkeys(("falls", "settles"), (S.STOPPED, "it was not asleep after 3 s"))
+        woken = {f"{name}-2": (S.FAILED, f"{name} did not wake within 3 s") for name in ("wakes", "grows")}
         await rig.expect_ends(asleep | woken | {name: (state, "") for name, state in DORMANT.items()})
         await rig.expect_left(*DORMANT, granted={"prewarm": 60})
         await rig.answers("wakes-2", "falls")

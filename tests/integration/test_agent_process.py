@@ -1,5 +1,5 @@
-"""`python -m services.agent` on real NATS and Valkey: kill -9, SIGTERM, outages of both servers; agents on addresses of
-their own; an agent that is the first process of its container."""
+"""`python -m glowplug.services.agent` on real NATS and Valkey: kill -9, SIGTERM, outages of both servers; agents on
+addresses of their own; an agent that is the first process of its container."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import WAIT_S, until
 
 T = TypeVar("T")
-ARGV = (sys.executable, "-m", "services.agent")
+ARGV = (sys.executable, "-m", "glowplug.services.agent")
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
 

@@ -1,21 +1,23 @@
 """A console with a key: who comes without it, with it, with a session, and what becomes of what is open at its end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from services.console import login
+from glowplug.services.console import login
 from tests import console_story as story
 from tests.console_server import ADMIN_TOKEN, API_KEY, SILENCE_S, FakeOwner, Visit, addresses, owning, visited
+from tests.waiting import until
 
 KEY = "key-of-this-console"
 READ = [
     *("/api/v1/fleet", "/api/v1/stream", "/api/v1/models/m", "/api/v1/requests", "/api/v1/traces", "/api/v1/traces/1"),
     *("/api/v1/requests/1/trace", "/api/v1/decisions", "/api/v1/events", "/api/v1/events/latest", "/api/v1/forecasts"),
-    *("/api/services", "/api/traces", "/playground/router"),
+    *("/api/traces/1", "/playground/router"),
     *("/playground/v1/models", "/docs", "/openapi.json", "/policies", "/nothing", "/live/", "//api/v1/fleet", "/Login"),
 ]
 OPEN = ["/live", "/health", "/ready", "/metrics", "/login", "/session", "/page/base.css"]
@@ -27,6 +29,11 @@ def locked(**settings: Any) -> Visit:
 
 async def log_in(client: httpx.AsyncClient, key: str = KEY, **headers: str) -> httpx.Response:
     return await client.post("/login", json={"key": key}, headers=headers)
+
+
+async def session(client: httpx.AsyncClient) -> tuple[bool, bool, str, str]:
+    said = (await client.get("/session")).json()
+    return said["key_asked"], said["open"], said["role"], said["name"]
 
 
 async def test_without_the_key_nothing_can_be_read() -> None:
@@ -70,20 +77,20 @@ async def test_the_api_key_is_asked_for_where_the_console_has_no_key_of_its_own(
     async with locked(api_key=API_KEY) as (_, client):
         assert (await log_in(client, API_KEY)).status_code == 401
     async with locked(console_key="") as (_, client):
-        assert (await client.get("/session")).json() == {"key_asked": False, "open": True}
+        assert (await session(client))[:3] == (False, True, "admin")
         assert (await client.get("/api/v1/fleet")).status_code == 200
 
 
 async def test_a_session_opens_everything_until_the_logout() -> None:
     async with locked() as (_, client):
-        assert (await client.get("/session")).json() == {"key_asked": True, "open": False}
+        assert await session(client) == (True, False, "none", "")
         answer = await log_in(client)
         assert answer.status_code == 204
         cookie = answer.headers["set-cookie"]
         assert all(part in cookie for part in ("HttpOnly", "SameSite=strict", "Path=/", "Max-Age=43200"))
         assert "Secure" not in cookie and KEY not in cookie
         assert (await client.get("/")).status_code == 200 and (await client.get("/api/v1/fleet")).status_code == 200
-        assert (await client.get("/session")).json() == {"key_asked": True, "open": True}
+        assert await session(client) == (True, True, "admin", "the console key")
         kept = {"Cookie": cookie.partition(";")[0]}
         assert (await client.post("/logout")).status_code == 204
         assert not client.cookies
@@ -111,7 +118,9 @@ async def test_a_session_ends_by_itself_and_with_it_what_is_open() -> None:
                         pass
             assert (await client.get("/api/v1/fleet")).status_code == 401
             await log_in(client)
-        assert not at.console.hub.clients and not at.console.events.watchers, "their places are free again"
+        await until(
+            lambda: not at.console.hub.clients and not at.console.events.watchers, "their places are free again"
+        )
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"key": 7}', b'{"key": "' + b"x" * 2000 + b'"}', b"\xff"])
@@ -180,3 +189,18 @@ async def test_a_page_of_another_site_cannot_log_its_reader_in_or_out() -> None:
         await log_in(client)
         assert (await client.post("/logout", headers=foreign)).status_code == 403
         assert (await client.get("/api/v1/fleet")).status_code == 200
+
+
+async def test_a_viewer_reads_and_searches_no_texts() -> None:
+    said = {"gen_ai.prompt": "canary-of-a-prompt", "kept": "a-word"}
+    paths = [
+        f"/api/v1/traces/{story.trace_id(1)}",
+        f"/api/traces/{story.trace_id(1)}",
+    ]
+    async with locked(admin_token=ADMIN_TOKEN, log_prompts=True, trace_disk=False) as (at, client):
+        await at.export(story.export(router=[story.Trace(1, time.time()).span(1, 0, "chat", 0.0, 1.0, said)]))
+        for path in paths:
+            whole = (await client.get(path, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})).text
+            seen = (await client.get(path, headers={"Authorization": f"Bearer {KEY}"})).text
+            assert "canary-of-a-prompt" in whole, path
+            assert "canary-of-a-prompt" not in seen and "a-word" in seen, path

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from glowplug.controllers.autoscaler.reads import READS
 from glowplug.domain.model import Model
 from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.runtime.shell import Shell
+from glowplug.services.autoscaler import file_watch
+from glowplug.services.autoscaler.model_watch import ModelWatch
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
-from glowplug.weights.files import NoAnswer
+from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.weights.source import SourceFile, SourceInfo
-from services.autoscaler.model_watch import ModelWatch
 from tests.waiting import WAIT_S
 
 TWO = "---\nname: two\nengine: emulated\nweights_bytes: 10MiB\n"
@@ -191,3 +193,61 @@ async def test_a_mount_that_dies_keeps_its_models_in_force_and_holds_up_nothing_
         while at.errors:
             await at.poll()
     assert at.models["one"].keep_alive_s == 77
+
+
+async def test_a_file_that_its_reader_did_not_think_of_is_refused_and_the_others_come_in_force(at: Watched) -> None:
+    """264 bytes of a GGUF whose alignment is a text: whatever is raised keeps that one file out."""
+    weights = at.folder / "odd.gguf"
+    key, value = b"general.alignment", b"abc"
+    pair = len(key).to_bytes(8, "little") + key + (8).to_bytes(4, "little") + len(value).to_bytes(8, "little") + value
+    tensor = (1).to_bytes(8, "little") + b"t" + bytes(4) + bytes(4) + bytes(8)
+    head = b"GGUF" + (3).to_bytes(4, "little") + (1).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    weights.write_bytes((head + pair + tensor).ljust(264, b"\0"))
+    odd = f"name: odd\nengine: llamacpp\nweights: {weights}\n"
+    await at.poll(aaa=odd, zzz=TWO)
+    assert set(at.models) == {"two"}
+    assert "general.alignment is 'abc'" in at.errors["aaa.yaml"]
+
+
+async def test_an_error_nobody_thought_of_keeps_one_file_out(at: Watched) -> None:
+
+    def measure(uri: str) -> SourceInfo | None:
+        raise ZeroDivisionError("of a reader")
+
+    at.watch.measure = measure
+    await at.poll(aaa="name: far\nengine: llamacpp\nweights: http://127.0.0.1:9/m.gguf\n", zzz=TWO)
+    assert set(at.models) == {"two"}
+    assert at.errors["aaa.yaml"] == "cannot be read: ZeroDivisionError: of a reader"
+
+
+async def test_a_file_kept_out_is_read_anew_after_a_while_though_it_has_not_changed(
+    at: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kept it out may lie outside it: here its weights, which come later."""
+    weights = at.folder / "late.gguf"
+    await at.poll(late=f"name: late\nengine: emulated\nweights: {weights}\n")
+    assert not at.models and "cannot read" in at.errors["late.yaml"]
+    weights.write_bytes(bytes(1000))
+    await at.poll()
+    assert not at.models, "it waits for a while, or for a change of the file"
+    monkeypatch.setattr(file_watch, "AGAIN_S", 0.0)
+    await at.poll(late=f"name: late\nengine: emulated\nweights: {weights}.none\n")
+    weights.rename(f"{weights}.none")
+    await at.poll()
+    assert set(at.models) == {"late"} and not at.errors
+
+
+async def test_a_reading_that_ends_as_its_time_is_up_counts() -> None:
+    """The loop was held up: the answer and the end of the time limit come in one turn of it."""
+    begun = threading.Event()
+
+    def work() -> int:
+        begun.set()
+        return 7
+
+    def hold_up_the_loop() -> None:
+        begun.wait(WAIT_S)
+        time.sleep(0.2)
+
+    asyncio.get_running_loop().call_soon(hold_up_the_loop)  # once `run` waits
+    assert await PatientReader(0.1).run("slow", work) == 7

@@ -39,7 +39,9 @@ async def test_a_pipeline_serves_and_becomes_one_engine_under_a_request(rig: Pip
     answering = asyncio.create_task(rig.ask(first, 600))
     await rig.consolidate("i")
     await until(lambda: rig.holding("i").instance.consolidating, "it has memory for all of the model")
-    assert rig.granted("node-1") == {"i": 160} and rig.controller.fleet.network.links["node-1"].fetches
+    assert rig.granted("node-1") == {"i": 160}
+    links = rig.controller.fleet.network.links
+    await until(lambda: "node-1" in links and links["node-1"].fetches, "the rest is being fetched")
     await rig.let("i/rest")
     whole = await until(lambda: (i := rig.holding("i").instance).is_whole and i, "it is whole")
     assert not answering.done() and whole.url == first.url and whole.max_concurrency == 2
@@ -112,6 +114,7 @@ async def in_every_phase(rig: PipelineRig, num_tokens: int = 1900) -> list["asyn
     asking = [asyncio.create_task(rig.ask(rig.holding(phase).instance, num_tokens)) for phase in ("serves", "grows")]
     await rig.consolidate("grows")
     await until(lambda: rig.holding("grows").instance.consolidating, "it grows")
+    await until(lambda: rig.asked_for() == {*WITHHELD}, f"all fetches are asked for, not {rig.asked_for()}")
     return asking
 
 

@@ -19,7 +19,6 @@ import pytest
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.cli import pull
 from glowplug.cli.client import FleetClient
-from glowplug.cli.options import Format
 from glowplug.cli.terminal import CliError
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
@@ -129,7 +128,7 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
     }
     bus, store = NatsBus(infra.nats.url, "test"), RedisStore(infra.valkey.url)
     await bus.connect()
-    process = Process("prefetcher", "services.prefetcher", env, tmp_path / "prefetcher.log")
+    process = Process("prefetcher", "glowplug.services.prefetcher", env, tmp_path / "prefetcher.log")
     made = Prefetcher(node_id, tmp_path / "shm", process, bus, store)
 
     async def receive(event: Event) -> None:
@@ -170,25 +169,17 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     await dropped_over_rest(prefetcher)
 
 
-async def test_the_rate_of_the_link_is_known_once_the_prefetcher_is_ready(prefetcher: Prefetcher) -> None:
-    await prefetcher.start(link_bytes_per_s=1e7)
-    (link,) = read_links(prefetcher.shm_dir, prefetcher.node_id)
-    assert link.bytes_per_s == 1e7
-
-
 async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Path) -> None:
     """By the command line's own steps: whole, once more from the cache, and the reasons of those that do not come."""
-    await prefetcher.start(fetch_max_attempts=1)
     fleet = FleetClient({}, admin_token=TOKEN)
     node = {"node_id": prefetcher.node_id, "prefetcher_url": prefetcher.process.url}
 
     async def pulled(uri: str) -> dict[str, Any]:
-        return await asyncio.to_thread(pull._onto, fleet, node, pull.Wanted(WeightsRef(uri=uri)), Format.JSON)
+        return await asyncio.to_thread(pull._onto, fleet, node, pull.Wanted(WeightsRef(uri=uri)), True)
 
     with HubServer({"org/one": {"one.gguf": DATA}}) as hub:
         prefetcher.process.env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-        prefetcher.process.kill()
-        await prefetcher.start()
+        await prefetcher.start(fetch_max_attempts=1)
         row = await pulled("hf://org/one")
         assert (row["where"], row["num_bytes"], row["source"]) == (prefetcher.node_id, len(DATA), "hf")
         assert (await pulled("hf:org/one"))["source"] == "cache"
@@ -284,39 +275,6 @@ async def test_complete_regions_are_adopted_and_damaged_ones_are_not(prefetcher:
         assert prefetcher.region(bad).blob.read_bytes() == DATA
 
 
-async def test_old_epochs_are_refused_and_duplicates_are_one_fetch(prefetcher: Prefetcher) -> None:
-    await prefetcher.start()
-    with WeightServer(DATA) as server:
-        ref, other = WeightsRef(uri=server.url), WeightsRef(uri=server.url + "?old")
-        for _ in range(6):
-            await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=ref), epoch=7)
-        await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=other), epoch=6)
-        await prefetcher.until_complete(ref)
-        refused = 'glowplug_stale_commands_total{service="prefetcher"} 1.0'
-        await until(lambda: refused in prefetcher.get("/metrics").text)
-        assert prefetcher.state(other).state is RegionState.ABSENT
-        assert server.requests.count("bytes=0-0") == 1
-
-
-async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -> None:
-    await prefetcher.start(host_cache_bytes=len(DATA) + 1000, room_wait_s=0.2)
-    with WeightServer(DATA) as server:
-        first, second = WeightsRef(uri=server.url + "?1"), WeightsRef(uri=server.url + "?2")
-        await prefetcher.fetched(first)
-        await prefetcher.fetched(second, "i-2")
-        assert prefetcher.state(first).state is RegionState.ABSENT
-        await prefetcher.fetch(first, "i-1")
-        failure = await prefetcher.until_failed(first, "i-1")
-        assert failure.code == "no_space" and "(i-2 uses it)" in failure.message
-        server.data = DATA + DATA
-        huge = WeightsRef(uri=server.url + "?3")
-        await prefetcher.fetch(huge, "i-3")
-        failure = await prefetcher.until_failed(huge, "i-3")
-        assert failure.code == "no_space"
-    await until(lambda: prefetcher.received("weights.evicted"))
-    assert prefetcher.received("weights.evicted")[0].digest == region_digest(first)
-
-
 async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None:
     await prefetcher.start()
     with WeightServer(DATA, step_s=0.05) as server:
@@ -331,32 +289,35 @@ async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None
         assert not prefetcher.region(ref).blob.exists()
 
 
-async def test_it_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
-    await prefetcher.start()
+async def test_it_knows_the_rate_of_the_link_once_ready_and_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
+    await prefetcher.start(link_bytes_per_s=1e7)
+    (link,) = read_links(prefetcher.shm_dir, prefetcher.node_id)
+    assert link.bytes_per_s == 1e7
     prefetcher.process.signal(signal.SIGTERM)
     assert prefetcher.process.process is not None
     assert await asyncio.to_thread(prefetcher.process.process.wait, 10) == 0
 
 
-@pytest.mark.parametrize("scheme", ["file", "http"])
 async def test_weights_that_were_mended_at_their_source_replace_the_copy(
-    prefetcher: Prefetcher, tmp_path: Path, scheme: str
+    prefetcher: Prefetcher, tmp_path: Path
 ) -> None:
-    """Nothing pins them by checksum: an idle copy is compared with its source, by itself or at the next use."""
+    """Nothing pins them by checksum: an idle copy is compared with its source, a file by itself, one of a web server
+    at its next use."""
     await prefetcher.start(recheck_s=0.2)
     file = tmp_path / "w.gguf"
     file.write_bytes(b"garbage")
     with WeightServer(b"garbage") as server:
-        ref = WeightsRef(uri=str(file) if scheme == "file" else server.url)
-        await prefetcher.fetched(ref)
-        file.write_bytes(DATA)
-        server.data, server.etag = DATA, '"v2"'
-        if scheme == "http":
-            await prefetcher.fetch(ref)
-        await until(lambda: prefetcher.received("weights.evicted"))
-        assert prefetcher.received("weights.evicted")[0].reason == "its source has changed"
-        status = await prefetcher.fetched(ref, "i-1")
-        assert status.info and status.info.sha256 == SHA
+        for num, uri in enumerate((str(file), server.url)):
+            ref = WeightsRef(uri=uri)
+            await prefetcher.fetched(ref)
+            file.write_bytes(DATA)
+            if num:
+                server.data, server.etag = DATA, '"v2"'
+                await prefetcher.fetch(ref)
+            await until(lambda num=num: len(prefetcher.received("weights.evicted")) > num)
+            assert prefetcher.received("weights.evicted")[num].reason == "its source has changed"
+            status = await prefetcher.fetched(ref, "i-1")
+            assert status.info and status.info.sha256 == SHA
 
 
 async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
@@ -385,7 +346,7 @@ async def test_a_node_reads_from_another_what_the_registry_does_not_give(
         await prefetcher.fetched(ref)
         own = {"PORT": free_port(), "NODE_ID": other_id, "SERVICE_ID": f"prefetcher-{other_id}"}
         env = prefetcher.process.env | {f"GLOWPLUG_{name}": str(value) for name, value in own.items()}
-        process = Process("prefetcher", "services.prefetcher", env, tmp_path / "other.log")
+        process = Process("prefetcher", "glowplug.services.prefetcher", env, tmp_path / "other.log")
         other = Prefetcher(other_id, prefetcher.shm_dir, process, prefetcher.bus, prefetcher.store)
         try:
             await other.start()
@@ -448,7 +409,7 @@ async def test_weights_that_left_host_memory_are_read_from_disk(prefetcher: Pref
 async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     env = {**prefetcher.process.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}
-    argv = [sys.executable, "-m", "services.prefetcher"]
+    argv = [sys.executable, "-m", "glowplug.services.prefetcher"]
     run = await asyncio.to_thread(subprocess.run, argv, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert run.returncode != 0
     assert run.stderr.splitlines()[-1] == (

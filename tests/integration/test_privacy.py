@@ -46,7 +46,7 @@ async def everything(router: RouterProcess, valkey: ValkeyProcess, state_dir: Pa
     """What can be read of it from outside, by name."""
     found = {str(p): p.read_text(errors="replace") for p in state_dir.rglob("*") if p.is_file()}
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {ADMIN}"}) as client:
-        for path in ("/metrics", "/v1/requests", "/v1/queue", "/policies"):
+        for path in ("/metrics", "/v1/requests", "/v1/queue", "/policies", "/logs"):
             found[path] = (await client.get(router.admin_url + path)).text
     redis = Redis.from_url(valkey.url, decode_responses=True)
     for name in map(str, await redis.keys("*")):

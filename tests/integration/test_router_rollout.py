@@ -15,7 +15,7 @@ from tests.servers import Infra
 from tests.waiting import WAIT_S, until
 
 DELAY_S = 3.0
-NUM_CLIENTS = 6
+NUM_CLIENTS = 3
 
 
 class Balancer:
@@ -109,7 +109,7 @@ async def test_a_rolling_restart_of_two_routers_loses_no_request(infra: Infra, t
                     ends["done" if whole else f"{answer.status_code} {answer.content[-200:]!r}"] += 1
                 except httpx.HTTPError as error:
                     ends[repr(error)] += 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
 
     clients = [asyncio.create_task(client(k % 2 == 0)) for k in range(NUM_CLIENTS)]
     try:

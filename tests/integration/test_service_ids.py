@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("service", ["predictor", "router"])
+@pytest.mark.parametrize("service", ["predictor", pytest.param("router", marks=pytest.mark.long)])
 def test_a_second_process_of_one_name_is_refused_and_the_name_of_a_dead_one_is_free(
     tmp_path: Path, infra: Infra, service: str
 ) -> None:
@@ -27,7 +27,7 @@ def test_a_second_process_of_one_name_is_refused_and_the_name_of_a_dead_one_is_f
         second = fleet.add(name)
         env = second.env | {"GLOWPLUG_STATE_DIR": str(tmp_path / "state-2")}
         done = subprocess.run(
-            [sys.executable, "-m", f"services.{service}"], env=env, capture_output=True, text=True, timeout=120
+            [sys.executable, "-m", f"glowplug.services.{service}"], env=env, capture_output=True, text=True, timeout=120
         )
         said = done.stdout + done.stderr
         assert f"the service id {name} belongs to a process that runs at {first.url}" in said, said

@@ -17,7 +17,7 @@ from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.sweep import MARK, processes_of, sweep
 from tests.integration.conftest import Children, up
-from tests.waiting import WAIT_S, until, wait_until
+from tests.waiting import WAIT_S, lives, until, wait_until
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -130,14 +130,7 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_helpers(children: Chi
     await until(lambda: bool(process.tail))
     pid, helper = process.pid, int(process.tail[0])
     await process.stop(grace_s=0.3)
-    await until(lambda: not _lives(pid) and not _lives(helper))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await until(lambda: not lives(pid) and not lives(helper))
 
 
 async def test_long_lines_and_halves_reach_the_log(children: Children) -> None:
@@ -155,8 +148,8 @@ async def test_a_start_that_never_answers_is_made_again_with_twice_the_time_and_
     process = children.make(python(SLEEP, is_ready=never), start_timeout_s=0.2)
     process.start()
     await until(lambda: process.num_restarts >= 2)
-    await until(lambda: "ended and started again: no answer within 0.2 s of its start" in said(process))
-    await until(lambda: "ended and started again: no answer within 0.4 s of its start" in said(process))
+    await until(lambda: "and starts it again: no answer within 0.2 s of its start" in said(process))
+    await until(lambda: "and starts it again: no answer within 0.4 s of its start" in said(process))
     assert process.exit_reason.startswith("killed by SIGKILL (no answer within 0.")
 
 
@@ -199,7 +192,7 @@ async def test_an_error_of_the_asking_is_told_once_and_the_process_is_asked_agai
     await up(process)
     await until(lambda: errors["live"] < -2)
     assert process.num_restarts == 0 and process.state is ChildState.READY
-    assert said(process).count("cannot ask how child does, it is left to run: KeyError('no such row')") == 1
+    assert said(process).count("the supervisor cannot check on child and lets it run: KeyError('no such row')") == 1
     (record,) = [record for record in caplog.records if record.name.endswith("supervisor.child")]
     assert record.exc_info is not None and record.exc_info[0] is KeyError
 
@@ -286,9 +279,9 @@ asyncio.run(main())
     service, engine = map(int, supervisor.stdout.readline().split())
     supervisor.kill()
     supervisor.wait()
-    wait_until("the service ends", lambda: not _lives(service), WAIT_S)
-    assert _lives(engine)
+    wait_until("the service ends", lambda: not lives(service))
+    assert lives(engine)
     assert [p.pid for p in processes_of(tmp_path)] == [engine]
     assert sweep(tmp_path / "another") == 0
     assert sweep(tmp_path) == 1
-    assert not _lives(engine)
+    wait_until("the engine ends", lambda: not lives(engine))

@@ -26,12 +26,13 @@ from glowplug.engines import vllm_env, vllm_sample, vllm_stages
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.process import kill_group
 from glowplug.engines.vllm import VllmDriver
+from glowplug.services.agent.stage_moves import KV_MOVES_S
 from glowplug.weights.region import RegionInfo
-from services.agent.stage_moves import KV_MOVES_S
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
+from tests.contract.engine_rig import park, parked_dir
 from tests.ports import free_port
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, lives, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -74,7 +75,7 @@ class Lane:
         return await self.driver.load(await self.driver.launch(self.request(**engine_args)), self.weights)
 
     def settings(self, **extra: Any) -> EngineSettings:
-        return EngineSettings(launch_timeout_s=200.0, extra={"vllm_parked_dir": str(self.folder / "z"), **extra})
+        return EngineSettings(launch_timeout_s=240.0, extra={"vllm_parked_dir": parked_dir(), **extra})
 
     async def zygote(self) -> psutil.Process:
         await self.driver._zygote.ensure()
@@ -88,6 +89,7 @@ async def lane() -> AsyncIterator[Lane]:
     with tempfile.TemporaryDirectory(prefix="gp-vllm-") as folder:
         lane = Lane(Path(folder), VllmDriver(), vllm_sample.prepare())
         lane.driver = VllmDriver(lane.settings(vllm_hung_after_s=2.0))
+        await park(lane.driver)
         yield lane
         await lane.driver.close()
 
@@ -133,10 +135,11 @@ def core_of(handle: EngineHandle) -> psutil.Process:
 
 
 async def until_unhealthy(lane: Lane, handle: EngineHandle) -> str:
-    async with asyncio.timeout(60):
-        while (health := await lane.driver.health(handle)).ok:
-            await asyncio.sleep(0.1)
-    return health.reason
+    async def reason() -> str | None:
+        health = await lane.driver.health(handle)
+        return None if health.ok else health.reason
+
+    return str(await until(reason, "the server is unhealthy"))
 
 
 async def test_a_parked_server_is_a_fork_of_the_zygote_and_says_what_a_plain_one_says(lane: Lane) -> None:
@@ -202,7 +205,7 @@ async def test_a_killed_api_server_takes_its_engine_along(lane: Lane) -> None:
     handle = (await lane.start()).handle
     core = core_of(handle)
     os.kill(handle.pid, signal.SIGKILL)
-    await until(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, "the core ends too")
+    await until(lambda: not lives(core), "the core ends too")
     await lane.driver.stop(handle, 0.0)
 
 
@@ -254,7 +257,7 @@ async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: 
     handle = (await lane.start()).handle
     zygote = await lane.zygote()
     zygote.kill()
-    await until(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE, "it is gone")
+    await until(lambda: not lives(zygote), "it is gone")
     assert (await lane.driver.health(handle)).ok
     assert await say(handle.url)
     later = VllmDriver(lane.settings())
@@ -279,7 +282,7 @@ async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane
     await lane.driver.wake(started.handle)
     assert await tokens(started.handle.url) == tiny.expected
     await lane.driver.stop(started.handle, 10.0)
-    await until(lambda: not any(worker.is_running() for worker in workers), "no worker is left")
+    await until(lambda: not any(lives(worker) for worker in workers), "no worker is left")
 
 
 async def launched_stages(lane: Lane, weights: Path) -> list[EngineHandle]:

@@ -176,12 +176,6 @@ def table(overlay: str) -> set[Arrow]:
     return {Arrow(source, target, parse_ports(ports)) for source, target, ports, who in rows if who in ("all", overlay)}
 
 
-def picture() -> set[Arrow]:
-    """The edges of the mermaid picture."""
-    edges = re.findall(r"^ +(\w+) -->\|([^|]+)\| (\w+)$", PAGE.read_text(), re.MULTILINE)
-    return {Arrow(source, target, parse_ports(ports)) for source, ports, target in edges}
-
-
 def expand(arrows: set[Arrow]) -> dict[tuple[str, str], set[Ports]]:
     """(from, to) -> ports, the words spelled out. A word never draws an arrow from a pod kind to itself."""
     drawn: dict[tuple[str, str], set[Ports]] = {}

@@ -116,6 +116,8 @@ class PodFleet:
                 text = re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], value)
             elif "fieldRef" in value:
                 text = downward[value["fieldRef"]["fieldPath"]]
+            elif value["secretKeyRef"].get("optional") and value["secretKeyRef"]["key"] not in SECRETS:
+                continue
             else:
                 text = SECRETS[value["secretKeyRef"]["key"]]
             env[name] = pod.path(container, text)
@@ -153,7 +155,7 @@ class PodFleet:
         image = container["image"].partition(":")[0]
         program = [nats_binary()] if image == "nats" else container.get("command")
         if program is None:
-            program = [sys.executable, "-m", f"services.{image.removeprefix('glowplug/').partition('-')[0]}"]
+            program = [sys.executable, "-m", f"glowplug.services.{image.removeprefix('glowplug/').partition('-')[0]}"]
         arguments = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], text) for text in container.get("args", ())]
         return [*program, *(pod.path(container, text) for text in arguments)]
 

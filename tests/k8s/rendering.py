@@ -33,7 +33,8 @@ def renderers() -> dict[str, str]:
         found["brought"] = f"{brought} build"
     if (own := shutil.which("kustomize")) is not None:
         found["kustomize"] = f"{own} build"
-    kubectl = shutil.which("kubectl")
+    ours = ROOT / ".venv/helm/kubectl/kubectl"
+    kubectl = str(ours) if ours.exists() else shutil.which("kubectl")
     if kubectl is not None:
         said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=False).stdout
         if "Kustomize Version" in said:  # an older kubectl carries kustomize 2 and does not say so

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(500),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
 ]
 REPLICAS = {"nats": 3, "placer": 2, "autoscaler": 2, "node": 2}
@@ -130,7 +130,7 @@ def test_the_streams_have_three_copies(fleet: PodFleet) -> None:
         _, _, body = fleet.ask(name, "127.0.0.1", 8222, "/jsz?accounts=true&streams=true&config=true")
         for account in json.loads(body).get("account_details", ()):
             copies |= {s["name"]: s["config"]["num_replicas"] for s in account["stream_detail"]}
-    assert copies == {"GLOWPLUG_FACTS": 3, "GLOWPLUG_COMMANDS": 3}
+    assert copies == {"GLOWPLUG_FACTS": 3, "GLOWPLUG_COMMANDS": 3, "GLOWPLUG_USAGE": 3}
 
 
 def test_whichever_replica_is_asked_the_leader_answers(fleet: PodFleet) -> None:
@@ -145,7 +145,7 @@ def test_an_operator_acts_through_the_console(fleet: PodFleet) -> None:
     for path in ("models/emulated-chat-7b/pin", "models/emulated-chat-7b/unpin", "nodes/node-1/drain"):
         said = fleet.ask("operators", console, 8080, f"/api/v1/{path}", method="POST", headers=ADMIN)
         assert said[0] == 202, (path, said[2])
-    for headers, status in ((READER, 401), (ADMIN, 202)):
+    for headers, status in ((READER, 403), (ADMIN, 202)):
         path = "/api/v1/nodes/node-1/undrain"
         assert fleet.ask("operators", console, 8080, path, method="POST", headers=headers)[0] == status
 
@@ -164,6 +164,8 @@ def test_prometheus_reads_everybody(fleet: PodFleet) -> None:
 def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: PodFleet) -> None:
     complete(fleet, "operators", "console-0", 8080, "/playground", MODELS[0])
     get(fleet, "operators", "console-0", 8080, f"/api/v1/forecasts?model={MODELS[0]}")
+    said = fleet.ask("operators", address(fleet, "console-0"), 8080, "/api/v1/logs", method="POST", headers=ADMIN)
+    assert said[0] == 200, said[2]
     for name in ("placer-0", "placer-1", "autoscaler-0", "autoscaler-1"):
         get(fleet, "console-0", name, 8080, "/v1/nodes" if name.startswith("placer") else "/v1/models")
     kinds = {pod.kind for pod in fleet.pods.values()}

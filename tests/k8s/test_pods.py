@@ -9,6 +9,7 @@ import yaml
 from glowplug import __version__
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.privileges import variable as password_of
+from glowplug.telemetry.document import kind as kind_of
 from tests.k8s.rendering import (
     ROOT,
     WORKLOADS,
@@ -136,7 +137,8 @@ def test_the_router_is_scaled_on_metrics_it_has(manifests: list[Manifest]) -> No
     metrics = named(manifests, "HorizontalPodAutoscaler", "router")["spec"]["metrics"]
     assert {m["type"] for m in metrics} == {"Pods"}
     for metric in metrics:
-        assert f"| `{metric['pods']['metric']['name']}` | gauge |" in section
+        name = metric["pods"]["metric"]["name"]
+        assert f"`{name}`" in section and kind_of(name) == "gauge"
 
 
 def test_images_are_pinned(target: str) -> None:
@@ -182,7 +184,10 @@ def test_each_pod_gets_only_the_secrets_it_needs(manifests: list[Manifest]) -> N
     assert holders["GLOWPLUG_API_KEY"] == {"router"}
     assert holders["GLOWPLUG_CONSOLE_KEY"] == {"console"}
     assert holders["GLOWPLUG_ENGINE_SECRET"] == {"router", "agent"}
-    assert "console" not in holders["GLOWPLUG_ADMIN_TOKEN"]
+    assert holders["GLOWPLUG_OIDC_CLIENT_SECRET"] == {"console"}
+    assert holders["GLOWPLUG_ADMIN_TOKEN"] == {"prefetcher", *USERS} - {
+        READER
+    }  # each service, and the console for its roles
     assert holders["NATS_PEER_PASSWORD"] == {"nats"}
     for user in USERS:
         own = set() if user == READER else {user}

@@ -4,16 +4,16 @@ Prometheus finds its targets."""
 import copy
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, parse_ports, picture, table
+from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, parse_ports, table
 from tests.k8s.rendering import (
     K8S,
     MONITORED,
-    OVERLAYS,
     ROOT,
     SCHEMAS,
     WORKLOADS,
@@ -36,10 +36,18 @@ OBSERVABILITY = ROOT / "deploy/observability"
 SERVICES = {"router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"}
 
 
+@cache
+def kubernetes() -> Any:
+    """The module kubernetes_validate, which otherwise reads megabytes of schemas again for each manifest."""
+    import kubernetes_validate  # here: every process of a lane imports every file of tests
+
+    kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
+    return kubernetes_validate
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_is_valid(target: str, version: str) -> None:
     import jsonschema
-    import kubernetes_validate
 
     manifests = render(target)
     assert manifests
@@ -47,17 +55,15 @@ def test_every_manifest_is_valid(target: str, version: str) -> None:
         if (schema := SCHEMAS.get(manifest["kind"])) is not None:
             jsonschema.validate(manifest, schema)
         else:
-            kubernetes_validate.validate(manifest, version, strict=True)
+            kubernetes().validate(manifest, version, strict=True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_unknown_field_is_found(version: str) -> None:
-    import kubernetes_validate
-
     manifest = render("sim")[-1]
     manifest["spec"]["colour"] = "red"
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(manifest, version, strict=True)
+    with pytest.raises(kubernetes().ValidationError):
+        kubernetes().validate(manifest, version, strict=True)
 
 
 def test_every_kustomize_renders_the_same(target: str) -> None:
@@ -95,10 +101,6 @@ def every_connection(manifests: list[Manifest]) -> dict[tuple[str, str], set[Por
 
 def test_policies_allow_the_arrows_and_nothing_else(overlay: str, manifests: list[Manifest]) -> None:
     assert every_connection(manifests) == expand(table(overlay))
-
-
-def test_the_picture_shows_the_table() -> None:
-    assert picture() == set().union(*(table(overlay) for overlay in OVERLAYS))
 
 
 def test_every_pod_is_denied_by_default(manifests: list[Manifest]) -> None:

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(500),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not here (apt install prometheus)"),
 ]
 MODEL = EMULATED + "slo: {{ttft_s: 30, tpot_s: 1}}\n"
@@ -38,7 +38,7 @@ NOTHING_YET = (  # panels of what has not happened in a fleet that is well
     "glowplug-cold-starts: Whole fetches, p95",
     "glowplug-gpus: Evictions",
     "glowplug-gpus: Failed and repeated fetches",
-    "glowplug-control-plane: Leaders",  # this fleet holds no election
+    "glowplug-service-levels: Lines of batches",
 )
 
 
@@ -72,19 +72,25 @@ def configuration(fleet: Fleet) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def address() -> str:
+    """Where Prometheus will listen."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, address: str) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("fleet")
     models = {name: MODEL.format(name=name, keep_alive_s=-1) for name in ("one", "two")}
     forecasts = {"GLOWPLUG_POLICY_PREDICTION": "last_window", "GLOWPLUG_WINDOW_S": "5"}
-    with Fleet.start(root, models, nodes=2, **forecasts) as made:
+    charts = {"GLOWPLUG_PROMETHEUS_URL": f"http://{address}"}
+    with Fleet.start(root, models, nodes=2, **forecasts, **charts) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(fleet: Fleet, address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(fleet)))
-    address = f"127.0.0.1:{free_port()}"
     command = [
         "prometheus",
         f"--config.file={folder / 'prometheus.yml'}",
@@ -179,6 +185,29 @@ def test_numbers_are_those_of_what_happened(prometheus: Prometheus) -> None:
     assert value('max(glowplug_models{temperature="hot"})') == 2
     assert value("sum(glowplug_response_tokens_total)") > 0
     assert value("count(glowplug_build_info)") == 9
+
+
+def test_the_consoles_charts_show_what_prometheus_knows(fleet: Fleet, prometheus: Prometheus) -> None:
+    """Waits up to ten seconds, until one step of the charts has the last start in it."""
+
+    def newest(**asked: str) -> dict[str, dict[str, float]]:
+        """metric -> series -> its last value."""
+        page = httpx.get(f"{fleet.url('console')}/v1/history", params=asked).json()
+        assert (page["source"], page["problem"], page["step_s"]) == ("prometheus", "", 10)
+        lines = {metric: {one["name"]: one["values"] for one in found} for metric, found in page["metrics"].items()}
+        return {m: {name: values[-1] for name, values in found.items()} for m, found in lines.items()}
+
+    def has_starts() -> bool:
+        return any((value or 0) > 0 for value in newest()["starts"].values())
+
+    wait_until("the charts have a start", has_starts)
+    of_fleet, of_one = newest(), newest(model="one")
+    assert of_fleet["gpu"]["capacity"] == 4 * 40e9 and "gpu" not in of_one
+    assert all(found["tokens"]["response"] > found["tokens"]["prompt"] > 0 for found in (of_fleet, of_one))
+    assert 0 < of_one["ttft"]["p50"] <= of_one["ttft"]["p95"] <= of_one["ttft"]["p99"]
+    assert 0 < of_one["hits"]["warm"] < 1 and set(of_fleet["queue"]) == {"waiting", "running"}
+    for metric, found in of_fleet.items():
+        assert all(value is not None for value in found.values()), metric
 
 
 def test_a_node_that_stops_speaking_raises_its_alert_and_ends_it(fleet: Fleet, prometheus: Prometheus) -> None:

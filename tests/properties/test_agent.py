@@ -10,8 +10,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Remove, Save, Tick
@@ -35,6 +33,7 @@ LEGAL = {
     "failed": {"failed"},
 }
 
+NUM_WALKS = 40
 ASKED = (msg.AwaitWeights, msg.ServeStages, msg.SleepEngine, msg.AbandonConsolidation, msg.FinishStages)
 
 
@@ -318,23 +317,15 @@ class EnginesWalk(Walk):
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=120)
-@given(seed=st.integers(0, 1 << 32))
-def test_bytes_are_conserved_whatever_comes_in_whatever_order(seed: int) -> None:
-    walk = EnginesWalk(seed)
-    walk.run()
-    walk.rest()
-    assert not walk.agent.violations()
-    walk.check()
-
-
-def test_the_walks_go_everywhere() -> None:
-    """Else the property above would hold of nothing."""
+def test_bytes_are_conserved_whatever_comes_in_whatever_order() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(NUM_WALKS):
         walk = EnginesWalk(seed)
         walk.run()
         seen += walk.seen
+        walk.rest()
+        assert not walk.agent.violations(), seed
+        walk.check()
     names = ("ActivateEngine", "SleepEngine", "LimitKv", "ServeStages", "prewarmed", "swapped_out")
     names += ("ConsolidateEngine", "AbandonConsolidation", "FinishStages", "StaleEpoch", "failed")
-    assert not {name: seen[name] for name in names if seen[name] < 15}
+    assert not {name: seen[name] for name in names if seen[name] < 5}, "the walks go everywhere, or nothing is shown"

@@ -1,11 +1,15 @@
 """The engine that skips ahead, against one that is written to be read: every step, one after the other."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.engines.emulated_host.batch import Batch
+from glowplug.engines.emulated_host.batch import Sequence as SequenceOfBatch
+from glowplug.engines.emulated_host.profiles import Profile
 from glowplug.simulator.costs import FITTED, StepCosts
 from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits, Sequence, State, What
 
@@ -84,6 +88,13 @@ LIMITS = st.builds(
     max_sequences=st.integers(1, 12),
     max_prefill_tokens=st.sampled_from([256, 2048]),
 )
+CHUNKED = st.builds(
+    EngineLimits,
+    kv_tokens=st.integers(700, 4000),
+    max_sequences=st.integers(1, 12),
+    chunk_tokens=st.sampled_from([16, 256]),
+    long_prefill_tokens=st.sampled_from([0, 16, 64]),
+)
 
 
 @given(ARRIVALS, LIMITS, st.sampled_from([COSTS, FLAT]))
@@ -96,7 +107,48 @@ def test_skipping_is_stepping(arrivals, limits, costs):
             assert got[key] == pytest.approx(times, rel=1e-9), f"sequence {key}, stepping={stepping}"
 
 
-@given(ARRIVALS, LIMITS, st.floats(0.0, 30.0))
+def emulated(arrivals, limits):
+    """The same by the emulated engine's scheduler, whose context is one token longer. Returns what `plain` does."""
+    profile = Profile(17.5, 0.1968, 5.2e-6, 32.1, 0.231, 0.0, kv_bytes_per_token=1, activation_bytes=1)
+    batch = Batch(
+        profile=profile,
+        num_blocks=10_000,
+        max_running=limits.max_sequences,
+        max_step_tokens=limits.chunk_tokens,
+        long_prefill_tokens=limits.long_prefill_tokens,
+    )
+    coming, now, found = sorted(arrivals), 0.0, {}
+    while True:
+        while coming and coming[0][0] <= now:
+            _, key, prompt, output = coming.pop(0)
+            batch.add(SequenceOfBatch(str(key), prompt, output))
+        step = batch.plan()
+        if step is None:
+            if not coming:
+                return found
+            now = coming[0][0]
+            continue
+        now += step.seconds
+        for one in batch.commit(step):
+            found.setdefault(int(one.sequence_id), [now, now])[1] = now
+            if one.num_generated == one.num_wanted:
+                batch.remove(one)
+
+
+@given(ARRIVALS, st.integers(1, 12), st.sampled_from([24, 64]), st.booleans())
+def test_pieces_of_prompts_are_read_as_the_emulated_engine_reads_them(arrivals, num_sequences, long_tokens, stepping):
+    limits = EngineLimits(
+        kv_tokens=100_000, max_sequences=num_sequences, chunk_tokens=2048, long_prefill_tokens=long_tokens
+    )
+    costs = replace(COSTS, decode_s_per_context=0.0)
+    got = drive(BatchEngine(costs, limits, stepping=stepping), arrivals)
+    wanted = emulated(arrivals, limits)
+    assert got.keys() == wanted.keys()
+    for key, times in wanted.items():
+        assert got[key] == pytest.approx(times, rel=1e-9), f"sequence {key}"
+
+
+@given(ARRIVALS, LIMITS | CHUNKED, st.floats(0.0, 30.0))
 def test_the_cache_is_never_over_full_and_empty_at_the_end(arrivals, limits, at_s):
     engine = BatchEngine(COSTS, limits)
     for when, sequence in sequences_of(arrivals):
@@ -108,7 +160,7 @@ def test_the_cache_is_never_over_full_and_empty_at_the_end(arrivals, limits, at_
     assert engine.num_sequences == 0 and engine.kv_tokens_used(1e9) == 0 and engine.next_at_s == math.inf
 
 
-@given(ARRIVALS, LIMITS, st.data())
+@given(ARRIVALS, LIMITS | CHUNKED, st.data())
 def test_who_has_left_holds_nothing_and_is_not_heard_of(arrivals, limits, data):
     engine, leaving = BatchEngine(COSTS, limits), set()
     sequences = {}
@@ -139,7 +191,7 @@ def test_a_slowdown_stretches_what_comes_after_the_next_boundary():
     assert one.finished_at == pytest.approx(prefill + 5 * 0.03 + 5 * 0.06)
 
 
-@given(ARRIVALS, LIMITS, st.floats(0.0, 1.0), st.data())
+@given(ARRIVALS, LIMITS | CHUNKED, st.floats(0.0, 1.0), st.data())
 def test_a_cache_that_shrinks_loses_nobody(arrivals, limits, share, data):
     """WarmServe section 4.1: whatever it is limited to and when, what is used fits and every sequence ends."""
     engine = BatchEngine(COSTS, limits)

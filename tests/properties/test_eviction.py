@@ -12,7 +12,7 @@ from glowplug.policies.caching.ordering import Resident, evict
 from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.registry import KINDS, choose
 
-POLICIES: list[Callable[..., EvictDecision]] = list(KINDS["eviction"].values())
+POLICIES: list[Callable[..., EvictDecision]] = [choose("eviction", name) for name in KINDS["eviction"]]
 
 residents = st.lists(
     st.builds(
@@ -105,7 +105,7 @@ def test_held_stay_bytes_fit_and_the_same_asks_give_the_same_victims(
 
 def play(caching: str, asks: list[tuple[str, float]], held: frozenset[str], dropped: set[int]) -> list[str]:
     """A cache over those asks; the victims in order."""
-    facts = CacheFacts(capacity_bytes=CAPACITY, penalty_s=lambda name, num_bytes: 1.0 + ord(name) % 3)
+    facts = CacheFacts(penalty_s=lambda name, num_bytes: 1.0 + ord(name) % 3)
     memory = choose("caching", caching)(facts)
     present: dict[str, float] = {}
     victims: list[str] = []
@@ -115,7 +115,7 @@ def play(caching: str, asks: list[tuple[str, float]], held: frozenset[str], drop
         if at in dropped and present:
             gone = min(present)
             del present[gone]
-            memory.left(gone, evicted=False)
+            memory.left(gone)
         memory.used(name, SIZES[name], now_s, hit=name in present)
         if name not in present:
             residents = [
@@ -128,7 +128,7 @@ def play(caching: str, asks: list[tuple[str, float]], held: frozenset[str], drop
             assert evict(memory, residents[::-1], need_bytes, now_s) == decision, "whatever order they are listed in"
             assert {r.name for r in decision.rivals} in (set(), set(present))
             if need_bytes > 0 and not decision.victims:
-                memory.left(name, evicted=False)
+                memory.left(name)
                 continue
             for victim in decision.victims:
                 del present[victim]

@@ -1,6 +1,6 @@
 """Bytes are conserved: what a GPU has is free or held by somebody; byte ranges and rates hold what they must."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.errors import OutOfMemory
@@ -30,7 +30,6 @@ DEEDS = st.lists(
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
 
-@settings(max_examples=400)
 @given(DEEDS)
 def test_every_byte_is_free_or_somebodys_and_what_is_refused_changes_nothing(deeds):
     ledger = ByteLedger([Gpu(gpu_id=gpu_id, total_bytes=total) for gpu_id, total in SIZES.items()])
@@ -83,7 +82,6 @@ SHARING = st.lists(
 )
 
 
-@settings(max_examples=400)
 @given(SHARING)
 def test_what_several_holders_share_counts_once_whoever_comes_and_goes(deeds):
     """Against a model that knows what each of them reads: a GPU is used by what each has alone, and by one copy of what

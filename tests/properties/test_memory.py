@@ -1,7 +1,4 @@
-"""Ledger, pool and slots of a host GPU do what a model of a few dictionaries says, whatever is asked and whoever dies.
-
-`python -m bench.memory` does a million of the same operations.
-"""
+"""Ledger, pool and slots of a host GPU do what a model of a few dictionaries says, whatever is asked or killed."""
 
 import contextlib
 import json

@@ -39,13 +39,13 @@ from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
 from glowplug.policies.start_times import START_TIMES
 from glowplug.policies.systems import SYSTEMS
+from glowplug.services.console.app import Console, build_app
+from glowplug.services.console.handlers import Feed
+from glowplug.services.console.metrics import ConsoleMetrics
+from glowplug.services.console.settings import ConsoleSettings
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.rows import read_rows
 from glowplug.weights.region import region_digest
-from services.console.app import Console, build_app
-from services.console.handlers import Feed
-from services.console.metrics import ConsoleMetrics
-from services.console.settings import ConsoleSettings
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 from tests.odd_rows import KINDS, NOW, TABLES, a_tweaked_event, event_bytes, key_of, odd, steps
 from tests.strategies import events
@@ -169,7 +169,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("service", sorted(CONTROLLERS))
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(system=st.sampled_from(sorted(SYSTEMS)), drawn=steps)
 def test_what_decodes_never_breaks_a_controller(service: str, system: str, drawn: list[Any]) -> None:
     stage = Stage(service, system)
@@ -179,7 +179,6 @@ def test_what_decodes_never_breaks_a_controller(service: str, system: str, drawn
     assert stage.now_s > NOW
 
 
-@settings(max_examples=60)
 @given(memory=odd(AgentMemory), drawn=st.lists(a_tweaked_event, max_size=4))
 def test_an_agent_starts_from_whatever_memory_decodes(memory: dict[str, Any], drawn: list[Any]) -> None:
     stage = Stage("agent", "union")
@@ -214,7 +213,6 @@ a_row = st.sampled_from(sorted(TABLES)).flatmap(
 )
 
 
-@settings(max_examples=300)
 @given(event=an_event_of_any_kind, drawn=cuts)
 def test_a_damaged_event_is_malformed_or_an_event_that_can_be_sent_on(event: Event, drawn: list[Any]) -> None:
     try:
@@ -225,7 +223,6 @@ def test_a_damaged_event_is_malformed_or_an_event_that_can_be_sent_on(event: Eve
         assert decode(encode(decoded)) == decoded
 
 
-@settings(max_examples=300)
 @given(row=a_row, drawn=st.just([]) | cuts)
 def test_a_damaged_row_is_named_or_a_row_that_can_be_written_again(row: tuple[str, bytes], drawn: list[Any]) -> None:
     table, raw = row
@@ -320,7 +317,6 @@ async def expect_shown(drawn: list[Any]) -> None:
             answer.json()
 
 
-@settings(max_examples=40)
 @given(drawn=steps)
 def test_a_console_shows_whatever_decodes(drawn: list[Any]) -> None:
     asyncio.run(expect_shown(drawn))

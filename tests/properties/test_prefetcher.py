@@ -250,5 +250,5 @@ class Prefetching(RuleBasedStateMachine):
         assert {d for d, c in self.prefetcher.cache.entries.items() if c.complete} <= self.complete
 
 
-Prefetching.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+Prefetching.TestCase.settings = settings()
 test_prefetching = Prefetching.TestCase

@@ -15,6 +15,7 @@ DEEDS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), NAMES, st.integers(1, 50), st.integers(1, 30)),
         st.tuples(st.just("begin"), NAMES),
+        st.tuples(st.just("expect"), NAMES, st.integers(1, 30)),
         st.tuples(st.just("end"), NAMES),
         st.tuples(st.just("advance"), st.integers(0, 25)),
     ),
@@ -34,13 +35,20 @@ class PlainMap:
         elif deed[0] == "begin" and deed[1] in self.requests:
             _, prompt, _, expected = self.requests[deed[1]]
             self.requests[deed[1]] = [self.now, prompt, self.now + expected, expected]
+        elif deed[0] == "expect" and deed[1] in self.requests:
+            request = self.requests[deed[1]]
+            request[2:] = request[0] + deed[2], deed[2]
+            self._extend()
         elif deed[0] == "end":
             self.requests.pop(deed[1], None)
         elif deed[0] == "advance":
             self.now += deed[1]
-            for request in self.requests.values():
-                while request[2] <= self.now:
-                    request[2] += max(1, math.ceil(0.2 * request[3]))
+            self._extend()
+
+    def _extend(self):
+        for request in self.requests.values():
+            while request[2] <= self.now:
+                request[2] += max(1, math.ceil(0.2 * request[3]))
 
     def tokens(self, step):
         return sum(prompt + step - start for start, prompt, end, _ in self.requests.values() if step < end)

@@ -9,7 +9,7 @@ from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan
 from glowplug.policies.placement.warmserve_placement import take_over
 from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaClass, replicas
 from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
-from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers, first_layers_bytes
+from glowplug.policies.prewarming.warmserve import LayerProfile, first_layers, first_layers_bytes
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 MODELS = [f"m{n}" for n in range(6)]

@@ -1,8 +1,9 @@
 """The seeds a simulation runs with: some that stay the same, and as many that the commit chooses.
 
 Fixed seeds make a failure comparable from one day to the next; those of the commit look elsewhere each time, and are
-the same wherever that commit is checked out. `GLOWPLUG_SIM_SEEDS` names others instead: "17", "3,5" or "0..199".
-`bench/seeds.py` runs 200.
+the same wherever that commit is checked out. The fast lane runs the first fixed one, the long lane the others: what a
+new seed finds is a bug report, and no reason that an unrelated change does not pass.
+`GLOWPLUG_SIM_SEEDS` names others instead: "17", "3,5" or "0..199". `bench/seeds.py` runs 200.
 """
 
 import os
@@ -10,17 +11,22 @@ import random
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 VARIABLE = "GLOWPLUG_SIM_SEEDS"
-EACH = 8
+EACH = 3
 
 
-def seeds(num_each: int = EACH) -> tuple[int, ...]:
-    """The seeds of one test: `num_each` fixed ones and as many of the commit's. Few where a run takes long."""
+def seeds(num_each: int = EACH) -> list[Any]:
+    """The seeds of one test, for `parametrize`: `num_each` fixed ones and as many of the commit's; few where a run
+    takes long. All but the first one are marked `long`."""
     if named := os.environ.get(VARIABLE):
-        return read(named)
+        return [*read(named)]
     chance = random.Random(_commit())
-    return (*range(num_each), *(chance.randrange(1000, 1_000_000) for _ in range(num_each)))
+    first, *others = (seed for fixed in range(num_each) for seed in (fixed, chance.randrange(1000, 1_000_000)))
+    return [first, *(pytest.param(seed, marks=pytest.mark.long) for seed in others)]
 
 
 def read(text: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ in the end nobody holds a byte, no engine and no fetch is left, nothing waits fo
 something still comes or goes.
 
 There are about 3,000 pairs of event and harm. A seed runs each NUM_SEEDS-th of them, two seeds run with each commit,
-and `GLOWPLUG_SIM_SEEDS=0..74` runs all (3 minutes).
+and `GLOWPLUG_SIM_SEEDS=0..149` runs all (3 minutes).
 """
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.pipeline_life import END_S, HARMS, Life, num_events
 from tests.simulation.seeds import seeds
 
-NUM_SEEDS = 75
+NUM_SEEDS = 150
 
 
 @pytest.mark.parametrize("seed", seeds(1))

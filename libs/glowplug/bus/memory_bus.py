@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from glowplug.bus.port import MAX_DELIVER, BusCounts, BusUnavailable, Handler
 from glowplug.events import Event, decode, encode
 from glowplug.events.subjects import is_command_filter, is_kept, subject
 
 log = logging.getLogger(__name__)
+RETRY_S = 0.01  # before a patient reader is given an event again
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -28,6 +30,7 @@ class _Subscription:
     filters: tuple[str, ...]
     handler: Handler
     durable: str
+    patient: bool = False
     queue: asyncio.Queue[tuple[int, str, bytes]] = field(default_factory=asyncio.Queue)  # end in `kept`, subject, event
     task: asyncio.Task[None] | None = None
     handling: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while an event is handled
@@ -99,10 +102,12 @@ class MemoryBus:
         self.broker.take(event)
         await asyncio.sleep(0)
 
-    async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
-        sub = _Subscription(tuple(filters), handler, durable)
+    async def subscribe(
+        self, filters: Sequence[str], handler: Handler, *, durable: str = "", patient: bool = False
+    ) -> None:
+        sub = _Subscription(tuple(filters), handler, durable, patient)
         if durable:
-            first = 0 if is_command_filter(filters[0]) else len(self.broker.kept)
+            first = 0 if patient or is_command_filter(filters[0]) else len(self.broker.kept)
             start = self.broker.acknowledged.setdefault(durable, first)
             for end, (name, raw) in enumerate(self.broker.kept[start:], start + 1):
                 if sub.wants(name):
@@ -121,8 +126,9 @@ class MemoryBus:
                     self.broker.acknowledged[sub.durable] = end
 
     async def _handle(self, sub: _Subscription, event: Event) -> None:
-        for attempt in range(MAX_DELIVER if sub.durable else 1):
+        for attempt in count() if sub.patient else range(MAX_DELIVER if sub.durable else 1):
             self.counts.num_redelivered += attempt > 0
+            await asyncio.sleep(RETRY_S if sub.patient and attempt else 0)
             try:
                 await sub.handler(event)
                 return

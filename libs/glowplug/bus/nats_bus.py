@@ -34,6 +34,7 @@ FETCH_WAIT_S = 5.0
 PUBLISH_TIMEOUT_S = 3.0
 RETRY_S = 0.25
 CLOSE_S = 2.0
+CANCEL_AGAIN_S = 0.2
 ANSWER_S = 1.0  # a server that lives answers a ping, and stores a message, within it
 ARRIVE_S = 5.0  # a server that lives has taken a subscription within it, however busy its machine
 PING_LEFT_S = 60  # by then the connection of a ping without an answer has been given up
@@ -71,7 +72,7 @@ class Storing:
         return next(iter(self._refusals.values()), "")
 
     def of(self, stream: str) -> str:
-        """The same of one stream."""
+        """Why one stream takes no messages; "" if it does."""
         return self._refusals.get(stream, "")
 
     def stored(self, stream: str, now_s: float) -> None:
@@ -81,8 +82,8 @@ class Storing:
             log.info("%s stores events again", stream)
 
     async def refused(self, stream: str, error: BaseException) -> None:
-        """The stream has not taken a message. A connection that is lost, or a server that stood still for a while, is
-        not meant: so a server that answers is asked once more."""
+        """Note that the stream refused a message. A lost connection, or a server that stood still for a while, is no
+        refusal: so ask a server that answers once more."""
         if stream in self._refusals or not await self._answers():
             return
         try:
@@ -93,7 +94,7 @@ class Storing:
             log.error("%s: %s", stream, said)
 
     def reset(self) -> None:
-        """Another server, or the same one started again: what the last one refused says nothing of it."""
+        """Forget the refusals of the server before, once another one (or the same one, restarted) is connected."""
         self._refusals.clear()
 
     async def watch(self, connected: Callable[[], bool]) -> None:
@@ -123,6 +124,8 @@ class _Reader:
     durable: str
     filters: tuple[str, ...]
     handler: Handler
+    patient: bool = False
+    stood_at: tuple[int, int] | None = None  # its last delivery: its number, and that of the event in its stream
     rebind: asyncio.Event = field(default_factory=asyncio.Event)
     bound: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -136,7 +139,8 @@ class NatsBus:
     a pull that was waiting on the old connection would wait in vain. A client that may not make streams
     (`makes_streams`) waits for one that does. `inbox`: what the subjects of its answers begin with. A stream that
     stores nothing is reported by `refusal` and asked again until it stores (`Storing`); with `asks_first` also
-    before anything has been refused.
+    before anything has been refused. The stream of usage is not waited for and its refusals are not reported: a fleet
+    of an older version has none, and routers keep on disk what it does not take.
     """
 
     def __init__(
@@ -176,7 +180,7 @@ class NatsBus:
         while True:
             try:
                 self._nc = await nats.connect(
-                    self._url,
+                    self._url.split(","),
                     name=self._name,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=RETRY_S,
@@ -213,13 +217,13 @@ class NatsBus:
         while True:
             await self._back.wait()
             self._back.clear()
-            log.info("bus is back; streams and readers are set up again")
+            log.info("the bus answers again: setting up its streams and readers")
             await self._ensure_streams()
             for reader in self._readers.values():
                 reader.rebind.set()
 
     async def _ensure_streams(self) -> None:
-        """Waits until both streams exist. A stream whose settings cannot be changed is used as it is."""
+        """Waits until the streams exist. A stream whose settings cannot be changed is used as it is."""
         for config in stream_configs(self._replicas):
             while True:
                 try:
@@ -229,7 +233,9 @@ class NatsBus:
                         await self._js.stream_info(str(config.name))
                     break
                 except NotFoundError:
-                    log.info("waiting for stream %s to be made", config.name)
+                    if config.name == names.USAGE_STREAM:
+                        break
+                    log.info("this service waits until another one has created the stream %s", config.name)
                     await asyncio.sleep(RETRY_S)
                 except BadRequestError as error:
                     log.warning("stream %s exists with other settings: %s", config.name, error)
@@ -238,6 +244,8 @@ class NatsBus:
                     break
                 except REFUSED as error:
                     log.warning("stream %s not ready: %r", config.name, error)
+                    if config.name == names.USAGE_STREAM and not self._makes_streams:
+                        break
                     await asyncio.sleep(RETRY_S)
 
     async def publish(self, event: Event) -> None:
@@ -256,10 +264,11 @@ class NatsBus:
             else:
                 await self._nc.publish(subject, raw)
         except NoStreamResponseError as error:
-            self._back.set()  # the stream is gone though the server is not: make it again
+            if stream != names.USAGE_STREAM or self._makes_streams:
+                self._back.set()  # the stream is gone though the server is not: make it again
             raise BusUnavailable(f"{subject}: no stream takes it") from error
         except REFUSED as error:
-            if stream and isinstance(error, NOT_STORED):
+            if stream and stream != names.USAGE_STREAM and isinstance(error, NOT_STORED):
                 await self._storing.refused(stream, error)
             raise BusUnavailable(f"{subject}: {error!r}") from error
 
@@ -292,17 +301,19 @@ class NatsBus:
     def _pinged(self, ping: asyncio.Task[None]) -> None:
         self._pings.discard(ping)
         if not ping.cancelled() and (error := ping.exception()) is not None:
-            log.debug("a ping had no answer: %r", error)
+            log.debug("NATS has not answered a ping: %r", error)
 
-    async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
+    async def subscribe(
+        self, filters: Sequence[str], handler: Handler, *, durable: str = "", patient: bool = False
+    ) -> None:
         if not durable:
             callback = self._core_callback(handler)
             for subject in filters:
                 await self._nc.subscribe(subject, cb=callback)
             if not await self._answered(arrive(self._nc), ARRIVE_S):
-                log.warning("the server has not said that it knows of the subscription to %s", ", ".join(filters))
+                log.warning("NATS has not confirmed the subscription to %s", ", ".join(filters))
             return
-        reader = self._readers[durable] = _Reader(durable, tuple(filters), handler)
+        reader = self._readers[durable] = _Reader(durable, tuple(filters), handler, patient)
         reader.task = asyncio.create_task(self._read(reader))
         try:
             await reader.bound.wait()
@@ -317,8 +328,7 @@ class NatsBus:
         reader.released = True
         reader.rebind.set()
         await asyncio.wait([reader.task], timeout=CLOSE_S)
-        reader.task.cancel()
-        await asyncio.gather(reader.task, return_exceptions=True)
+        await _cancel(reader.task)
 
     def _core_callback(self, handler: Handler) -> Callable[[Msg], Awaitable[None]]:
         one_at_a_time = asyncio.Lock()
@@ -330,7 +340,7 @@ class NatsBus:
                 try:
                     await handler(event)
                 except Exception:
-                    log.exception("handler of %s failed", msg.subject)
+                    log.exception("the handler of an event on %s failed", msg.subject)
 
         return on_message
 
@@ -343,7 +353,7 @@ class NatsBus:
         while not own.released:
             own.rebind.clear()
             try:
-                reader = await self._bind(own.filters, own.durable)
+                reader = await self._bind(own)
             except REFUSED as error:
                 log.warning("reader %s cannot bind: %r", own.durable, error)
                 await asyncio.sleep(RETRY_S)
@@ -353,7 +363,7 @@ class NatsBus:
             if own.released:
                 own.rebind.set()  # it was, while this bound
             try:
-                await self._read_bound(reader, own.handler, own.rebind)
+                await self._read_bound(reader, own)
             except Exception as error:
                 log.warning("reader %s lost (%r); binding again", own.durable, error, exc_info=error)
                 await asyncio.sleep(RETRY_S)
@@ -361,15 +371,17 @@ class NatsBus:
                 with contextlib.suppress(*REFUSED):
                     await reader.unsubscribe()
 
-    async def _bind(self, filters: tuple[str, ...], durable: str) -> JetStreamContext.PullSubscription:
-        stream = stream_of(filters)
-        await self._js.add_consumer(stream, consumer_config(durable, filters))  # makes it, or finds it
-        return await self._js.pull_subscribe_bind(durable=durable, stream=stream)
+    async def _bind(self, own: _Reader) -> JetStreamContext.PullSubscription:
+        stream = stream_of(own.filters)
+        config = consumer_config(own.durable, own.filters, patient=own.patient)
+        info = await self._js.add_consumer(stream, config)  # makes it, or finds it
+        if stream == names.USAGE_STREAM and info.delivered is not None:
+            own.stood_at = info.delivered.consumer_seq, info.delivered.stream_seq
+        return await self._js.pull_subscribe_bind(durable=own.durable, stream=stream)
 
-    async def _read_bound(
-        self, reader: JetStreamContext.PullSubscription, handler: Handler, rebind: asyncio.Event
-    ) -> None:
+    async def _read_bound(self, reader: JetStreamContext.PullSubscription, own: _Reader) -> None:
         """One message per pull: none waits in this process while its time to be acknowledged runs out."""
+        rebind = own.rebind
         waiter = asyncio.create_task(rebind.wait())
         pull: asyncio.Task[list[Msg]] | None = None
         try:
@@ -380,37 +392,46 @@ class NatsBus:
                     return
                 with contextlib.suppress(TimeoutError):
                     for msg in pull.result():
-                        self._count(msg)
-                        await self._handle(msg, handler)
+                        self._count(msg, own)
+                        await self._handle(msg, own)
         finally:
-            ours = [task for task in (waiter, pull) if task is not None]
-            for task in ours:
-                task.cancel()
-            await asyncio.gather(*ours, return_exceptions=True)
+            await _cancel(waiter, *([pull] if pull is not None else []))
 
-    def _count(self, msg: Msg) -> None:
+    def _count(self, msg: Msg, own: _Reader) -> None:
         delivery = msg.metadata
         self.counts.pending[delivery.consumer] = delivery.num_pending
         self.counts.num_redelivered += delivery.num_delivered > 1
+        if own.stood_at is None:
+            return
+        (number, place), now = own.stood_at, delivery.sequence
+        if delivery.num_delivered > 1:
+            own.stood_at = now.consumer, place
+            return
+        own.stood_at = now.consumer, now.stream
+        # Others that share the reader's name have had the deliveries between; the rest was there and is no more.
+        num_lost = (now.stream - place) - (now.consumer - number)
+        if num_lost > 0:
+            self.counts.num_overflowed += num_lost
+            log.error("%s has discarded %d events that %s had not read", delivery.stream, num_lost, own.durable)
 
-    async def _handle(self, msg: Msg, handler: Handler) -> None:
+    async def _handle(self, msg: Msg, own: _Reader) -> None:
         event = self._read_message(msg)
         try:
             if event is not None:
-                await handler(event)
+                await own.handler(event)
         except Exception:
-            log.exception("handler of %s failed", msg.subject)
-            await self._failed(msg)
+            log.exception("the handler of an event on %s failed", msg.subject)
+            await self._failed(msg, own.patient)
             return
         with contextlib.suppress(*REFUSED):
             await msg.ack()
 
-    async def _failed(self, msg: Msg) -> None:
-        """The handler has raised: once more, until the last delivery."""
-        is_last = msg.metadata.num_delivered >= MAX_DELIVER
+    async def _failed(self, msg: Msg, patient: bool) -> None:
+        """Have the event delivered again, until its last delivery, which a patient reader has none of."""
+        is_last = not patient and msg.metadata.num_delivered >= MAX_DELIVER
         self.counts.num_given_up += is_last
         if is_last:
-            log.error("the event of %s is given up after %d deliveries", msg.subject, MAX_DELIVER)
+            log.error("an event on %s is given up: its handler failed at all %d deliveries", msg.subject, MAX_DELIVER)
         with contextlib.suppress(*REFUSED):
             await (msg.term() if is_last else msg.nak(delay=RETRY_S))
 
@@ -432,11 +453,17 @@ async def arrive(client: Client) -> None:
         await client.flush(timeout=PING_LEFT_S)
 
 
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks until they are over. `asyncio.wait_for` of Python 3.11, used by the client, swallows cancellations
+    that come in the moment of its answer; a task that goes on would be waited for until the process is killed."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+        for task in done:
+            _ = task.cancelled() or task.exception()  # an error on the way out is not reported
 
 
 async def _log_error(error: Exception) -> None:
-    log.warning("bus: %r", error)
+    log.warning("the connection to NATS reports an error: %r", error)

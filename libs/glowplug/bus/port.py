@@ -27,6 +27,7 @@ class BusCounts:
     num_redelivered: int = 0
     num_malformed: int = 0
     num_given_up: int = 0  # durable events whose handler raised at every delivery
+    num_overflowed: int = 0  # events of the usage stream that it discarded before their reader had them
     pending: dict[str, int] = field(default_factory=dict)
 
     def read(self, subject: str, raw: bytes) -> Event | None:
@@ -39,7 +40,9 @@ class BusCounts:
         else:
             if is_subject_of(subject, event.data):
                 return event
-            log.warning("an event of %s came on %s, where it does not belong: %s", event.issuer, subject, event.type)
+            log.warning(
+                "%s has published an event on %s, which is not the subject of %s", event.issuer, subject, event.type
+            )
         self.num_malformed += 1
         return None
 
@@ -55,10 +58,13 @@ class Bus(Protocol):
         """Facts and commands are stored before this returns; telemetry is fire and forget. Raises BusUnavailable."""
         ...
 
-    async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
+    async def subscribe(
+        self, filters: Sequence[str], handler: Handler, *, durable: str = "", patient: bool = False
+    ) -> None:
         """Deliver matching events one at a time. With `durable`, from where that name last acknowledged
         (a new name starts at the end for facts, at the beginning for commands); without, core subjects only.
-        All filters of one call are of one plane (evt, tel or cmd)."""
+        A `patient` durable reader starts at the oldest event that is kept, is never given an event for the last time,
+        and its place is kept while it is away. All filters of one call are of one plane (evt, tel or cmd)."""
         ...
 
     async def release(self, durable: str) -> None:

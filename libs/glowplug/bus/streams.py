@@ -1,4 +1,4 @@
-"""What JetStream keeps of ours: two streams, and how a durable reader stands in them."""
+"""What JetStream keeps of ours: three streams, and how a durable reader stands in them."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,15 @@ FACTS_MAX_AGE_S = 24 * 3600.0
 DUPLICATE_WINDOW_S = 60.0
 FACTS_MAX_BYTES = 256 * 1024 * 1024
 COMMANDS_MAX_BYTES = 64 * 1024 * 1024
+USAGE_MAX_AGE_S = 7 * 24 * 3600.0  # for as long a console may be away
+# Records of about 450 bytes. The server reserves the bytes of all streams, and once more those of the one it is asked
+# for, of its max_file_store (1 GB in deploy/docker/nats.conf).
+USAGE_MAX_BYTES = 256 * 1024 * 1024
 CONSUMER_INACTIVE_S = 3600.0
 
 
 def stream_configs(replicas: int) -> list[api.StreamConfig]:
-    """Facts, then commands. Old facts are discarded; commands expire, since a late command is a wrong one."""
+    """Facts, commands, usage. Old facts and usage are discarded; commands expire, since a late one is a wrong one."""
     return [
         api.StreamConfig(
             name=name,
@@ -34,17 +38,20 @@ def stream_configs(replicas: int) -> list[api.StreamConfig]:
         for name, filter_, max_age_s, max_bytes in (
             (subjects.FACTS_STREAM, subjects.FACTS, FACTS_MAX_AGE_S, FACTS_MAX_BYTES),
             (subjects.COMMANDS_STREAM, subjects.COMMANDS_ALL, COMMANDS_MAX_AGE_S, COMMANDS_MAX_BYTES),
+            (subjects.USAGE_STREAM, subjects.USAGE, USAGE_MAX_AGE_S, USAGE_MAX_BYTES),
         )
     ]
 
 
 def stream_of(filters: Sequence[str]) -> str:
     """The stream that holds what `filters` match."""
-    return subjects.COMMANDS_STREAM if subjects.is_command_filter(filters[0]) else subjects.FACTS_STREAM
+    return subjects.stream_of(filters[0])
 
 
-def consumer_config(durable: str, filters: Sequence[str]) -> api.ConsumerConfig:
-    """A new reader of commands starts at the beginning (they may be for it), one of facts at the end."""
+def consumer_config(durable: str, filters: Sequence[str], *, patient: bool = False) -> api.ConsumerConfig:
+    """A new reader of commands starts at the beginning (they may be for it), one of facts at the end unless it is
+    `patient`. A patient reader is given an event until it acknowledges it, and keeps its place however long it is
+    away."""
     is_commands = stream_of(filters) == subjects.COMMANDS_STREAM
     # One filter, and the name, stand in the subject of the call that makes the reader: there the server checks them.
     wanted = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}
@@ -52,10 +59,10 @@ def consumer_config(durable: str, filters: Sequence[str]) -> api.ConsumerConfig:
         name=durable,
         durable_name=durable,
         **wanted,
-        deliver_policy=api.DeliverPolicy.ALL if is_commands else api.DeliverPolicy.NEW,
+        deliver_policy=api.DeliverPolicy.ALL if is_commands or patient else api.DeliverPolicy.NEW,
         ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
-        max_deliver=MAX_DELIVER,
+        max_deliver=-1 if patient else MAX_DELIVER,
         max_ack_pending=MAX_ACK_PENDING,
-        inactive_threshold=CONSUMER_INACTIVE_S,
+        inactive_threshold=None if patient else CONSUMER_INACTIVE_S,
     )

@@ -1,9 +1,9 @@
 """`glowplug backup` and `restore`: what a fleet cannot make again by itself, in one file.
 
 The archive is a gzipped tar with a manifest that states its format and the digest of every member: `manifest.json`
-first, then `models.jsonl` and `cordons.jsonl` (rows as the store holds them, one per line) and `files/<name>`, the
-model files. Nothing of it is secret by itself, but an address of weights may carry a password. What a restore does to a
-fleet is worked out before anything is done."""
+first, then `models.jsonl`, `cordons.jsonl`, `tenants.jsonl` and `keys.jsonl` (rows as the store holds them, one per
+line) and `files/<name>`, the model files. Nothing of it is secret by itself (of a key it holds the digest), but an
+address of weights may carry a password. What a restore does to a fleet is worked out before anything is done."""
 
 import gzip
 import hashlib
@@ -15,34 +15,39 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from glowplug import __version__
 from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.options import DEFAULT_STATE_DIR, StateDirOption
+from glowplug.cli.options import StateDirOption
 from glowplug.cli.terminal import CliError, age, in_line, say
 from glowplug.controllers.placer.controller import CORDONS, Cordon
+from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant, prefix_of
+from glowplug.domain.declared import OF_KUBERNETES
 from glowplug.domain.model import Model
 from glowplug.events.envelope import SAID, MalformedEvent, from_json, to_json
-from glowplug.runtime.model_files import ModelFile
+from glowplug.runtime.model_files import OF_BASE, ModelFile
+from glowplug.state.address import connect_sync
 from glowplug.state.keys import PREFIX
 from glowplug.state.redis_store import table_row
 from glowplug.state.rows import read_rows, shown
 
-FORMAT, FORMAT_VERSION = "glowplug-backup", 1
+FORMAT, FORMAT_VERSION = "glowplug-backup", 2  # format 1 has neither tenants nor keys
 MANIFEST, MODELS, CORDON_LINES, FILES = "manifest.json", "models.jsonl", "cordons.jsonl", "files/"
+TENANT_LINES, KEY_LINES = "tenants.jsonl", "keys.jsonl"
 MAX_BYTES = 256 << 20  # packed or unpacked: a fleet of 10,000 models has 20 MiB
 _FILE_NAME = re.compile(r"(?!\.)[^/\\]{1,200}\.ya?ml")  # of a model file: one name, not hidden, printable
 # What an operator changes beside the declaration: `glowplug pin`, `drain`.
 _BY_VERB = ("pinned",)  # and `kept_at`, which no declaration has
+_OF_TENANT = ("limits", "model_limits", "priority", "weight")  # what PUT takes of one
+_OF_KEY = ("tenant", "name", "models", "surfaces", "limits", "priority", "expires_at")
 ANSWER_S = 5.0
 IN_FORCE_S = 30.0  # until the autoscaler has read the files: it looks every second
 POLL_S = 0.2
@@ -64,6 +69,8 @@ class Backup:
     models: Mapping[str, Model] = field(default_factory=dict)
     cordons: tuple[str, ...] = ()  # nodes an operator took out of placement
     files: Mapping[str, str] = field(default_factory=dict)
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    keys: Mapping[str, ApiKey] = field(default_factory=dict)
     made_by: str = __version__  # version of glowplug
 
 
@@ -89,6 +96,8 @@ def pack(backup: Backup) -> bytes:
     members = {
         MODELS: b"".join(to_json(model) + b"\n" for _, model in sorted(backup.models.items())),
         CORDON_LINES: b"".join(to_json(Cordon(node_id, True)) + b"\n" for node_id in sorted(backup.cordons)),
+        TENANT_LINES: b"".join(to_json(tenant) + b"\n" for _, tenant in sorted(backup.tenants.items())),
+        KEY_LINES: b"".join(to_json(key) + b"\n" for _, key in sorted(backup.keys.items())),
     } | {f"{FILES}{name}": text.encode() for name, text in sorted(backup.files.items())}
     manifest = {
         "format": FORMAT,
@@ -216,6 +225,8 @@ def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> B
     try:
         models = [from_json(line, Model) for line in members[MODELS].splitlines()]
         cordons = [from_json(line, Cordon) for line in members[CORDON_LINES].splitlines()]
+        tenants = [from_json(line, Tenant) for line in members.get(TENANT_LINES, b"").splitlines()]
+        keys = [from_json(line, ApiKey) for line in members.get(KEY_LINES, b"").splitlines()]
         files = {name.removeprefix(FILES): raw.decode() for name, raw in members.items() if name.startswith(FILES)}
     except (MalformedEvent, LookupError, UnicodeDecodeError) as error:
         raise BadArchive(f"{path} holds rows this version cannot read: {error}") from error
@@ -227,6 +238,8 @@ def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> B
         models={model.key: model for model in models},
         cordons=tuple(cordon.node_id for cordon in cordons if cordon.cordoned),
         files=files,
+        tenants={tenant.name: tenant for tenant in tenants},
+        keys={key.key_id: key for key in keys},
         made_by=manifest.made_by,
     )
 
@@ -241,17 +254,30 @@ class Plan:
     cordons: tuple[str, ...]
     unchanged: tuple[str, ...]  # names of models that are as in the backup
     conflicts: tuple[str, ...]
+    tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # bodies of PUT /v1/tenants/{name}
+    keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # bodies of PUT /v1/keys/{key_id}
+    lacking: tuple[str, ...] = ()  # files of tenants that this fleet has not read, and no backup holds
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.files or self.deploy or self.verbs or self.cordons)
+        return not (self.files or self.deploy or self.verbs or self.cordons or self.tenants or self.keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessShown:
+    """The tenants (by name) and keys (by id) that the autoscaler shows."""
+
+    tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def body(model: Model | Mapping[str, Any]) -> dict[str, Any]:
     """A model as its owner would write it: what PUT /v1/models takes, from a row of the store or of REST."""
     row: dict[str, Any] = dict(msgspec.to_builtins(model)) if isinstance(model, Model) else dict(model)
-    shown = {name: row[name] for name in ModelFile.model_fields}
+    shown = {name: row[name] for name in ModelFile.model_fields if name in row}
     shown["aliases"] = list(shown["aliases"])
+    if row.get("base"):  # an adapter, whose other fields are its base's
+        shown = {name: value for name, value in shown.items() if name not in OF_BASE} | {"adapter": row["weights"]}
     return shown
 
 
@@ -260,9 +286,10 @@ def plan(
     models: Mapping[str, Mapping[str, Any]],
     files: Mapping[str, str] | None,
     draining: frozenset[str],
+    access: AccessShown | None = None,
 ) -> Plan:
-    """From the rows the autoscaler shows (by key), the files of its folder (None: not on this machine), and the nodes
-    that drain already."""
+    """From the rows the autoscaler shows (by key), the files of its folder (None: not on this machine), the nodes that
+    drain already, and the tenants and keys that are there."""
     write = {name: text for name, text in sorted(backup.files.items()) if files is not None and files.get(name) != text}
     conflicts = [f"model file {name} is there with other content" for name in write if name in (files or {})]
     deploy: list[dict[str, Any]] = []
@@ -280,14 +307,59 @@ def plan(
         verbs += found
         if same and not found:
             unchanged.append(model.name)
+    tenants, keys, differing, lacking = _access(backup, access or AccessShown())
     return Plan(
         files=write,
-        deploy=tuple(deploy),
+        deploy=tuple(sorted(deploy, key=lambda one: "adapter" in one)),  # after their bases
         verbs=tuple(verbs),
         cordons=tuple(node_id for node_id in backup.cordons if node_id not in draining),
         unchanged=tuple(unchanged),
-        conflicts=tuple(conflicts),
+        conflicts=(*conflicts, *differing),
+        tenants=tenants,
+        keys=keys,
+        lacking=lacking,
     )
+
+
+def _access(
+    backup: Backup, shown: AccessShown
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], list[str], tuple[str, ...]]:
+    """Bodies of the tenants and of the keys to be put, what is there and differs, and the files that are to be put in
+    place by hand: rows of a file are only changed there. A key that the fleet has revoked stays so."""
+    tenants: dict[str, dict[str, Any]] = {}
+    keys: dict[str, dict[str, Any]] = {}
+    conflicts: list[str] = []
+    lacking: set[str] = set()
+    for name, tenant in sorted(backup.tenants.items()):
+        row, wanted = shown.tenants.get(name), _picked(msgspec.to_builtins(tenant), _OF_TENANT)
+        if row is not None and _picked(row, _OF_TENANT) == wanted:
+            continue
+        if tenant.source and not source_of(tenant):
+            lacking.add(Path(tenant.source).name)
+            continue
+        conflicts += [f"tenant {name} is there and declared otherwise"] if row is not None else []
+        tenants[name] = wanted
+    for key_id, key in sorted(backup.keys.items()):
+        row, whole = shown.keys.get(key_id), dict(msgspec.to_builtins(key))
+        is_over = row is not None and bool(row["revoked_at"])
+        same = row is not None and _picked(row, _OF_KEY) == _picked(whole, _OF_KEY) and not key.revoked_at
+        if is_over or same:
+            continue
+        if key.source:
+            lacking.add(Path(key.source).name)
+            continue
+        conflicts += [f"key {key.prefix} is there and declared otherwise"] if row is not None else []
+        keys[key_id] = _picked(whole, (*_OF_KEY, "sha256", "created_at", "revoked_at"))
+    return tenants, keys, conflicts, tuple(sorted(lacking))
+
+
+def source_of(row: Model | Tenant) -> dict[str, str]:
+    """The parameter of a PUT that restores what a custom resource declares, so that it goes on owning it."""
+    return {"source": row.source} if row.source.startswith(OF_KUBERNETES) else {}
+
+
+def _picked(row: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: list(row[name]) if isinstance(row[name], tuple) else row[name] for name in names}
 
 
 def _declared(shown: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,16 +378,18 @@ def _verbs(model: Model, row: Mapping[str, Any] | None) -> list[tuple[str, str]]
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to: models.tar.gz", dir_okay=False)],
-    force: Annotated[bool, typer.Option("--force", help="Replace the file when it is there.")] = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write, such as models.tar.gz.", dir_okay=False)
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+    state_dir: StateDirOption = None,
 ) -> None:
-    """Keep models, model files, pins and drains of a running fleet in one file; weights and tokens are not in it."""
+    """Save the models, model files, pins, drains, tenants and keys of a running fleet in one file, without weights and
+    tokens; of a key the digest is saved."""
     if file.exists() and not force:
-        raise CliError(f"{file} is there already: choose another name, or --force")
+        raise CliError(f"{file} exists already: choose another name, or overwrite it with --force")
     fleet = connect(state_dir)
-    models, cordons, left_out = _tables(fleet)
-    taken = Backup(made_at=time.time(), models=models, cordons=cordons, files=_model_files(fleet) or {})
+    taken, left_out = _taken(fleet)
     write(file, pack(taken))
     for line in left_out:
         say(f"left out: {line}", err=True)
@@ -324,49 +398,71 @@ def backup(
 
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite what is there and differs.")] = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite what differs from the backup.")] = False,
+    state_dir: StateDirOption = None,
 ) -> None:
-    """Bring back what a backup holds, pins and drains as they were then. Where a model or a file is there and differs,
-    nothing is done without --replace."""
+    """Restore the models, model files, pins, drains, tenants and keys of a backup. Where any of them differs in the
+    fleet, nothing is done without --replace."""
     kept = read(file)
     fleet = connect(state_dir)
     files = _model_files(fleet)
     rows = {row["key"]: row for row in fleet.models()}
     nodes = fleet.nodes()
     draining = frozenset(node["node_id"] for node in nodes if node["draining"])
-    todo = plan(kept, rows, files, draining)
+    todo = plan(kept, rows, files, draining, _access_shown(fleet) if kept.tenants or kept.keys else None)
     say(f"{file}: {_counted(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
     if todo.conflicts and not replace:
         for line in todo.conflicts:
             say(f"  {line}", err=True)
-        raise CliError("nothing was restored: --replace overwrites what differs")
+        raise CliError(
+            "nothing was restored, because the fleet differs from the backup as listed: --replace overwrites it"
+        )
     for line in _steps(todo):
         say(f"  {line}")
     if not dry_run:
         _carry_out(fleet, todo, kept, frozenset(node["node_id"] for node in nodes))
 
 
-def _tables(fleet: FleetClient) -> tuple[dict[str, Model], tuple[str, ...], list[str]]:
-    """Models and cordons, read in one transaction, and a line for each row that cannot be read. Raises CliError."""
+def _taken(fleet: FleetClient) -> tuple[Backup, list[str]]:
+    """The backup of a fleet, its tables read in one transaction, and a line for each row that cannot be read. Raises
+    CliError."""
     if not fleet.redis_url:
-        raise CliError("this fleet has no address of its store: set GLOWPLUG_REDIS_URL")
+        raise CliError("the address of the store (Valkey or Redis) is not known: set GLOWPLUG_REDIS_URL")
+    kinds: dict[str, type[Any]] = {"models": Model, CORDONS: Cordon, TENANTS: Tenant, KEYS: ApiKey}
     try:
-        with Redis.from_url(fleet.redis_url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as client:
+        with connect_sync(fleet.redis_url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as client:
             pipe = client.pipeline(transaction=True)
-            pipe.hgetall(f"{PREFIX}:models")
-            pipe.hgetall(f"{PREFIX}:{CORDONS}")
-            models, cordons = pipe.execute()
+            for table in kinds:
+                pipe.hgetall(f"{PREFIX}:{table}")
+            tables = dict(zip(kinds, pipe.execute(), strict=True))
     except ResponseError as error:
-        raise CliError(f"what the store holds are no tables of a fleet: {error}") from error
+        raise CliError(f"the store does not hold the tables of a fleet: {error}") from error
     except (RedisError, OSError, ValueError) as error:
         raise CliError(f"the store does not answer: {error}") from error
-    kept, bad_models = read_rows("models", dict(table_row(key, row) for key, row in models.items()), Model)
-    asked, bad_cordons = read_rows(CORDONS, dict(table_row(key, row) for key, row in cordons.items()), Cordon)
-    left_out = [f"models/{shown(key)}: {problem}" for key, problem in bad_models.items()]
-    left_out += [f"{CORDONS}/{shown(key)}: {problem}" for key, problem in bad_cordons.items()]
-    return kept, tuple(cordon.node_id for cordon in asked.values() if cordon.cordoned), left_out
+    rows: dict[str, dict[str, Any]] = {}
+    left_out: list[str] = []
+    for table, kind in kinds.items():
+        raw = dict(table_row(key, row) for key, row in tables[table].items())
+        rows[table], bad = read_rows(table, raw, kind)
+        left_out += [f"{table}/{shown(key)}: {problem}" for key, problem in bad.items()]
+    taken = Backup(
+        made_at=time.time(),
+        models=rows["models"],
+        cordons=tuple(cordon.node_id for cordon in rows[CORDONS].values() if cordon.cordoned),
+        files=_model_files(fleet) or {},
+        tenants=rows[TENANTS],
+        keys=rows[KEYS],
+    )
+    return taken, left_out
+
+
+def _access_shown(fleet: FleetClient) -> AccessShown:
+    """Raises CliError."""
+    return AccessShown(
+        tenants={row["name"]: row for row in fleet.rows("autoscaler", "/v1/tenants")},
+        keys={row["key_id"]: row for row in fleet.rows("autoscaler", "/v1/keys")},
+    )
 
 
 def _model_files(fleet: FleetClient) -> dict[str, str] | None:
@@ -383,26 +479,38 @@ def _model_files(fleet: FleetClient) -> dict[str, str] | None:
 
 
 def _counted(kept: Backup) -> str:
-    return f"{len(kept.models)} model(s), {len(kept.files)} model file(s), {len(kept.cordons)} drained node(s)"
+    access = f", {len(kept.tenants)} tenant(s), {len(kept.keys)} key(s)" if kept.tenants or kept.keys else ""
+    return f"{len(kept.models)} model(s), {len(kept.files)} model file(s), {len(kept.cordons)} drained node(s){access}"
 
 
 def _steps(todo: Plan) -> list[str]:
     """One line per thing that is (or would be) done."""
-    lines = [f"file {name}" for name in todo.files]
+    lines = [f"tenant {name}" for name in todo.tenants]
+    lines += [f"key {prefix_of(key_id)} of tenant {body['tenant']}" for key_id, body in todo.keys.items()]
+    lines += [f"file {name}" for name in todo.files]
     lines += [f"deploy {body['name']}" for body in todo.deploy]
     lines += [f"{verb} {name}" for verb, name in todo.verbs]
     lines += [f"drain node {node_id}" for node_id in todo.cordons]
     if todo.unchanged:
         lines.append(f"as they are: {', '.join(todo.unchanged)}")
+    lines += [f"not restored: put {file} into GLOWPLUG_ACCESS_DIR of this fleet" for file in todo.lacking]
     return lines if not todo.is_nothing else [*lines, "nothing to do"]
 
 
 def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[str]) -> None:
-    """Files first, models, what operators had asked for, nodes. Every step may be done again."""
+    """Tenants and keys first, so that no model is open to more people than before; files, models, what operators had
+    asked for, nodes. Every step may be done again."""
+    sources = {model.name: source_of(model) for model in kept.models.values()}
+    for name, body in todo.tenants.items():
+        source = source_of(kept.tenants[name])
+        fleet.call("PUT", "autoscaler", f"/v1/tenants/{segment(name)}", json=dict(body), params=source)
+    for key_id, body in todo.keys.items():
+        fleet.call("PUT", "autoscaler", f"/v1/keys/{segment(key_id)}", json=dict(body))
     for name, text in todo.files.items():
         write(Path(fleet.document["models_dir"]) / name, text.encode())
     for body in todo.deploy:
-        fleet.call("PUT", "autoscaler", f"/v1/models/{segment(body['name'])}", json=dict(body))
+        name = body["name"]
+        fleet.call("PUT", "autoscaler", f"/v1/models/{segment(name)}", json=dict(body), params=sources[name])
     _wait(fleet, frozenset(kept.models))
     for verb, name in todo.verbs:
         verb, _, at = verb.partition(" --at ")
@@ -411,7 +519,7 @@ def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[st
         if node_id in nodes:
             fleet.call("POST", "placer", f"/v1/nodes/{segment(node_id)}/drain")
         else:
-            say(f"  node {node_id} was drained and is not there: nothing to do", err=True)
+            say(f"  node {node_id} was drained in the backup; it is not in this fleet, so it is left out", err=True)
     say("restored")
 
 
@@ -425,5 +533,5 @@ def _wait(fleet: FleetClient, keys: frozenset[str]) -> None:
             return
         if time.monotonic() > deadline:
             why = next(iter(answer.get("errors", {}).values()), "no reason given: glowplug logs autoscaler-1")
-            raise CliError(f"{', '.join(missing)} did not come back: {why}")
+            raise CliError(f"{', '.join(missing)} could not be deployed again: {why}")
         time.sleep(POLL_S)

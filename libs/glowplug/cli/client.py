@@ -1,19 +1,22 @@
 """The way to a running fleet: its addresses and tokens, and calls that fail with one clear line."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
-import httpx
-
+from glowplug.cli import contexts
+from glowplug.cli.service_call import Answer, NoAnswer, request
 from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.runtime.supervisor.statedir import FLEET_FILE, read_fleet
 
 TIMEOUT_S = 10.0
 SERVICES = ("data", "console", "router", "predictor", "placer", "autoscaler")
+SECRETS = ("admin_token", "api_key", "console_key", "nats_url", "redis_url")
 Row = dict[str, Any]
 
 
@@ -26,27 +29,20 @@ class FleetClient:
     api_key: str = ""
     console_key: str = ""
     nats_url: str = ""
+    redis_url: str = ""
+    timeout_s: float = TIMEOUT_S
     document: Row = field(default_factory=dict)
 
     @classmethod
-    def elsewhere(cls, urls: Mapping[str, str]) -> "FleetClient":
-        """A fleet that was not started here, with the tokens and the bus that the environment names."""
-        return cls(
-            urls={name: url.rstrip("/") for name, url in urls.items()},
-            admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
-            api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
-            console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
-            nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
-        )
+    def elsewhere(cls, urls: Mapping[str, str], **given: str) -> "FleetClient":
+        """A fleet that was not started here. Each token and the addresses of bus and store are as `given`, by the name
+        of the field; what is not given or empty comes from the environment."""
+        values: Row = {name: given.get(name) or os.environ.get(f"GLOWPLUG_{name.upper()}", "") for name in SECRETS}
+        return cls({name: url.rstrip("/") for name, url in urls.items()}, **values)
 
     def also(self, service: str, url: str) -> "FleetClient":
         """This fleet, with the address of one more service."""
         return replace(self, urls={**self.urls, service: url.rstrip("/")})
-
-    @property
-    def redis_url(self) -> str:
-        """The store's address, "" where none is known."""
-        return self.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", "")
 
     def models(self) -> list[Row]:
         return self.rows("autoscaler", "/v1/models")
@@ -78,23 +74,35 @@ class FleetClient:
         """A GET whose answer is plain text. Raises CliError."""
         return self._ask("GET", service, path, params=params).text
 
+    def save(self, service: str, path: str, into: IO[bytes]) -> None:
+        """Write what a GET answers to a file. Raises CliError."""
+        self._ask("GET", service, path, into=into)
+
     def call(self, method: str, service: str, path: str, **kwargs: Any) -> Any:
         """Decoded JSON of any call. Raises CliError with the message the service gave."""
         try:
-            return self._ask(method, service, path, **kwargs).json()
+            return json.loads(self._ask(method, service, path, **kwargs).body)
         except ValueError as error:
-            raise CliError(f"{service} answered {path} with something that is no JSON") from error
+            raise CliError(f"{service} did not answer {path} with JSON") from error
 
-    def _ask(self, method: str, service: str, path: str, **kwargs: Any) -> httpx.Response:
-        headers = self.headers(service)
+    def through_console(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Decoded JSON of a call that the console passes on with the admin token. Raises CliError."""
+        key = self.console_key or self.api_key
+        headers = bearer(self.admin_token) | ({"X-Glowplug-Console-Key": key} if key else {})
+        return self.call(method, "console", path, headers=headers, **kwargs)
+
+    def _ask(
+        self, method: str, service: str, path: str, headers: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> Answer:
         url = f"{self.url(service)}{path}"
+        given = self.headers(service) if headers is None else headers
         try:
-            response = httpx.request(method, url, headers=headers, timeout=TIMEOUT_S, trust_env=False, **kwargs)
-        except httpx.HTTPError as error:
+            answer = request(method, url, headers=given, timeout_s=self.timeout_s, **kwargs)
+        except NoAnswer as error:
             raise CliError(f"{service} at {self.url(service)} does not answer: {error}") from error
-        if response.is_error:
-            raise CliError(error_message(response))
-        return response
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise CliError(error_message(url, answer.status, answer.body, answer.retry_after))
+        return answer
 
     def url(self, service: str) -> str:
         if service not in self.urls:
@@ -102,7 +110,9 @@ class FleetClient:
         return self.urls[service]
 
     def headers(self, service: str) -> dict[str, str]:
-        """What a service asks for: the console its key, the others the admin token."""
+        """What a service asks for: the data port and the console their keys, the others the admin token."""
+        if service == "data":
+            return self.data_headers()
         token = (self.console_key or self.api_key) if service == "console" else self.admin_token
         return bearer(token)
 
@@ -121,29 +131,38 @@ def segment(text: str) -> str:
     return quote(text, safe="/")
 
 
-def error_message(response: httpx.Response) -> str:
+def error_message(url: str, status: int, body: bytes, retry_after: str) -> str:
     """What went wrong, in the service's own message when its answer has our error shape."""
     try:
-        error = response.json()["error"]
+        error = json.loads(body)["error"]
         message = f"{error['message']} ({error['code'] or error['type']})"
     except (ValueError, KeyError, TypeError):
-        message = f"{response.request.url} answered {response.status_code}"
-    retry = response.headers.get("retry-after")
-    return f"{message}; try again in {retry} s" if retry else message
+        message = f"{url} answered {status}"
+    return f"{message}; try again in {retry_after} s" if retry_after else message
 
 
-def connect(state_dir: Path) -> FleetClient:
-    """The fleet of `state_dir`, else the one named by GLOWPLUG_*_URL. Raises NoFleet; CliError for a fleet.json that no
-    supervisor of this version wrote."""
-    document = read_fleet(state_dir)
-    if document is None:
-        named = {service: url for service in SERVICES if (url := os.environ.get(f"GLOWPLUG_{service.upper()}_URL"))}
-        if not named or not all(urlsplit(url).scheme for url in named.values()):
-            raise NoFleet(state_dir)
+def connect(state_dir: Path | None = None) -> FleetClient:
+    """The fleet of `state_dir` or of the place that `contexts.chosen` finds; where none runs in a folder that was given
+    or is here, the one that GLOWPLUG_*_URL name, which also goes before the current context. Raises NoFleet; CliError
+    for a fleet.json that no supervisor of this version wrote."""
+    named = {service: url for service in SERVICES if (url := os.environ.get(f"GLOWPLUG_{service.upper()}_URL"))}
+    is_named = bool(named) and all(urlsplit(url).scheme for url in named.values())
+    where = contexts.chosen(state_dir, by_context=not is_named)
+    if where.urls:
+        return FleetClient.elsewhere(where.urls, **where.values())
+    folder = Path(where.state_dir)
+    document = read_fleet(folder)
+    if document is not None:
+        return _started_here(folder, document)
+    if is_named:
         return FleetClient.elsewhere(named)
+    raise NoFleet(folder, where.name)
+
+
+def _started_here(folder: Path, document: Row) -> FleetClient:
     texts: dict[str, Any] = {name: document.get(name) for name in ("admin_token", "api_key", "nats_url")}
-    texts["console_key"] = document.get("console_key", "")
+    texts |= {name: document.get(name, "") for name in ("console_key", "redis_url")}
     urls = document.get("urls")
     if not isinstance(urls, dict) or not all(isinstance(text, str) for text in (*urls.values(), *texts.values())):
-        raise CliError(f"{state_dir / FLEET_FILE} is not of this version: `glowplug down`, then `glowplug up`")
+        raise CliError(f"{folder / FLEET_FILE} was written by another version: `glowplug down`, then `glowplug up`")
     return FleetClient(urls, document=document, **texts)

@@ -1,7 +1,6 @@
 """`glowplug demo`: the whole story without a person, on a fresh fleet, with a table of where the time went."""
 
 import asyncio
-import json
 import shutil
 import sys
 import tempfile
@@ -16,14 +15,16 @@ import typer
 import yaml
 
 from glowplug.cli.client import bearer
-from glowplug.cli.options import EngineOption, Format, NodesOption, OutputOption
+from glowplug.cli.options import EngineOption, JsonOption, NodesOption
 from glowplug.cli.talk import Answer, streamed
-from glowplug.cli.terminal import CliError, say, seconds, table
+from glowplug.cli.terminal import CliError, say, say_json, seconds, table
 from glowplug.cli.up import settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
+from glowplug.runtime import plain_yaml
 from glowplug.runtime.supervisor.fleet import Fleet, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import prepare, sample_files
+from glowplug.runtime.supervisor.settings import LOG_MAX_BYTES
 from glowplug.runtime.supervisor.statedir import StateDir
 
 KEEP_ALIVE_S = 4.0
@@ -74,18 +75,19 @@ class Row:
 def demo(
     engine: EngineOption = None,
     nodes: NodesOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the state directory (logs) behind.")] = False,
-    output: OutputOption = Format.TABLE,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the state folder with its logs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Cold request, warm request, a burst over more models than memory holds, idle back to zero."""
+    """Start a fresh fleet, send a cold request, a warm one and a burst over more models than memory holds, wait until
+    every model is asleep, and show where the time went."""
     folder = Path(tempfile.mkdtemp(prefix="gp-demo-"))
     settings = settings_of(folder, engine=engine, nodes=nodes, port_base=0, models_dir=folder / "models")
-    prepare(settings.engine)
+    prepare(settings.engine, folder / "models")
     state = StateDir(settings.state_dir)
     state.lock(settings.min_free_bytes)
     assert settings.models_dir is not None
     write_models(settings.models_dir, settings.engine)
-    shown = Output(folder / "logs", max_bytes=settings.log_max_bytes, show_logs=False, stream=sys.stderr)
+    shown = Output(folder / "logs", max_bytes=LOG_MAX_BYTES, show_logs=False, stream=sys.stderr)
     rows: list[Row] = []
     code = 1
 
@@ -102,8 +104,8 @@ def demo(
             say(f"state and logs: {folder}", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    if output is Format.JSON:
-        say(json.dumps([asdict(row) for row in rows], indent=2))
+    if as_json:
+        say_json([asdict(row) for row in rows])
     else:
         say(table(HEADERS, [row.cells() for row in rows]))
         say("\n" + explanation(settings.engine))
@@ -125,7 +127,7 @@ def write_models(models_dir: Path, engine: str) -> None:
     """The sample models with a keep-alive short enough to watch them go to sleep."""
     models_dir.mkdir(parents=True)
     for file in sample_files(engine):
-        document = yaml.safe_load(file.read_text("utf-8"))
+        document = plain_yaml.load(file.read_text("utf-8"))
         document |= {"keep_alive_s": KEEP_ALIVE_S, "preload": False, "min_instances": 0}
         (models_dir / file.name).write_text(yaml.safe_dump(document, sort_keys=False), "utf-8")
 
@@ -137,7 +139,7 @@ async def story(fleet: Fleet, shown: Output) -> list[Row]:
     key = fleet.document()["api_key"]
     models = await wait_for_models(urls, key)
     if not models:
-        raise CliError("no model was registered")
+        raise CliError("the fleet lists no model: see the log of autoscaler-1")
     async with httpx.AsyncClient(base_url=data, headers=bearer(key), trust_env=False) as client:
         shown.say(f"cold: {models[0]} is asked for the first time")
         rows = [await ask(client, "cold", models[0], engine)]

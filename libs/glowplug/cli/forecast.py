@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from glowplug.cli.client import Row, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.terminal import CliError, age, clock, emit, pairs, say
+from glowplug.cli.options import JsonOption, ModelArgument, StateDirOption
+from glowplug.cli.terminal import CliError, age, clock, pairs, say, say_json, table
 
 HEADERS = ("window", "state", "came", "expected", "80 % band", "off")
 Cells = tuple[object, ...]
@@ -17,16 +17,19 @@ METRICS: Final = ("requests", "concurrency", "prompt_tokens", "response_tokens")
 
 
 def forecast(
-    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    model: ModelArgument,
     metric: Annotated[str, typer.Option("--metric", "-m", help=f"One of {', '.join(METRICS)}.")] = "requests",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Closed windows to show.")] = 6,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many closed windows to show.")] = 6,
     ahead: Annotated[
-        int, typer.Option("--ahead", "-a", min=1, help="How many windows before, for what was expected of closed ones.")
+        int,
+        typer.Option(
+            "--ahead", "-a", min=1, help="Compare closed windows with the forecast made this many windows earlier."
+        ),
     ] = 1,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Windows of one model as they came, and the forecast of the open one and of those to come, with its band."""
+    """Show the latest windows of a model beside what was forecast for them, and the forecast of those to come."""
     if metric not in METRICS:
         raise CliError(f"there is no metric {metric!r} (there are: {', '.join(METRICS)})")
     fleet = connect(state_dir)
@@ -34,8 +37,8 @@ def forecast(
     expected = fleet.get("predictor", "/v1/forecasts", model=key)
     came = fleet.get("predictor", "/v1/windows", model=key)
     takes = next((row for row in fleet.get("predictor", "/v1/capacities")["data"] if row["model_key"] == key), None)
-    if output is Format.JSON:
-        emit(output, {"forecasts": expected, "windows": came, "capacity": takes}, (), ())
+    if as_json:
+        say_json({"forecasts": expected, "windows": came, "capacity": takes})
         return
     points = [row for row in expected["data"] if row["metric"] == metric]
     made = horizons(points, came["window_s"], time.time())
@@ -43,9 +46,9 @@ def forecast(
         raise CliError(f"no forecast is made {ahead} windows ahead (there are: {', '.join(map(str, made))})")
     windows = came["data"].get(key, [])
     if not windows and not points:
-        raise CliError(f"no request of {model!r} has been counted yet")
+        raise CliError(f"no request for {model!r} has been counted yet")
     say(f"{pairs(summary(key, expected, points, came['window_s'], time.time()) | capacity(takes))}\n")
-    emit(output, None, HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time(), ahead))
+    say(table(HEADERS, rows(points, windows, came["window_s"], metric, limit, time.time(), ahead)))
 
 
 def horizons(points: Iterable[Row], window_s: float, now_s: float) -> list[int]:

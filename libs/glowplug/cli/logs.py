@@ -1,34 +1,60 @@
-"""`glowplug logs`: of a service of the local fleet, or of the engines of a model."""
+"""`glowplug logs`: of the whole fleet, of a service, or of the engines of a model."""
 
 import contextlib
+import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from glowplug.cli import fleet_logs
 from glowplug.cli.client import FleetClient, Row, connect, segment
-from glowplug.cli.options import DEFAULT_STATE_DIR, StateDirOption
+from glowplug.cli.options import JsonOption, StateDirOption
 from glowplug.cli.terminal import CliError, say
 
 POLL_S = 0.3
 GONE = ("stopped", "failed")
+Line = tuple[str, str]  # who wrote it, and what
 
 
 def logs(
-    name: Annotated[str, typer.Argument(metavar="MODEL|SERVICE|INSTANCE", help="smol-chat, placer-1, nats, i-...")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Last lines to show.")] = 50,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL|SERVICE|INSTANCE]",
+            help="For example smol-chat, placer-1, nats or i-...; none: all services.",
+        ),
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    level: Annotated[str, typer.Option("--level", help="Without a name: debug, info, warning or error, and up.")] = "",
+    contains: Annotated[list[str] | None, typer.Option("--contains", help="Without a name: words in a line.")] = None,
+    about: Annotated[
+        list[str] | None, typer.Option("--id", help="Without a name: a request, trace, decision or instance.")
+    ] = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the last lines a service or a model's engines wrote."""
+    """Show the last log lines of the fleet, a service or an engine; --json prints one object per line."""
     fleet = connect(state_dir)
+    path = _service_log(fleet, name)
+    if not name or (path is None and fleet_logs.is_process(name)):
+        asked = {"service": name, "level": level, "words": contains or [], "ids": about or [], "limit": lines}
+        with contextlib.suppress(KeyboardInterrupt):
+            for row in fleet_logs.lines_of(fleet, asked, follow):
+                say(json.dumps(row) if as_json else fleet_logs.shown(row))
+        return
+    if level or contains or about:
+        raise CliError("--level, --contains and --id search the logs of the whole fleet: leave the name out")
+    found = _of_engines(fleet, name, lines, follow) if path is None else _of_file(path, lines, follow)
     with contextlib.suppress(KeyboardInterrupt):
-        path = _service_log(fleet, name)
-        if path is not None:
-            _tail_file(path, lines, follow)
-        else:
-            _engine_logs(fleet, name, lines, follow)
+        for source, line in found:
+            if as_json:
+                say(json.dumps({"source": source, "line": line}))
+            else:
+                say(line if path else f"{source} | {line}")
 
 
 def _service_log(fleet: FleetClient, name: str) -> Path | None:
@@ -40,36 +66,40 @@ def _service_log(fleet: FleetClient, name: str) -> Path | None:
     return None
 
 
-def _tail_file(path: Path, lines: int, follow: bool) -> None:
-    offset = 0
-    if path.exists():
-        text = path.read_text("utf-8", "replace")
-        say("\n".join(text.splitlines()[-lines:]))
-        offset = path.stat().st_size
-    else:
+def _of_file(path: Path, lines: int, follow: bool) -> Iterator[Line]:
+    if not path.exists():
         say(f"{path.stem} has written nothing yet", err=True)
-    while follow:
-        time.sleep(POLL_S)
-        now = path.stat().st_size if path.exists() else 0
-        offset = 0 if now < offset else offset  # it was rotated
-        if now > offset:
+    offset, rest, is_first = 0, b"", True
+    while True:
+        size = path.stat().st_size if path.exists() else 0
+        if size < offset:  # it was rotated
+            offset, rest = 0, b""
+        if size > offset:
             with path.open("rb") as file:
                 file.seek(offset)
-                say(file.read(now - offset).decode("utf-8", "replace"), nl=False)
-            offset = now
+                *whole, rest = (rest + file.read(size - offset)).split(b"\n")
+            offset = size
+            if rest and not follow:
+                whole.append(rest)
+            for line in whole[-lines:] if is_first else whole:
+                yield path.stem, line.decode("utf-8", "replace")
+        if not follow:
+            return
+        is_first = False
+        time.sleep(POLL_S)
 
 
-def _engine_logs(fleet: FleetClient, name: str, lines: int, follow: bool) -> None:
+def _of_engines(fleet: FleetClient, name: str, lines: int, follow: bool) -> Iterator[Line]:
+    """Raises CliError where the fleet has neither such a model nor such an instance."""
     shown: dict[str, list[str]] = {}
     found = _instances_of(fleet, name)
     if not found:
-        raise CliError(f"{name!r} is no service of this fleet and no model with an engine that runs or ran lately")
+        raise CliError(f"{name!r} is neither a service of this fleet nor a model whose engine runs or ran lately")
     while True:
         for row in found if follow else found[:1]:
             known = shown.get(row["instance_id"], [])
             fresh = _fresh(known, _log_lines(fleet, row, lines))
-            for line in fresh:
-                say(f"{row['instance_id']} | {line}")
+            yield from ((row["instance_id"], line) for line in fresh)
             shown[row["instance_id"]] = (known + fresh)[-lines * 4 :]
         if not follow:
             return
@@ -94,13 +124,13 @@ def _instances_of(fleet: FleetClient, name: str) -> list[Row]:
 
 def _log_lines(fleet: FleetClient, row: Row, lines: int) -> list[str]:
     if not row["workers"]:
-        raise CliError(f"{row['instance_id']} says of no node that it ran there")
+        raise CliError(f"{row['instance_id']} has no worker on any node, so there is no log of it")
     node_id = row["workers"][0]["node_id"]
     agents = {node["node_id"]: node["agent_url"] for node in fleet.document.get("nodes", [])}
     if node_id not in agents:
         agents |= {node["node_id"]: node["agent_url"] for node in fleet.nodes()}
     if node_id not in agents:
-        raise CliError(f"node {node_id}, where {row['instance_id']} ran, has left")
+        raise CliError(f"{row['instance_id']} ran on node {node_id}, which has left the fleet with its logs")
     agent = FleetClient(urls={"agent": agents[node_id]}, admin_token=fleet.admin_token)
     path = f"/v1/instances/{segment(row['instance_id'])}/logs"
     return agent.get_text("agent", path, tail=lines).splitlines()[-lines:]

@@ -1,68 +1,153 @@
 """`glowplug`: one command per verb, one line per error."""
 
+import os
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from glowplug import __version__
 from glowplug.cli.terminal import CliError, say
 from glowplug.runtime.entry import importing
 from glowplug.runtime.supervisor.errors import FleetError
 
-_PANELS: dict[str, tuple[str, ...]] = {  # panel of the help -> modules of this package, each with the verb it has
-    "Local fleet": ("up.up", "up.down", "up.status", "demo.demo"),
-    "Models": (
-        "operate.deploy",
-        "operate.undeploy",
-        "pull.pull",
-        "verbs.load",
-        "verbs.unload",
-        "verbs.wake",
-        "verbs.sleep",
-        "verbs.pin",
-        "verbs.unpin",
-        "verbs.drain",
-    ),
-    "Looking": (
-        "views.models",
-        "views.ps",
-        "views.nodes",
-        "views.top",
-        "logs.logs",
-        "tap.tap",
-        "why.why",
-        "forecast.forecast",
-        "doctor.command.doctor",
-    ),
-    "What if (simulated)": ("simulate.simulate", "what_if.plan", "what_if.replay", "tap.record"),
-    "Keeping": ("backup.backup", "backup.restore", "operate.cordon", "operate.uncordon", "operate.env"),
-    "Talking": ("talk.run", "talk.chat"),
+_VERBS: dict[str, str] = {  # module of this package, with the verb it has -> what `glowplug --help` says of it
+    "up.up": "Start the local fleet.",
+    "up.down": "Stop the local fleet and wait until nothing of it is left.",
+    "up.status": "Show the processes of the local fleet: ready, restarts, memory.",
+    "demo.demo": "Run a tour on a fresh fleet, and show where the time goes.",
+    "operate.deploy": "Create or change models from YAML files.",
+    "operate.undeploy": "Remove a model; its instances finish their requests and stop.",
+    "pull.pull": "Fetch weights to where engines read them.",
+    "verbs.load": "Start an instance now, or bring the model closer to that.",
+    "verbs.unload": "Drain a model's instances; the next request starts one.",
+    "verbs.wake": "Wake a sleeping instance, or start one if none sleeps.",
+    "verbs.sleep": "Put a model's engines to sleep once they are idle.",
+    "verbs.pin": "Keep a model ready, asleep or in host memory for good.",
+    "verbs.unpin": "Allow a pinned model to sleep and to be evicted again.",
+    "verbs.drain": "Drain a model's instances; start none until `glowplug load`.",
+    "views.models": "List the deployed models and their states.",
+    "views.ps": "List the running instances, and how long each took to start.",
+    "views.nodes": "List the nodes, their GPUs and what holds their memory.",
+    "views.top": "Watch the fleet until Ctrl-C.",
+    "requests.requests": "List requests: held, running, recently ended, refused.",
+    "usage.usage": "Sum up what tenants, keys and models used.",
+    "batches.batches": "Have a file of requests answered later, on idle capacity.",
+    "logs.logs": "Show the last log lines of the fleet, a service or an engine.",
+    "tap.tap": "Watch the facts and commands on the bus.",
+    "why.why": "Explain the decisions about a request, model, GPU or node.",
+    "forecast.forecast": "Compare the forecasts for a model with its requests.",
+    "doctor.command.doctor": "Check this machine and the fleet, and say what to fix.",
+    "simulate.simulate": "Run a scenario in the simulator, with a report.",
+    "what_if.plan": "Find the fewest GPUs that meet the objectives, by simulation.",
+    "what_if.replay": "Replay recorded requests in the simulator.",
+    "tap.record": "Write all facts, commands and telemetry to a file.",
+    "backup.backup": "Save models, pins, drains, tenants and keys in one file.",
+    "backup.restore": "Restore what a backup holds.",
+    "operate.cordon": "Drain a node; nothing is placed there until `uncordon`.",
+    "operate.uncordon": "Place instances on a node again.",
+    "access.tenants": "Create, list and remove tenants: who may use the fleet.",
+    "access.keys": "Create, list, revoke and rotate the keys of tenants.",
+    "node.node": "Run one node of a fleet here: its agent and prefetcher.",
+    "operate.env": "Print addresses and TOKENS as shell exports.",
+    "context.context": "List and choose the fleets that commands know by name.",
+    "talk.run": "Ask a model once, and stream the answer.",
+    "talk.chat": "Talk with a model until an empty line or Ctrl-D.",
 }
 
 
-def app_of(verb: str = "") -> typer.Typer:
-    """The command with all of its verbs; for one that is given, with that alone: the modules of all take most of a
-    second to import."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        help="Multi-LLM serving with fast cold starts. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no fleet runs, "
-        "4 already running or port taken, 130 stopped by Ctrl-C.",
-    )
-    paths = [(panel, *path.rsplit(".", 1)) for panel, group in _PANELS.items() for path in group]
-    is_known = any(name == verb for _, _, name in paths)
-    for panel, module, name in paths:
-        if name == verb or not is_known:
-            app.command(rich_help_panel=panel)(getattr(import_module(f"glowplug.cli.{module}"), name))
+class Verb(TyperCommand):
+    """A command that takes `-o json`, as earlier versions had it, for `--json`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any("--json" in option.opts for option in self.params):
+            args = without_output(args)
+        return super().parse_args(ctx, args)
+
+
+def without_output(args: Sequence[str]) -> list[str]:
+    """`args` with --json for `-o json`, and without `-o table`; what follows `--` stays."""
+    end = args.index("--") if "--" in args else len(args)
+    line = "".join(f"{word}\0" for word in args[:end])
+    line = _OUTPUT.sub(lambda match: "--json\0" if match[1] == "json" else "", line)
+    return [*line.split("\0")[:-1], *args[end:]]
+
+
+_OUTPUT = re.compile(r"(?<![^\0])(?:-o|--output)[\0=]?(json|table)\0")
+
+
+def _app(commands: Mapping[str, Any], **settings: Any) -> typer.Typer:
+    """The command with these verbs: a function or a group for each name. `settings`: of the parser of each."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(_options)
+    texts = {path.rpartition(".")[2]: text for path, text in _VERBS.items()}
+    for name, found in commands.items():
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, short_help=texts[name])
+        else:
+            app.command(name, short_help=texts[name], cls=Verb, context_settings=settings)(found)
     app.command()(version)
     return app
 
 
+def app_of(verb: str = "") -> typer.Typer:
+    """The command with all of its verbs; for one that is given, with that alone: the modules of all take more than a
+    second to import."""
+    paths = [path.rpartition(".") for path in _VERBS]
+    paths = [path for path in paths if path[2] == verb] or paths
+    return _app({name: getattr(import_module(f"glowplug.cli.{module}"), name) for module, _, name in paths})
+
+
+def listing() -> typer.Typer:
+    """The command as its help shows it: with the names of all verbs, none of which does anything here but `version`."""
+    return _app(dict.fromkeys((path.rpartition(".")[2] for path in _VERBS), _nothing))
+
+
+def _nothing() -> None:
+    """Stands for a verb in the listing."""
+
+
+def _asked_for(arguments: Sequence[str]) -> str:
+    """The verb that will run; "" where none will: it is unknown, or an option stands before it, which is --help,
+    --version or wrong."""
+    first = next((word for word in arguments if word != "--"), "")
+    return first if any(path.endswith(f".{first}") for path in _VERBS) else ""
+
+
+def _completing(line: str) -> typer.Typer:
+    """The command as far as the shell needs it to go on with the line that is typed so far."""
+    words = line.split()[1:]
+    verb = _asked_for(words)
+    if verb and (line[-1].isspace() or not words[-1].startswith("-")):
+        from glowplug.cli import completion  # help needs none of it
+
+        if verb in completion.WORDS:
+            return _app({verb: completion.stand_in(verb)}, ignore_unknown_options=True)
+    return app_of(verb) if verb else listing()
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+]
+
+
+def _options(asked: Version = False) -> None:
+    """Multi-LLM serving with fast cold starts. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no fleet runs, 4 already
+    running or port taken, 130 stopped by Ctrl-C."""
+
+
 def version() -> None:
-    """The version of this command."""
+    """Print the version."""
     say(__version__)
 
 
@@ -70,8 +155,12 @@ def main() -> None:
     """The console script."""
     try:
         with importing():
-            app = app_of(sys.argv[1] if len(sys.argv) > 1 else "")
-        app()
+            if "_GLOWPLUG_COMPLETE" in os.environ:
+                app = _completing(os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", ""))
+            else:
+                verb = _asked_for(sys.argv[1:])
+                app = app_of(verb) if verb else listing()
+        app(prog_name="glowplug")
     except (CliError, FleetError) as error:
         say(f"glowplug: {error}", err=True)
         sys.exit(error.exit_code)

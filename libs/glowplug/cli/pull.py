@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect, segment
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.options import JsonOption, StateDirOption
 from glowplug.cli.sources import measure, source_options
 from glowplug.cli.terminal import CliError, NoFleet, emit, in_line, say
 from glowplug.domain.errors import GlowplugError, InvalidModelFile, WeightsUnavailable
@@ -27,11 +27,14 @@ from glowplug.weights.files import NoAnswer
 from glowplug.weights.hub_cache import fill_cache
 from glowplug.weights.source import SCHEMES, SourceInterrupted, local_path, redacted, scheme_of
 from glowplug.weights.sources.hub import HubSource
+from glowplug.weights.split_gguf import NotJoinable, part_names
 
 POLL_S = 0.2
 LOST_S = 5.0  # a fetch that is neither there nor ended for so long has been given up
 INTERRUPTED = 130
 HEADERS = ("weights", "where", "bytes", "seconds", "from")
+ASKED_HEADERS = ("weights", "where", "stage")
+STEP = 10  # percent: how far a fetch comes between two of the lines that a pipe or file gets
 Show = Callable[[int, int], None]  # bytes that are there, bytes of all (0: not known)
 
 
@@ -55,28 +58,33 @@ def pull(
     ],
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="NODE", help="Onto this node; repeat it. One is chosen without."),
+        typer.Option("--node", metavar="NODE", help="Onto this node; repeat it for several. Without it one is chosen."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the weights have arrived, or return at once.")
+    ] = True,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Bring weights to where engines read them: a node's host memory; without a fleet the local cache of the hub."""
-    output = Format.JSON if as_json else output
+    """Fetch weights to where engines read them: the host memory of a node or, without a fleet, the cache of the
+    Hugging Face hub on this machine."""
     try:
         fleet = connect(state_dir)
     except NoFleet as error:
-        if node:
+        if node or not wait:
             raise
-        rows = [_without_fleet(wanted, output, error) for wanted in _wanted(what, None, error)]
+        rows = [_without_fleet(wanted, as_json, error) for wanted in _wanted(what, None, error)]
     else:
         rows = [
-            _onto(fleet, row, wanted, output)
+            _onto(fleet, row, wanted, as_json) if wait else _asked_of(fleet, row, wanted)
             for wanted in _wanted(what, fleet, None)
             for row in _nodes(fleet.nodes(), wanted, node or ())
         ]
+    if not wait:
+        emit(as_json, rows, ASKED_HEADERS, [(r["weights"], r["where"], r["stage"]) for r in rows])
+        return
     cells = [(r["weights"], r["where"], show_bytes(r["num_bytes"]), f"{r['seconds']:.1f}", r["source"]) for r in rows]
-    emit(output, rows, HEADERS, cells)
+    emit(as_json, rows, HEADERS, cells)
 
 
 def _wanted(what: str, fleet: FleetClient | None, none: NoFleet | None) -> list[Wanted]:
@@ -94,7 +102,7 @@ def _wanted(what: str, fleet: FleetClient | None, none: NoFleet | None) -> list[
         raise CliError(f"{what}: {error.strerror}") from error
     if fleet is None:
         assert none is not None
-        raise CliError(f"{what} is no file and no address, and {none}", none.exit_code)
+        raise CliError(f"{what} is neither a file nor an address, and {none}", none.exit_code)
     model = fleet.get("autoscaler", f"/v1/models/{segment(what)}")
     weights = msgspec.convert(model["weights"], WeightsRef)
     if not weights.uri:
@@ -109,7 +117,7 @@ def _nodes(rows: Sequence[Row], wanted: Wanted, named: Sequence[str]) -> list[Ro
     """The nodes that are named; else the one that has most reason to get them. Raises CliError."""
     by_id = {row["node_id"]: row for row in rows}
     if unknown := [name for name in named if name not in by_id]:
-        raise CliError(f"no node {unknown[0]}; there are: {', '.join(sorted(by_id)) or 'none'}")
+        raise CliError(f"there is no node {unknown[0]!r}; there are: {', '.join(sorted(by_id)) or 'none'}")
     if named:
         return [by_id[name] for name in dict.fromkeys(named)]
     able = [row for row in rows if not wanted.engine or wanted.engine in row["engines"]]
@@ -124,20 +132,34 @@ def _nodes(rows: Sequence[Row], wanted: Wanted, named: Sequence[str]) -> list[Ro
     return [min(able, key=rank)]
 
 
-def _onto(fleet: FleetClient, node: Row, wanted: Wanted, output: Format) -> Row:
+def _ask(fleet: FleetClient, node: Row, wanted: Wanted) -> tuple[FleetClient, str, Row]:
+    """The fleet with the prefetcher of one node, that service's name there, and the fetch as it has been taken."""
+    service = f"prefetcher of {node['node_id']}"
+    at = fleet.also(service, node["prefetcher_url"])
+    body = {"weights": msgspec.to_builtins(wanted.weights), "model_key": wanted.model_key}
+    return at, service, at.call("POST", service, "/v1/fetches", json=body)
+
+
+def _asked_of(fleet: FleetClient, node: Row, wanted: Wanted) -> Row:
+    """Asks the prefetcher of one node, and leaves the rest to it. Raises CliError where the prefetcher refuses."""
+    _, _, row = _ask(fleet, node, wanted)
+    if row["stage"] == "failed":
+        raise CliError(f"{row['message']} ({row['code']})")
+    where = {"weights": redacted(wanted.weights.uri), "where": node["node_id"]}
+    return where | {name: row[name] for name in ("digest", "stage", "num_bytes")}
+
+
+def _onto(fleet: FleetClient, node: Row, wanted: Wanted, as_json: bool) -> Row:
     """Asks the prefetcher of one node, and waits until the weights are there. Raises CliError."""
     node_id = node["node_id"]
-    service = f"prefetcher of {node_id}"
-    at = fleet.also(service, node["prefetcher_url"])
     started = time.monotonic()
-    body = {"weights": msgspec.to_builtins(wanted.weights), "model_key": wanted.model_key}
-    row = at.call("POST", service, "/v1/fetches", json=body)
+    at, service, row = _ask(fleet, node, wanted)
     was_there = row["stage"] == "complete"
     try:
-        with bar(f"{wanted.shown} to {node_id}", output) as show:
+        with bar(f"{wanted.shown} to {node_id}", as_json) as show:
             row = _follow(lambda: at.get(service, f"/v1/fetches/{row['digest']}"), show)
     except KeyboardInterrupt as error:
-        again = f"it goes on at {node_id}; `glowplug pull` shows it again"
+        again = f"{node_id} goes on fetching; run `glowplug pull` again to watch it"
         raise CliError(f"{wanted.shown}: {again}", INTERRUPTED) from error
     return {
         "weights": redacted(wanted.weights.uri),
@@ -164,37 +186,47 @@ def _follow(
             raise CliError(f"{row['message']} ({row['code']})")
         num_lost = num_lost + 1 if stage in ("absent", "fetching") else 0
         if num_lost * POLL_S > lost_s:
-            raise CliError("the fetch was given up: somebody dropped it, or the prefetcher was started anew")
+            raise CliError("the prefetcher no longer fetches these weights: they were dropped, or it was restarted")
         sleep(POLL_S)
 
 
 # without a fleet
 
 
-def _without_fleet(wanted: Wanted, output: Format, none: NoFleet) -> Row:
+def _without_fleet(wanted: Wanted, as_json: bool, none: NoFleet) -> Row:
     """The hub's cache for what comes from the hub; what else there is to say of others. Raises CliError."""
     uri = wanted.weights.uri
     if local_path(uri) is not None:
         raise CliError(f"{wanted.shown} is on this machine already, and {none}", none.exit_code)
     try:
         if scheme_of(uri) == "hf":
-            return _into_hub_cache(HubSource(uri, source_options()), output)
+            options = source_options()
+            rows = [_into_hub_cache(HubSource(part, options), as_json) for part in part_names(uri) or (uri,)]
+            return rows[0] | _together(rows)
         info = measure(uri)
+    except NotJoinable as error:
+        raise CliError(f"{wanted.shown}: {error}") from error
     except (GlowplugError, SourceInterrupted) as error:
         raise CliError(getattr(error, "message", str(error))) from error
     except NoAnswer as error:
         raise CliError(f"{error.strerror}") from error
     size = show_bytes(info.num_bytes) if info.num_bytes else "an unknown number of bytes"
-    raise CliError(f"{wanted.shown} is {size}; this machine has no cache for it, and {none}", none.exit_code)
+    raise CliError(f"{wanted.shown} ({size}) can only be kept by a node of a fleet, and {none}", none.exit_code)
 
 
-def _into_hub_cache(source: HubSource, output: Format) -> Row:
+def _together(rows: Sequence[Row]) -> Row:
+    """What is said of weights in several parts."""
+    totals = {field: sum(row[field] for row in rows) for field in ("num_bytes", "seconds")}
+    return totals | {"source": "cache" if all(row["source"] == "cache" for row in rows) else "hf"}
+
+
+def _into_hub_cache(source: HubSource, as_json: bool) -> Row:
     uri = source.address.uri
     started = time.monotonic()
     snapshot = asyncio.run(_resolved(source))
     here = sum(file.num_bytes for file in snapshot.files if file.cached is not None)
     try:
-        with bar(f"{in_line(uri)} to {source.cache_dir}", output) as show:
+        with bar(f"{in_line(uri)} to {source.cache_dir}", as_json) as show:
             came = [here]
 
             def report(num_bytes: int) -> None:
@@ -204,9 +236,9 @@ def _into_hub_cache(source: HubSource, output: Format) -> Row:
             report(0)
             folder = fill_cache(source, snapshot, report)
     except KeyboardInterrupt as error:
-        raise CliError(f"{in_line(uri)}: stopped; what has come is kept for the next time", INTERRUPTED) from error
+        raise CliError(f"{in_line(uri)}: stopped; the next pull continues from here", INTERRUPTED) from error
     except SourceInterrupted as error:
-        raise WeightsUnavailable(f"{error}; what has come is kept for the next time") from error
+        raise WeightsUnavailable(f"{error}; the next pull continues from here") from error
     return {
         "weights": uri,
         "where": str(folder),
@@ -225,20 +257,22 @@ async def _resolved(source: HubSource) -> Any:
 
 
 @contextmanager
-def bar(title: str, output: Format) -> Iterator[Show]:
-    """A bar of bytes on stderr where that is a terminal; else one line when the size is known. Silent for JSON."""
-    if output is Format.JSON:
+def bar(title: str, as_json: bool) -> Iterator[Show]:
+    """A bar of bytes on stderr where that is a terminal; else a line for each STEP percent. Silent for JSON."""
+    if as_json:
         yield lambda done, total: None
         return
     if not sys.stderr.isatty():
-        said: list[int] = []
+        reached = -1
 
-        def once(_: int, total: int) -> None:
-            if total and not said:
-                said.append(total)
-                say(f"{title}: {show_bytes(total)}", err=True)
+        def line(done: int, total: int) -> None:
+            nonlocal reached
+            percent = 100 * done // total // STEP * STEP if total else reached
+            if percent > reached:
+                reached = percent
+                say(f"{title}: {percent} % of {show_bytes(total)}", err=True)
 
-        yield once
+        yield line
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, OutOption, OutputOption, SetOption
-from glowplug.cli.terminal import CliError, emit, say, table
+from glowplug.cli.options import CheckOption, ForceOption, JobsOption, JsonOption, OutOption, SetOption
+from glowplug.cli.terminal import WRONG_USAGE, CliError, say, say_json, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.page_data import detail_of_run, html, page_data, variants_over_seeds
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
@@ -28,38 +28,39 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 Column = tuple[str, str, Callable[[float | None], str]]
 MAX_MODELS = 40
 UNANSWERED = "unanswered"  # refused and unfinished: worked out here
-WRONG = 2
 REPORT = "report.html"
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 TraceOption = Annotated[
     Path | None,
-    typer.Option("--trace", metavar="FILE", help="Requests as they stand in a CSV: t_s, prompt_tokens, ..."),
+    typer.Option("--trace", metavar="FILE", help="Take the requests from a CSV file with t_s, prompt_tokens, ..."),
 ]
 
 
 def simulate(
     scenario: Annotated[
         Path | None,
-        typer.Argument(metavar="[SCENARIO]", help="A file like scenarios/small.yaml; not needed by a trace."),
+        typer.Argument(metavar="[SCENARIO]", help="A file like scenarios/small.yaml; optional with --trace."),
     ] = None,
     trace: TraceOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the scenario's own.")] = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Several: 0..9 or 1,2,5.")] = "",
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Use this seed instead of that of the scenario.")
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Run several seeds: 0..9 or 1,2,5.")] = "",
     settings: SetOption = None,
     compare: Annotated[
-        list[str] | None, typer.Option("--compare", metavar="KEY=A,B", help="Run each value; repeat it for all pairs.")
+        list[str] | None, typer.Option("--compare", metavar="KEY=A,B", help="Run each value; given twice, all pairs.")
     ] = None,
     out: OutOption = None,
     force: ForceOption = False,
     jobs: JobsOption = 1,
-    no_record: Annotated[bool, typer.Option("--no-record", help="Figures and report only, no events.")] = False,
+    no_record: Annotated[bool, typer.Option("--no-record", help="Keep figures and report, but no events.")] = False,
     watch: CheckOption = False,
-    output: OutputOption = Format.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a scenario in the simulator: a table here, and a folder with a report to open in a browser."""
     if seed is not None and seeds:
-        raise CliError("--seed and --seeds: one of them", WRONG)
+        raise CliError("--seed and --seeds exclude each other", WRONG_USAGE)
     with errors_in_one_line():
         whole = load_with(scenario, trace, settings or ())
         chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
@@ -76,7 +77,7 @@ def simulate(
             if no_record:  # the report needed those of the first case
                 for file in place(partial, todo, todo[0]).glob("*.jsonl"):
                     file.unlink()
-    show(outcomes, whole, folder, output)
+    show(outcomes, whole, folder, as_json)
 
 
 def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]) -> Scenario:
@@ -84,10 +85,10 @@ def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]
     ScenarioError; CliError when there is neither."""
     if trace is None:
         if scenario is None:
-            raise CliError("SCENARIO or --trace FILE: one of them", WRONG)
+            raise CliError("give a SCENARIO, or requests with --trace FILE", WRONG_USAGE)
         return load(scenario, settings)
     if not trace.exists():
-        raise CliError(f"--trace: {trace}: there is no such file", WRONG)
+        raise CliError(f"--trace: there is no file {trace}", WRONG_USAGE)
     if scenario is not None:
         return load(scenario, [f"{SOURCE}={trace.resolve()}", *settings])
     source = str(trace) if is_path(str(trace)) else f"./{trace}"
@@ -115,7 +116,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
     except OSError as error:
         _take_away(above)
-        raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
+        raise CliError(f"--out: {folder}: {error.strerror}", WRONG_USAGE) from error
     try:
         yield partial
         if folder.exists():
@@ -143,7 +144,7 @@ def write_report(
 
 
 def _take_away(folders: Iterable[Path]) -> None:
-    """Those that were made for a run that came to nothing, the deepest first; not when another run uses them."""
+    """Remove the folders made for a run that failed, the deepest first, unless another run uses them."""
     with suppress(OSError):
         for folder in folders:
             if folder.exists():
@@ -168,9 +169,9 @@ def free_folder(folder: Path, force: bool) -> Path:
         folder.rmdir()
         return folder
     if not ours:
-        raise CliError(f"--out: {folder} is there, and is no folder of a run", WRONG)
+        raise CliError(f"--out: {folder} exists and does not hold a run, so it is left alone", WRONG_USAGE)
     if not force and folder.parent != Path("runs"):
-        raise CliError(f"--out: {folder} holds a run already (--force replaces it)", WRONG)
+        raise CliError(f"--out: {folder} holds a run already (--force replaces it)", WRONG_USAGE)
     return folder
 
 
@@ -182,7 +183,7 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except ScenarioError as error:
-        raise CliError(str(error), WRONG) from error
+        raise CliError(str(error), WRONG_USAGE) from error
     except AssertionError as error:
         raise CliError(f"an invariant of the simulation is broken: {error}") from error
     finally:
@@ -210,17 +211,20 @@ def progress(num: int) -> Iterator[Callable[[Sequence[float]], None] | None]:
         yield lambda done: bar.update(task, completed=sum(done))
 
 
-def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, output: Format) -> None:
+def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, as_json: bool) -> None:
     """The table, or JSON, and where the report lies."""
-    if output is Format.JSON:
+    if as_json:
         value = [{"variant": o.variant, "seed": o.seed, "simulated": True, **o.numbers} for o in outcomes]
-        emit(output, {"runs": value, "notes": list(scenario.notes), "folder": str(folder)}, (), ())
+        say_json({"runs": value, "notes": list(scenario.notes), "folder": str(folder)})
         return
     title = scenario.words.title or scenario.name
     say(f"simulated: {title}\n")
     if len(outcomes) == 1:
         say(table(*per_model(outcomes[0])))
         say()
+        if "tenants" in outcomes[0].numbers:
+            say(table(*per_tenant(outcomes[0])))
+            say()
     say(table(*comparison(outcomes)))
     say(f"\nreport  {folder / REPORT}")
 
@@ -288,6 +292,17 @@ def per_model(outcome: Outcome) -> Table:
         shown.append((f"... {len(rest)} more", str(num_arrived), *["-"] * (len(_OF_REQUESTS) - 1)))
     shown.append(("all", *_figures(_OF_REQUESTS, outcome.numbers["total"])))
     return ("model", *(header for header, _, _ in _OF_REQUESTS)), shown
+
+
+def per_tenant(outcome: Outcome) -> Table:
+    """Every tenant that the scenario names, the busiest first."""
+    rows = sorted(outcome.numbers.get("tenants", ()), key=lambda row: (-row["num_arrived"], row["tenant"]))
+    shown = [(row["tenant"], *_figures(_OF_REQUESTS, row), _count(_tokens(row))) for row in rows[:MAX_MODELS]]
+    return ("tenant", *(header for header, _, _ in _OF_REQUESTS), "tokens"), shown
+
+
+def _tokens(row: Mapping[str, Any]) -> int:
+    return int(row["prompt_tokens"] + row["response_tokens"])
 
 
 def comparison(outcomes: Sequence[Outcome]) -> Table:

@@ -13,14 +13,14 @@ import httpx
 import typer
 
 from glowplug.cli.client import FleetClient, connect, error_message
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.terminal import CliError, emit, say
+from glowplug.cli.options import JsonOption, ModelArgument, StateDirOption
+from glowplug.cli.terminal import WRONG_USAGE, CliError, say, say_json
 
 HELD_TIMEOUT_S = 300.0
 _TIMING = re.compile(r"([a-zA-Z_]+);dur=([0-9.]+)")
 Message = Mapping[str, str]
-TokensOption = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show on stderr where the time went.")]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of the answer.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print on stderr where the time went.")]
 
 
 @dataclass
@@ -55,8 +55,8 @@ async def streamed(
             answer.emulated = "x-glowplug-emulated" in response.headers
             answer.take_timings(response.headers.get("server-timing", ""))
             if response.is_error:
-                await response.aread()
-                raise CliError(error_message(response))
+                said, retry_after = await response.aread(), response.headers.get("retry-after", "")
+                raise CliError(error_message(str(response.request.url), response.status_code, said, retry_after))
             async for line in response.aiter_lines():
                 if line.startswith(":"):
                     answer.take_timings(line)
@@ -68,9 +68,9 @@ async def streamed(
                 if piece:
                     yield piece
     except httpx.HTTPError as error:
-        raise CliError(f"the answer broke off: {error!r}") from error
+        raise CliError(f"the connection broke off during the answer: {error!r}") from error
     if not done:
-        raise CliError("the answer broke off: no [DONE] came")
+        raise CliError("the answer ended early, without its [DONE]")
     answer.total_s = time.perf_counter() - started
 
 
@@ -86,34 +86,34 @@ def _piece(line: str) -> str:
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    model: ModelArgument,
     prompt: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT...", help="Read from stdin when absent.")
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="The question; read from stdin when left out.")
     ] = None,
     max_tokens: TokensOption = None,
     verbose: VerboseOption = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Ask a model once and stream its answer. A cold model is started."""
+    """Ask a model once, and stream the answer. A cold model is started first."""
     fleet = connect(state_dir)
     text = " ".join(prompt) if prompt else sys.stdin.read()
     if not text.strip():
-        raise CliError("no prompt: give one as argument or on stdin", 2)
-    answer = asyncio.run(_answer(fleet, model, [{"role": "user", "content": text}], max_tokens, output is Format.TABLE))
-    if output is Format.JSON:
+        raise CliError("the prompt is empty: give one as an argument or on stdin", WRONG_USAGE)
+    answer = asyncio.run(_answer(fleet, model, [{"role": "user", "content": text}], max_tokens, not as_json))
+    if as_json:
         value = {name: getattr(answer, name) for name in ("text", "ttft_s", "total_s", "request_id", "instance_id")}
-        emit(output, value | {"model": model, "emulated": answer.emulated, "timings_s": answer.timings_s}, (), ())
+        say_json(value | {"model": model, "emulated": answer.emulated, "timings_s": answer.timings_s})
     if verbose:
         say(timing_line(answer), err=True)
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL")],
-    system: Annotated[str, typer.Option("--system", help="A system message for this talk.")] = "",
+    model: ModelArgument,
+    system: Annotated[str, typer.Option("--system", help="The system message of the conversation.")] = "",
     max_tokens: TokensOption = None,
     verbose: VerboseOption = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    state_dir: StateDirOption = None,
 ) -> None:
     """Talk with a model until an empty line or Ctrl-D."""
     fleet = connect(state_dir)

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,52 +18,61 @@ from nats.errors import Error as NatsError
 
 from glowplug.bus.nats_bus import CHECK_HEADER
 from glowplug.cli.client import FleetClient, Row, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
-from glowplug.cli.terminal import CliError, clock, in_line, say
+from glowplug.cli.options import JsonOption, RunOption, StateDirOption
+from glowplug.cli.terminal import WRONG_USAGE, CliError, clock, in_line, say
+from glowplug.cli.why import lines_of
 from glowplug.domain.errors import GlowplugError
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
-from glowplug.events.subjects import ROOT, facts_of, parse
+from glowplug.events.subjects import EVERYTHING, facts_of, parse
 from glowplug.runtime.privileges import inbox_of
-from glowplug.simulator.run_files import read_json, read_lines
-from glowplug.simulator.scenario.errors import ScenarioError
 
 Take = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
 CONNECT_TIMEOUT_S = 3
 
 
 def tap(
-    event_type: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this type; a prefix does.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="Only events of this model key.")] = "",
-    entity: Annotated[str, typer.Option("--entity", "-e", help="Only this entity or service: instance, placer.")] = "",
-    node: Annotated[str, typer.Option("--node", help="Only events about this node.")] = "",
-    service: Annotated[str, typer.Option("--service", "-s", help="Only what this service wrote: placer, agent.")] = "",
-    entity_id: Annotated[str, typer.Option("--id", help="Only this id: an instance, a request, a node.")] = "",
-    grep: Annotated[str, typer.Option("--grep", "-g", help="Only events with this text anywhere, in any case.")] = "",
-    plane: Annotated[
-        list[str] | None, typer.Option("--plane", "-p", help="evt, cmd or tel; default evt and cmd.")
+    event_type: Annotated[
+        list[str] | None, typer.Option("--type", "-t", help="Only events of this type, or whose type starts so.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, with their subject.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many; 0 never.")] = 0,
+    model: Annotated[str, typer.Option("--model", "-m", help="Only events of this model.")] = "",
+    entity: Annotated[
+        str, typer.Option("--entity", "-e", help="Only events about this kind of thing: instance, placer.")
+    ] = "",
+    node: Annotated[str, typer.Option("--node", help="Only events about this node.")] = "",
+    service: Annotated[
+        str, typer.Option("--service", "-s", help="Only events that this service sent: placer, agent.")
+    ] = "",
+    entity_id: Annotated[
+        str, typer.Option("--id", help="Only events with this id of an instance, request or node.")
+    ] = "",
+    grep: Annotated[str, typer.Option("--grep", "-g", help="Only events that contain this text, ignoring case.")] = "",
+    plane: Annotated[
+        list[str] | None, typer.Option("--plane", "-p", help="evt, cmd or tel [default: evt and cmd].")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Print each message undecoded, with its subject.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many events; 0: never.")] = 0,
     run: RunOption = None,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show facts and commands as they pass; `-p tel` adds the high-rate telemetry."""
+    """Watch the facts and commands on the bus; `-p tel` adds the telemetry, which is frequent. --json prints one object
+    per event."""
     planes = tuple(plane or DEFAULT_PLANES)
     if unknown := [p for p in planes if p not in PLANES]:
-        raise CliError(f"--plane {unknown[0]!r} is none of {', '.join(PLANES)}", 2)
+        raise CliError(f"--plane {unknown[0]!r} is not one of {', '.join(PLANES)}", WRONG_USAGE)
+    fleet = connect(state_dir) if run is None else None
     wanted = EventFilter(
         planes=planes,
         types=tuple(event_type or ()),
         entity=entity,
-        model=model,
+        model=fleet.key_of(model) if fleet and model else model,
         node=node,
         service=service,
         entity_id=entity_id,
         text=grep,
     )
-    show = _raw if raw else _json if output is Format.JSON else _line
+    show = _raw if raw else _json if as_json else _line
     num_shown = 0
 
     def take(subject: str, data: bytes) -> bool:
@@ -74,9 +83,10 @@ def tap(
             num_shown += 1
         return num_shown == count > 0
 
-    if run is None:
-        listen(connect(state_dir), "tap", planes, take)
+    if fleet is not None:
+        listen(fleet, "tap", planes, take)
         return
+    assert run is not None
     for row in lines_of(run, "events.jsonl"):
         if take(row.pop("subject"), json.dumps(row, separators=(",", ":")).encode()):
             return
@@ -117,13 +127,13 @@ def _line(subject: str, event: Row, _data: bytes) -> str:
 
 
 def record(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write: one event a line.")],
-    seconds: Annotated[float, typer.Option("--seconds", min=0, help="For how long; 0 until Ctrl-C.")] = 0,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, one event a line.")],
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="Stop after this many seconds; 0: on Ctrl-C.")] = 0,
+    state_dir: StateDirOption = None,
 ) -> None:
-    """Write every fact, command and telemetry to a file, with the models and nodes there are when it begins."""
+    """Write all facts, commands and telemetry to a file, after the models and nodes there are at the start."""
     if out.exists():
-        raise CliError(f"{out} is there already", 2)
+        raise CliError(f"{out} exists already", WRONG_USAGE)
     fleet = connect(state_dir)
     first = present(fleet)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -146,7 +156,7 @@ def record(
             listen(fleet, "record", PLANES, take, seconds)
         partial.rename(out)
     except OSError as error:
-        raise CliError(f"{out}: {error.strerror}", 2) from error
+        raise CliError(f"{out}: {error.strerror}", WRONG_USAGE) from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -175,7 +185,7 @@ def listen(fleet: FleetClient, name: str, planes: Sequence[str], take: Take, sec
     """Call `take` with every event of the planes until it has enough, `seconds` (0: without end) have passed, the bus
     is gone, or a person (Ctrl-C) or a service manager (SIGTERM) ends it. Raises CliError where no bus answers."""
     if not fleet.nats_url:
-        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
+        raise CliError("the address of the bus (NATS) is not known: set GLOWPLUG_NATS_URL")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_listen(fleet.nats_url, name, planes, take, seconds))
 
@@ -197,14 +207,18 @@ async def _listen(url: str, name: str, planes: Sequence[str], take: Take, second
 
     async def refused(error: Exception) -> None:
         if "permissions violation" in str(error):
-            failed.append(CliError("the bus lets this user not watch: use the address of `reader` (docs/network.md)"))
+            failed.append(
+                CliError(
+                    "the bus does not let this user subscribe: use the address of the user `reader` (docs/network.md)"
+                )
+            )
             over.set()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     try:
         client = await nats.connect(
-            url,
+            url.split(","),
             name=name,
             connect_timeout=CONNECT_TIMEOUT_S,
             allow_reconnect=False,
@@ -215,19 +229,11 @@ async def _listen(url: str, name: str, planes: Sequence[str], take: Take, second
     except (OSError, NatsError, TimeoutError) as error:
         raise CliError("the bus does not answer") from error
     for plane in planes:
-        await client.subscribe(f"{ROOT}.{plane}.>", cb=on_message)
+        for filter_ in EVERYTHING[plane]:
+            await client.subscribe(filter_, cb=on_message)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(over.wait(), seconds or None)
     with contextlib.suppress(NatsError, GlowplugError):
         await client.close()
     if failed:
         raise failed[0]
-
-
-def lines_of(run: Path, name: str) -> Iterator[Row]:
-    """The rows of one file of a simulated run's folder. Raises CliError."""
-    try:
-        read_json(run, "setup.json")
-        yield from read_lines(run, name)
-    except ScenarioError as error:
-        raise CliError(f"--run: {error}", 2) from error

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import typer
 
-from glowplug.cli.options import Format
-
 _KEPT: Final = "\n\t"
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))  # C0, DEL and C1
 # Marks, embeddings, overrides and isolates of the writing direction; line and paragraph separators; tags, not seen.
@@ -23,7 +21,7 @@ _DIRECTIONS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2
 _SURROGATES: Final = range(0xD800, 0xE000)  # lone ones cannot be written at all
 
 
-FAILED, NO_FLEET = 1, 3
+FAILED, WRONG_USAGE, NO_FLEET = 1, 2, 3
 
 
 class CliError(Exception):
@@ -35,8 +33,12 @@ class CliError(Exception):
 
 
 class NoFleet(CliError):
-    def __init__(self, state_dir: Path) -> None:
-        super().__init__(f"no fleet runs in {state_dir.absolute()}: start one with `glowplug up`", NO_FLEET)
+    """No fleet runs in `state_dir`, which the context of that name stands for; "": no context named it."""
+
+    def __init__(self, state_dir: Path, context: str = "") -> None:
+        self.state_dir = state_dir.absolute()
+        named = f" (context {context}; `glowplug context` lists others)" if context else ""
+        super().__init__(f"no fleet runs in {self.state_dir}{named}: start one with `glowplug up`", NO_FLEET)
 
 
 def _shown(code: int) -> str:
@@ -62,6 +64,11 @@ def in_line(value: object) -> str:
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print, to stderr with `err`, with a line end but for `nl`."""
     typer.echo(safe(text), err=err, nl=nl)
+
+
+def say_json(value: Any) -> None:
+    """Print one document of JSON."""
+    say(json.dumps(value, indent=2))
 
 
 def clear() -> None:
@@ -108,10 +115,10 @@ def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s"
 
 
-def emit(output: Format, value: Any, headers: Sequence[str], rows: Sequence[Sequence[object]], empty: str = "") -> None:
-    """JSON of `value`, or the table of `rows`."""
-    if output is Format.JSON:
-        say(json.dumps(value, indent=2))
+def emit(as_json: bool, value: Any, headers: Sequence[str], rows: Sequence[Sequence[object]], empty: str = "") -> None:
+    """The JSON of `value`, or the table of `rows`."""
+    if as_json:
+        say_json(value)
     elif rows:
         say(table(headers, rows))
     else:

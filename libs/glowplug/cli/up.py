@@ -18,13 +18,12 @@ import psutil
 import typer
 from pydantic import ValidationError
 
+from glowplug.cli import contexts
 from glowplug.cli.client import bearer, connect
 from glowplug.cli.options import (
-    DEFAULT_STATE_DIR,
     EngineOption,
-    Format,
+    JsonOption,
     NodesOption,
-    OutputOption,
     PortOption,
     StateDirOption,
 )
@@ -35,7 +34,7 @@ from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
 from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.settings import LOG_MAX_BYTES, FleetSettings
 from glowplug.runtime.supervisor.statedir import StateDir, read_fleet
 from glowplug.runtime.supervisor.sweep import engines_of, of_processes, sweep
 
@@ -43,12 +42,14 @@ MODELS_WAIT_S = 30.0
 DOWN_WAIT_S = 60.0
 POLL_S = 0.1
 BANNER_HAS = "glowplug run"
+ELSEWHERE = "`glowplug down` and `glowplug status` are for fleets that `glowplug up` started on this machine"
 
 
-def settings_of(state_dir: Path, **given: Any) -> FleetSettings:
+def settings_of(state_dir: Path | None, **given: Any) -> FleetSettings:
     """Command line over environment over defaults. Raises WrongSetting."""
+    stated = {key: value for key, value in {"state_dir": state_dir, **given}.items() if value is not None}
     try:
-        return FleetSettings(state_dir=state_dir, **{key: value for key, value in given.items() if value is not None})
+        return FleetSettings(**stated)
     except ValidationError as error:
         raise WrongSetting(explain(error)) from error
 
@@ -57,21 +58,26 @@ def up(
     engine: EngineOption = None,
     nodes: NodesOption = None,
     port_base: PortOption = None,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Service logs only to files.")] = False,
+    state_dir: StateDirOption = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run in the background, and return when the fleet is ready.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not print the logs of services; they are in files.")
+    ] = False,
 ) -> None:
-    """Start the local fleet: NATS, Valkey, router, predictor, placer, autoscaler, console and the nodes."""
+    """Start the local fleet: NATS, Valkey, router, predictor, placer, autoscaler, console and the nodes. Its state is
+    in .glowplug of this folder; without --state-dir it becomes the current context (see `glowplug context`)."""
     settings = settings_of(state_dir, engine=engine, nodes=nodes, port_base=port_base)
     if detach:
-        _up_detached(settings)
+        _up_detached(settings, state_dir)
         return
     state = StateDir(settings.state_dir)
     state.lock(settings.min_free_bytes)
-    output = Output(state.directory("logs"), max_bytes=settings.log_max_bytes, show_logs=False)
+    output = Output(state.directory("logs"), max_bytes=LOG_MAX_BYTES, show_logs=False)
 
     async def on_ready(fleet: Fleet) -> None:
-        output.say(await banner(fleet))
+        output.say(await banner(fleet, is_given=state_dir is not None))
         output.show_logs = not quiet
 
     try:
@@ -82,8 +88,8 @@ def up(
     raise typer.Exit(code)
 
 
-async def banner(fleet: Fleet) -> str:
-    """What to click and a curl line that works."""
+async def banner(fleet: Fleet, *, is_given: bool) -> str:
+    """What to click and a curl line that works. `is_given`: an option or the environment named the state folder."""
     took_s = time.time() - fleet.started_at
     urls, document = fleet.plan.urls(), fleet.document()
     models = await wait_for_models(urls, document["api_key"])
@@ -97,6 +103,7 @@ async def banner(fleet: Fleet) -> str:
         + ")",
         f"  console     {urls['console']}",
         f"  OpenAI API  {urls['data']}/v1",
+        "  web pages   of other sites: GLOWPLUG_ALLOWED_ORIGINS=https://app.example (or *) glowplug up",
         f"  models      {', '.join(models) or 'none yet: glowplug deploy FILE'}",
         f"  model files {fleet.models_dir} (edit them, they are read again)",
         f"  logs        {fleet.state.path / 'logs'}",
@@ -112,16 +119,33 @@ async def banner(fleet: Fleet) -> str:
         f"    -d '{body}'",
         f"  glowplug run {first} 'Why is the sky blue?'   |   glowplug status, models, ps, top, tap, why, down",
         *on_path(Path(sys.executable).parent),
-        *_where(fleet.state.path),
+        *(_where(fleet.state.path) if is_given else _recorded(fleet.state.path)),
         "",
     ]
     return "\n".join(lines)
 
 
+def _recorded(state_dir: Path) -> list[str]:
+    """Makes the fleet the one that commands use from any folder, and says so. Where that cannot be kept, the fleet runs
+    all the same."""
+    try:
+        return [f"  other folders find this fleet as context {contexts.record(state_dir)}: glowplug context"]
+    except CliError as error:
+        return [f"  other folders do not find this fleet: {error}"]
+
+
+def folder_of(state_dir: Path | None) -> Path:
+    """The state folder that `down` is for. Raises CliError for a fleet that was started elsewhere."""
+    where = contexts.chosen(state_dir)
+    if where.urls:
+        raise CliError(f"context {where.name} is a fleet that runs elsewhere, and {ELSEWHERE}")
+    return Path(where.state_dir)
+
+
 def _where(state_dir: Path) -> list[str]:
     """How other terminals find this fleet when it is not where `glowplug` looks by itself."""
-    looked_for = Path(os.environ.get("GLOWPLUG_STATE_DIR", DEFAULT_STATE_DIR)).absolute()
-    return [] if looked_for == state_dir.absolute() else [f"  first: export GLOWPLUG_STATE_DIR={state_dir}"]
+    is_found = Path(contexts.chosen(None, by_context=False).state_dir) == state_dir.absolute()
+    return [] if is_found else [f"  first: export GLOWPLUG_STATE_DIR={state_dir}"]
 
 
 def on_path(bin_dir: Path) -> list[str]:
@@ -148,7 +172,7 @@ async def wait_for_models(urls: Mapping[str, str], api_key: str = "") -> list[st
     return names
 
 
-def _up_detached(settings: FleetSettings) -> None:
+def _up_detached(settings: FleetSettings, state_dir: Path | None) -> None:
     """Start `up` in a session of its own and show what it says until it is ready or gone."""
     running = read_fleet(settings.state_dir)
     if running is not None:
@@ -156,7 +180,8 @@ def _up_detached(settings: FleetSettings) -> None:
     state = StateDir(settings.state_dir)
     state.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     log_path = state.directory("logs") / "up.log"
-    argv = [sys.executable, "-m", "glowplug.cli.main", "up", "--quiet", "--state-dir", str(settings.state_dir)]
+    argv = [sys.executable, "-m", "glowplug.cli.main", "up", "--quiet"]
+    argv += ["--state-dir", str(settings.state_dir)] if state_dir else []
     argv += ["--engine", settings.engine, "--nodes", str(settings.nodes), "--port-base", str(settings.port_base)]
     with log_path.open("w") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -173,9 +198,9 @@ def _up_detached(settings: FleetSettings) -> None:
     raise typer.Exit(process.returncode or 1)
 
 
-def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+def down(state_dir: StateDirOption = None) -> None:
     """Stop the local fleet and wait until nothing of it is left."""
-    settings = settings_of(state_dir)
+    settings = settings_of(folder_of(state_dir))
     fleet = read_fleet(settings.state_dir)
     if fleet is None:
         _sweep_left_over(settings)
@@ -186,7 +211,9 @@ def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
     try:
         supervisor.wait(timeout=DOWN_WAIT_S)
     except psutil.TimeoutExpired as error:
-        raise CliError(f"it did not stop within {DOWN_WAIT_S:g} s; its log: {fleet['log_dir']}/up.log") from error
+        raise CliError(
+            f"the fleet did not stop within {DOWN_WAIT_S:g} s; its log is {fleet['log_dir']}/up.log"
+        ) from error
     say("stopped")
 
 
@@ -206,11 +233,11 @@ def _sweep_left_over(settings: FleetSettings) -> None:
     say(f"stopped {left} process(es) left by an earlier run" if left else f"no fleet runs in {state.path}")
 
 
-def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
-    """Every process of the local fleet: readiness, restarts, memory. Exit 1 when one is not ready."""
-    fleet = connect(settings_of(state_dir).state_dir).document
+def status(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """Show the processes of the local fleet with their restarts and memory. Exits with 1 if one is not ready."""
+    fleet = connect(state_dir).document
     if not fleet:
-        raise CliError("this fleet was not started here: `glowplug status` shows local fleets; see `glowplug nodes`")
+        raise CliError(f"this fleet runs elsewhere, and {ELSEWHERE}; `glowplug nodes` shows its nodes")
     processes = asyncio.run(_with_readiness(fleet["processes"]))
     memory = of_processes({p["name"]: p["pid"] for p in processes} | {"supervisor": fleet["pid"]})
     for process in processes:
@@ -231,8 +258,8 @@ def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
         (p["name"], p["state"], p["pid"] or "-", p["restarts"], show_bytes(p["memory_bytes"]), p["url"] or "-")
         for p in processes
     ]
-    emit(output, value, ("process", "state", "pid", "restarts", "memory", "url"), rows)
-    if output is Format.TABLE:
+    emit(as_json, value, ("process", "state", "pid", "restarts", "memory", "url"), rows)
+    if not as_json:
         say(
             f"\n{fleet['phase']}, up {age(value['uptime_s'])}, {show_bytes(total)} without engines, "
             f"{len(engines)} engine process(es) with {show_bytes(value['engine_memory_bytes'])}\n"

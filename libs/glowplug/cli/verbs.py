@@ -5,7 +5,6 @@ asks the owner: the autoscaler for instances, the placer for weights in host mem
 `--wait` ends when it is done, with the seconds that it took beside those predicted.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,18 +14,18 @@ from typing import Annotated, Any, Final
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect, segment
-from glowplug.cli.operate import ModelArgument
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.terminal import CliError, say
+from glowplug.cli.options import JsonOption, ModelArgument, StateDirOption
+from glowplug.cli.terminal import CliError, say, say_json
+from glowplug.cli.views import standing, state_word
 from glowplug.domain.model import Rung
 from glowplug.domain.phrasing import doing, listed
 from glowplug.domain.units import show_bytes
 
 POLL_S: Final = 0.05
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and do nothing.")]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Until it is done; then the seconds it took.")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds that --wait waits at most.")]
-NodeOption = Annotated[str, typer.Option("--node", help="On that node alone.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Return when it is done, with the seconds it took.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.0, help="Longest time for --wait, in seconds.")]
+NodeOption = Annotated[str, typer.Option("--node", help="Only on this node.")]
 
 Reached = Callable[[FleetClient, Row], bool]  # whether the row of a model shows that the verb is done
 Owner = tuple[str, str, Mapping[str, str]]  # of a verb: its service, the verb there, and its fields
@@ -44,23 +43,24 @@ class Asked:
     dry_run: bool = False
     wait: bool = False
     timeout_s: float = 300.0
-    output: Format = Format.TABLE
+    as_json: bool = False
 
 
 def load(
     model: ModelArgument,
-    to: Annotated[Rung, typer.Option("--to", help="How near to serving it is brought.")] = Rung.READY,
+    to: Annotated[Rung, typer.Option("--to", help="How close to serving the model is brought.")] = Rung.READY,
     node: NodeOption = "",
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 300.0,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Start an instance now, and lift a drain; or bring it nearer: asleep, prewarmed, its weights into host memory."""
+    """Start an instance now, also of a drained model; or bring the model closer: asleep, prewarmed, or its weights in
+    host memory."""
     asked = Asked(
         model=model, verb="load", done="load asked for", rung=to.value, node=node, dry_run=dry_run, wait=wait,
-        timeout_s=timeout, output=output,
+        timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
     if to is Rung.HOST:
         _carry_out(connect(state_dir), asked, ("placer", "fetch", {"node": node}), _in_host_memory(node))
@@ -73,21 +73,26 @@ def unload(
     model: ModelArgument,
     rung: Annotated[
         Rung | None,
-        typer.Option("--from", help="What stands there alone; host: its instances, and then its weights there too."),
+        typer.Option(
+            "--from", help="Only instances in this state; host: all of them, and the weights in host memory too."
+        ),
     ] = None,
-    node: Annotated[str, typer.Option("--node", help="Of --from host: the host memory of that node alone.")] = "",
+    node: Annotated[
+        str,
+        typer.Option("--node", help="With --from host: only the host memory of this node."),
+    ] = "",
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 300.0,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Drain its instances now; the next request starts one again."""
+    """Drain the instances of a model. The next request starts one again."""
     if node and rung is not Rung.HOST:
-        raise CliError("--node goes with --from host: instances are unloaded on every node")
+        raise CliError("--node needs --from host: instances are unloaded on every node")
     asked = Asked(
         model=model, verb="unload", done="unload asked for", rung=rung.value if rung else "", node=node,
-        dry_run=dry_run, wait=wait, timeout_s=timeout, output=output,
+        dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
     fleet = connect(state_dir)
     if rung is Rung.HOST:
@@ -105,36 +110,24 @@ def unload(
 
 def pin(
     model: ModelArgument,
-    at: Annotated[Rung, typer.Option("--at", help="ready, asleep or host.")] = Rung.READY,
-    remove: Annotated[bool, typer.Option("--unpin", help="Let it sleep and be evicted again, as `unpin`.")] = False,
+    at: Annotated[
+        Rung, typer.Option("--at", help="What is kept: a ready instance, one asleep, or the weights in host memory.")
+    ] = Rung.READY,
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 300.0,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Keep one copy for good: an instance never evicted and never asleep, or at least asleep, or in host memory."""
-    if remove:
-        unpin(model, dry_run, state_dir, output)
-        return
+    """Keep a model for good: an instance that is never evicted and never sleeps, one that may sleep, or the weights in
+    host memory."""
     asked = Asked(
         model=model, verb="pin", done="pinned" if at is Rung.READY else f"pinned at {at.value}", rung=at.value,
-        dry_run=dry_run, wait=wait, timeout_s=timeout, output=output,
+        dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
     reached = _in_host_memory("") if at is Rung.HOST else _stands(at, "")
     body = {} if at is Rung.READY else {"at": at.value}
     _carry_out(connect(state_dir), asked, ("autoscaler", "pin", body), reached)
-
-
-def unpin(
-    model: ModelArgument,
-    dry_run: DryRunOption = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
-) -> None:
-    """Let it sleep and be evicted again."""
-    asked = Asked(model=model, verb="unpin", done="unpinned", dry_run=dry_run, output=output)
-    _carry_out(connect(state_dir), asked, ("autoscaler", "unpin", {}), lambda _, row: True)
 
 
 def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., None]:
@@ -145,11 +138,11 @@ def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., N
         dry_run: DryRunOption = False,
         wait: WaitOption = False,
         timeout: TimeoutOption = 300.0,
-        state_dir: StateDirOption = DEFAULT_STATE_DIR,
-        output: OutputOption = Format.TABLE,
+        state_dir: StateDirOption = None,
+        as_json: JsonOption = False,
     ) -> None:
         asked = Asked(
-            model=model, verb=name, done=done, dry_run=dry_run, wait=wait, timeout_s=timeout, output=output
+            model=model, verb=name, done=done, dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json
         )  # fmt: skip
         _carry_out(connect(state_dir), asked, ("autoscaler", name, {}), reached)
 
@@ -163,28 +156,27 @@ def _carry_out(fleet: FleetClient, asked: Asked, owner: Owner, reached: Reached,
     if asked.dry_run:
         if "error" in cost:
             raise CliError(str(cost["error"]))
-        _show(asked.output, cost, described(cost))
+        if asked.as_json:
+            say_json(cost)
+        else:
+            say(described(cost))
         return
     before = time.monotonic()
     for service, verb, body in (owner, *then):
         fields = {name: text for name, text in body.items() if text}
         fleet.call("POST", service, _path(asked.model, verb), **({"json": fields} if fields else {}))
     row = fleet.get("autoscaler", f"/v1/models/{segment(asked.model)}")
-    if asked.output is Format.TABLE:
-        say(f"{row['name']}: {asked.done} (now {row['state']})")
-        say(f"  {described(cost)}" if "error" not in cost else f"  its cost is not known: {cost['error']}")
+    if not asked.as_json:
+        say(f"{row['name']}: {asked.done} (now {standing(row)})")
+        say(f"  {described(cost)}" if "error" not in cost else f"  the cost is not known: {cost['error']}")
         if row.get("warning"):
             say(f"  {row['warning']}", err=True)
     actual_s = _waited(fleet, asked, before, reached) if asked.wait else None
-    if asked.output is Format.JSON:
-        _show(asked.output, {"model": row, "cost": cost, "actual_s": actual_s}, "")
+    if asked.as_json:
+        say_json({"model": row, "cost": cost, "actual_s": actual_s})
     elif actual_s is not None:
         predicted = f" ({cost['seconds']:.2f} s predicted)" if cost.get("is_possible_now") else ""
         say(f"  done in {actual_s:.2f} s{predicted}")
-
-
-def _show(output: Format, value: Row, text: str) -> None:
-    say(json.dumps(value, indent=2) if output is Format.JSON else text)
 
 
 def _cost(fleet: FleetClient, asked: Asked) -> Row:
@@ -206,7 +198,9 @@ def _waited(fleet: FleetClient, asked: Asked, before: float, reached: Reached) -
             return round(took, 3)
         if took >= asked.timeout_s:
             why = f": {row['last_failure']}" if row["last_failure"] else ""
-            raise CliError(f"{row['name']} is {row['state']} after {asked.timeout_s:g} s, and not done{why}")
+            raise CliError(
+                f"{row['name']} is {standing(row)} after {asked.timeout_s:g} s, so {asked.verb} is not done yet{why}"
+            )
         time.sleep(POLL_S)
 
 
@@ -223,7 +217,8 @@ def described(cost: Row) -> str:
         if cost[name]:
             parts.append(text.format(show_bytes(cost[name])))
     if names := [
-        f"{one['model_key']} ({show_bytes(one['num_bytes'])}, then {one['becomes']})" for one in cost["leaving"]
+        f"{one['model_key']} ({show_bytes(one['num_bytes'])}, then {state_word(one['becomes'])})"
+        for one in cost["leaving"]
     ]:
         parts.append(f"{listed(names)} {'leaves' if len(names) == 1 else 'leave'}")
     if cost["num_in_flight"]:
@@ -295,14 +290,18 @@ def _is_asleep(_: FleetClient, row: Row) -> bool:
 
 
 wake = _plain(
-    "wake", "wake asked for", "Wake an instance that sleeps, or start one where none does.", _stands(Rung.READY, "")
+    "wake", "wake asked for", "Wake a sleeping instance, or start one if none sleeps.", _stands(Rung.READY, "")
 )
 sleep = _plain(
-    "sleep", "sleep asked for", "Let its engines sleep once they are done; one that cannot sleep stops.", _is_asleep
+    "sleep",
+    "sleep asked for",
+    "Put the engines of a model to sleep once they are idle. An engine that cannot sleep stops.",
+    _is_asleep,
 )
+unpin = _plain("unpin", "unpinned", "Allow a pinned model to sleep and to be evicted again.", lambda _, row: True)
 drain = _plain(
     "drain",
     "drain asked for",
-    "Drain its instances and start none until `glowplug load`.",
+    "Drain the instances of a model, and start none until `glowplug load`.",
     lambda _, row: not _at(row, None),
 )

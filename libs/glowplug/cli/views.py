@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Collection, Sequence
 from typing import Annotated
@@ -9,37 +10,39 @@ from typing import Annotated
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.options import JsonOption, StateDirOption
 from glowplug.cli.terminal import CliError, age, clear, clock, emit, say, table
+from glowplug.domain.phrasing import STATE_WORDS
 from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")
-INSTANCE_HEADERS = ("instance", "model", "engine", "state", "gpu", "memory", "age", "start", "url")
+INSTANCE_HEADERS = ("instance", "model", "engine", "state", "gpu", "memory", "at once", "age", "start", "url")
 NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")
 KIND_WORDS = {"host": "host memory", "cuda": "CUDA", "emulated": "emulated"}
+WORDS = STATE_WORDS | {"waiting": "waiting for room"}  # of states, as the console shows them
 BAR = 24  # characters
 Cells = tuple[object, ...]
 
 
-def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
-    """Every deployed model: hot, starting or cold, and why when something is wrong."""
+def models(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """List the deployed models: ready, starting, asleep or cold, and what is wrong with a model if something is."""
     value = connect(state_dir).get("autoscaler", "/v1/models")
-    emit(output, value, MODEL_HEADERS, [model_row(row) for row in value["data"]], "no model is deployed")
-    if output is Format.TABLE:
+    emit(as_json, value, MODEL_HEADERS, [model_row(row) for row in value["data"]], "no model is deployed")
+    if not as_json:
         for file, reason in value.get("errors", {}).items():
-            say(f"\nnot in force: {file}: {reason}", err=True)
+            say(f"\n{file} is not in force: {reason}", err=True)
 
 
 def model_row(row: Row) -> Cells:
     """One model as `glowplug models` shows it."""
     note = row["config_error"] or row.get("warning", "") or row["last_failure"]
-    marks = [word for word in ("pinned", "suspended") if row[word]]
+    marks = [word for field, word in (("pinned", "pinned"), ("suspended", "drained")) if row[field]]
     if row.get("pinned_at", "") in ("asleep", "host"):
         marks.append(f"kept {row['pinned_at']}")
     return (
         row["name"],
         row["engine"],
-        row["state"],
+        standing(row),
         row["num_waiting"],
         row["num_in_flight"],
         show_bytes(row["memory_bytes"]),
@@ -48,20 +51,32 @@ def model_row(row: Row) -> Cells:
     )
 
 
+def state_word(state: str) -> str:
+    """The state of a model or an instance, in the words of the console."""
+    return WORDS.get(state, state)
+
+
+def standing(row: Row) -> str:
+    """What a model is, in the words of the console."""
+    return state_word(row.get("model_state") or row["state"])  # an earlier autoscaler says the second alone
+
+
 def ps(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Stopped and failed instances too.")] = False,
-    model: Annotated[str, typer.Option("--model", help="Only instances of this model key.")] = "",
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include stopped and failed instances.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Only instances of this model.")] = "",
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Running instances, newest first, with how long their start took; with --all also why each is in its state."""
-    value = connect(state_dir).instances(model=model, gone=everything)
+    """List the running instances, newest first, and how long each took to start. --all also says why each is in its
+    state."""
+    fleet = connect(state_dir)
+    value = fleet.instances(model=fleet.key_of(model) if model else "", gone=everything)
     headers: tuple[str, ...] = INSTANCE_HEADERS
     rows: list[Cells] = [instance_row(row) for row in value]
     if everything:
         headers = (*headers, "why")
         rows = [(*instance_row(row), reason(row)) for row in value]
-    emit(output, value, headers, rows, "no instance runs")
+    emit(as_json, value, headers, rows, "no instance runs")
 
 
 def instance_row(row: Row) -> Cells:
@@ -72,9 +87,10 @@ def instance_row(row: Row) -> Cells:
         row["instance_id"],
         row["model_key"],
         engine,
-        row["state"],
+        state_word(row["state"]),
         ", ".join(w["gpu_id"] for w in row["workers"]),
         show_bytes(sum(w["num_bytes"] for w in row["workers"])),
+        row["max_concurrency"],
         age(time.time() - row["created_at"]),
         start,
         row["url"] or "-",
@@ -86,17 +102,18 @@ def reason(row: Row) -> str:
     return next(iter(row.get("reason", "").splitlines()), "-")
 
 
-def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
-    """Nodes, their GPUs and who holds the bytes, and the weights in their host memory; cordoned ones that are away."""
+def nodes(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """List the nodes with their GPUs, what holds their memory, the weights in host memory, and cordoned nodes that
+    are away."""
     fleet = connect(state_dir)
     value = fleet.nodes()
     used: set[str] = set()
     with contextlib.suppress(CliError):  # the nodes are there to see without the models
         used = {row["engine"] for row in fleet.models()}
     rows = [row for node in value for row in node_rows(node, used)]
-    if output is Format.TABLE:
+    if not as_json:
         rows += [away_row(node_id) for node_id in _cordoned_away(fleet)]
-    emit(output, value, NODE_HEADERS, rows, "no node has joined")
+    emit(as_json, value, NODE_HEADERS, rows, "no node has joined")
 
 
 def _cordoned_away(fleet: FleetClient) -> list[str]:
@@ -168,27 +185,28 @@ def _holders(gpu: Row) -> str:
 
 def top(
     interval_s: Annotated[float, typer.Option("--interval", "-i", min=0.2)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Watch the fleet until Ctrl-C."""
+    """Watch the fleet until Ctrl-C. In a pipe or file one screen is printed; --json prints one object per interval."""
     fleet = connect(state_dir)
+    is_screen = not as_json and sys.stdout.isatty() and not once
+    is_live = is_screen or (as_json and not once)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             nodes, models, instances = fleet.nodes(), fleet.models(), fleet.instances()
             value = {"at": time.time(), "models": models, "instances": instances, "nodes": nodes}
-            text = json.dumps(value) if output is Format.JSON else screen(value)
-            if output is Format.TABLE and not once:
+            if is_screen:
                 clear()
-            say(text)
-            if once:
+            say(json.dumps(value) if as_json else screen(value, "  Ctrl-C ends" if is_screen else ""))
+            if not is_live:
                 return
             time.sleep(interval_s)
 
 
-def screen(value: Row) -> str:
-    """One screen of `glowplug top`."""
+def screen(value: Row, hint: str = "") -> str:
+    """One screen of `glowplug top`; `hint` stands beside the time."""
     bars = []
     for gpu in (gpu for node in value["nodes"] for gpu in node["gpus"]):
         used, total = _used_bytes(gpu), gpu["total_bytes"]
@@ -196,7 +214,7 @@ def screen(value: Row) -> str:
         bar = "#" * filled + "." * (BAR - filled)
         bars.append(f"{gpu['gpu_id']:<12} [{bar}] {show_bytes(used)} / {show_bytes(total)}")
     parts = [
-        clock(value["at"]) + "  Ctrl-C ends",
+        clock(value["at"]) + hint,
         "\n".join(bars) or "no node has joined",
         table(MODEL_HEADERS, [model_row(row) for row in value["models"]]),
     ]

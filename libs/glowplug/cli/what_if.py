@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, OutOption, OutputOption, SetOption
+from glowplug.cli.options import CheckOption, ForceOption, JobsOption, JsonOption, OutOption, SetOption
 from glowplug.cli.simulate import (
     REPORT,
-    WRONG,
     again,
     check,
     errors_in_one_line,
@@ -24,7 +23,7 @@ from glowplug.cli.simulate import (
     whole_folder,
     write_report,
 )
-from glowplug.cli.terminal import CliError, emit, say, table
+from glowplug.cli.terminal import WRONG_USAGE, CliError, say, say_json, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
@@ -105,10 +104,19 @@ class _Sweep:
                     "ttft_attainment": min((one["total"]["ttft_attainment"] or 0.0 for one in some), default=None),
                     "gpu_seconds": max((one["fleet"]["gpu_seconds"] for one in some), default=None),
                     "lost": max((_lost(one["total"]) for one in some), default=None),
+                    "missed": [one.words for one in self.objectives if not all(one.met(run["total"]) for run in some)],
                     "impossible": self.impossible.get(number, ""),
                 }
             )
         return rows
+
+
+def _why_not(point: Mapping[str, Any]) -> str:
+    """Of one number of GPUs; "-" where it meets the goal."""
+    if point["impossible"] or point["met"]:
+        return str(point["impossible"]) or "-"
+    lost = [f"{point['lost']} not answered"] if point["lost"] else []
+    return "; ".join([*lost, *(f"misses {words}" for words in point["missed"])]) or "-"
 
 
 def _lost(total: Mapping[str, Any]) -> int:
@@ -118,16 +126,23 @@ def _lost(total: Mapping[str, Any]) -> int:
 
 def plan(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A file like scenarios/small.yaml.")],
-    slo: Annotated[list[str], typer.Option("--slo", metavar="NAME=LIMIT", help="ttft_p99=1.0; all of them must hold.")],
-    gpus: Annotated[str, typer.Option("--gpus", metavar="N..M", help="How many there may be.")] = "1..16",
-    server: Annotated[str, typer.Option("--server", help="The kind that varies; the first when left out.")] = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="0..4 or 1,2,5: the worst of them counts.")] = "",
+    slo: Annotated[
+        list[str],
+        typer.Option(
+            "--slo", metavar="NAME=LIMIT", help="An objective such as ttft_p99=1.0; all that are given must hold."
+        ),
+    ],
+    gpus: Annotated[str, typer.Option("--gpus", metavar="N..M", help="The range to search.")] = "1..16",
+    server: Annotated[
+        str, typer.Option("--server", help="The kind of server whose number varies [default: the first].")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds such as 0..4 or 1,2,5; the worst of them counts.")] = "",
     settings: SetOption = None,
     out: OutOption = None,
     force: ForceOption = False,
     jobs: JobsOption = 1,
     watch: CheckOption = False,
-    output: OutputOption = Format.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Find the fewest GPUs that meet the objectives, by simulation, with a report of all that was tried."""
     with errors_in_one_line():
@@ -148,9 +163,9 @@ def plan(
         sweep = _Sweep(whole, objectives, chosen, server, jobs, watch, alone)
         answer, notes = Search(low, high).run(sweep.try_all)
         if not sweep.outcomes:
-            raise CliError(f"--gpus: {next(iter(sweep.impossible.values()))}", WRONG)
+            raise CliError(f"--gpus: {next(iter(sweep.impossible.values()))}", WRONG_USAGE)
         _report(sweep, answer, notes, folder)
-    _show(sweep, answer, notes, folder, output)
+    _show(sweep, answer, notes, folder, as_json)
 
 
 def _goal(objectives: Sequence[Objective]) -> str:
@@ -175,11 +190,11 @@ def _report(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path) -
         write_report(partial, sweep.scenario, todo, outcomes, notes=notes, plan=plan)
 
 
-def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, output: Format) -> None:
+def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, as_json: bool) -> None:
     points = sweep.points()
-    if output is Format.JSON:
+    if as_json:
         value = {"answer": answer, "goal": _goal(sweep.objectives), "simulated": True, "points": points, "notes": notes}
-        emit(output, {**value, "folder": str(folder)}, (), ())
+        say_json({**value, "folder": str(folder)})
         return
     first = sweep.objectives[0]
     rows = [
@@ -187,7 +202,7 @@ def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, out
             point["gpus"],
             _figure(point["value"], first),
             "yes" if point["met"] else "no",
-            point["impossible"] or (f"{point['lost']} not answered" if point["lost"] else "-"),
+            _why_not(point),
         )
         for point in points
     ]
@@ -208,16 +223,17 @@ def _figure(value: float | None, objective: Objective) -> str:
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What `glowplug record` wrote, or a run's folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A file of `glowplug record`, or the folder of a run.")],
     settings: SetOption = None,
     compare: Annotated[
-        list[str] | None, typer.Option("--compare", metavar="KEY=A,B", help="Replay each value, and all pairs.")
+        list[str] | None,
+        typer.Option("--compare", metavar="KEY=A,B", help="Replay each value; given twice, all pairs."),
     ] = None,
     out: OutOption = None,
     force: ForceOption = False,
     jobs: JobsOption = 1,
     watch: CheckOption = False,
-    output: OutputOption = Format.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Replay recorded requests on the recorded fleet in the simulator, and show both side by side."""
     with tempfile.TemporaryDirectory(prefix="glowplug-replay-") as scratch, errors_in_one_line():
@@ -243,7 +259,7 @@ def replay(
                 (partial / "scenario.yaml").write_text(text, encoding="utf-8")
         for note in recorded.notes:
             say(f"glowplug: {note}", err=True)
-        show(outcomes, whole, folder, output)
+        show(outcomes, whole, folder, as_json)
 
 
 def _simulated(run: Path) -> tuple[Tree, Path, Outcome]:

@@ -1,5 +1,6 @@
 """`glowplug why`: the decisions behind a request, a model, a GPU, a node or an instance."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -7,39 +8,40 @@ from typing import Annotated
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect, segment
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
-from glowplug.cli.tap import lines_of
-from glowplug.cli.terminal import CliError, clock, emit, in_line, pairs, say, seconds, table
+from glowplug.cli.options import JsonOption, RunOption, StateDirOption
+from glowplug.cli.terminal import WRONG_USAGE, CliError, clock, in_line, pairs, say, say_json, seconds, table
 from glowplug.domain.units import show_bytes
+from glowplug.simulator.run_files import read_json, read_lines
+from glowplug.simulator.scenario.errors import ScenarioError
 
 MAX_REQUESTS = 10_000  # as many as the router gives at once
 FILTERS = ("request", "instance", "gpu", "node")
 ABOUT = ("model_key", "instance_id", "node_id", "gpu_id", "request_id")
-KNOWN = "not a request, model, instance, GPU or node"
+KNOWN = "is not a request, model, instance, GPU or node"
 EVENTS = "events.jsonl"
 GOES = {"draining": "leaves", "swapped_out": "-"}  # states in which a holder of memory is not asked to leave
 
 
 def why(
     subject: Annotated[str, typer.Argument(metavar="REQUEST|MODEL|GPU|NODE|INSTANCE|DECISION")],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Newest decisions to show.")] = 5,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many of the newest decisions to show.")] = 5,
     run: RunOption = None,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Print the inputs and the rule that decided, the rivals, and the chain of causes."""
+    """Explain decisions: their inputs, the rule that decided, the rivals it had, and what caused them."""
     undecided, prices = "", None
     if run is not None:
         request = next((row for row in lines_of(run, "requests.jsonl") if row["request_id"] == subject), None)
         found = _decisions_of_run(run, subject, request, limit)
     else:
         fleet = connect(state_dir)
-        request = _request(fleet, subject)
-        found = _decisions(fleet, subject, request, limit)
+        request = request_of(fleet, subject)
+        found = decisions_about(fleet, subject, request, limit)
         undecided = _kind(fleet, subject) if request is None and not found else ""
         prices = _prices(fleet, subject)
-    if output is Format.JSON:
-        emit(output, {"request": request, "decisions": found} | ({"prices": prices} if prices else {}), (), ())
+    if as_json:
+        say_json({"request": request, "decisions": found} | ({"prices": prices} if prices else {}))
         return
     if run is not None:
         say(f"simulated, from {run}\n")
@@ -48,7 +50,7 @@ def why(
     if prices is not None:
         say(price_list(prices))
     if undecided:
-        say(f"nothing has been decided about the {undecided} {subject!r} yet")
+        say(f"no decision has been made about the {undecided} {subject!r} yet")
     if request is not None and not found:
         say(_without_decision(request))
     for decision in found:
@@ -62,7 +64,7 @@ def _decisions_of_run(run: Path, subject: str, request: Row | None, limit: int) 
     fields = ("request_id", "instance_id") if request else ("decision_id", *ABOUT)
     found = [row for row in lines_of(run, "decisions.jsonl") if any(row.get(name) in names for name in fields)]
     if not found and request is None and not any(subject in _names(row["data"]) for row in lines_of(run, EVENTS)):
-        raise CliError(f"nothing is known of {subject!r}: {KNOWN} of this run")
+        raise CliError(f"{subject!r} {KNOWN} of this run")
     return sorted(found, key=lambda row: -row["made_at"])[:limit]
 
 
@@ -76,7 +78,7 @@ def _names(data: Row) -> set[str]:
     return known
 
 
-def _request(fleet: FleetClient, subject: str) -> Row | None:
+def request_of(fleet: FleetClient, subject: str) -> Row | None:
     """The router's record of a request, when `subject` is the id of one."""
     try:
         rows = fleet.rows("router", "/v1/requests", limit=MAX_REQUESTS)
@@ -92,7 +94,7 @@ def _kind(fleet: FleetClient, subject: str) -> str:
     kinds |= {node["node_id"]: "node" for node in nodes}
     kinds |= {row["name"]: "model" for row in fleet.models()}
     if subject not in kinds:
-        raise CliError(f"nothing is known of {subject!r}: {KNOWN} of this fleet")
+        raise CliError(f"{subject!r} {KNOWN} of this fleet")
     return kinds[subject]
 
 
@@ -116,7 +118,7 @@ def price_list(prices: Row) -> str:
             one["instance_id"],
             one["model"],
             one["rung"],
-            show_bytes(one["num_bytes"]),
+            _held(one),
             f"{one['asked']:.3g}",
             seconds(one["climb_s"]),
             f"{one['worth'] * (1 << 30):.3g}",
@@ -129,7 +131,13 @@ def price_list(prices: Row) -> str:
     return f"{head}\n{table(heads, rows)}\n{said}\n"
 
 
-def _decisions(fleet: FleetClient, subject: str, request: Row | None, limit: int) -> list[Row]:
+def _held(one: Row) -> str:
+    """What an instance holds of a GPU, as `glowplug ps` has it, and how much of that others read there too."""
+    shared = one.get("shared_bytes", 0)  # a placer of an earlier version counts what is shared to nobody
+    return show_bytes(one["num_bytes"]) + (f" ({show_bytes(shared)} shared)" if shared else "")
+
+
+def decisions_about(fleet: FleetClient, subject: str, request: Row | None, limit: int) -> list[Row]:
     """Newest first. A request is explained by the decisions about the instance that served it."""
 
     def about(name: str, value: str) -> list[Row]:
@@ -154,12 +162,13 @@ def _decisions(fleet: FleetClient, subject: str, request: Row | None, limit: int
 
 
 def _without_decision(request: Row) -> str:
-    if code := request.get("error_code") or request.get("code"):
-        model = request.get("model") or request["model_key"]
-        return (
-            f"it was answered {request['status']} {code}, and no decision names it: `glowplug why {model}` has those\n"
-        )
-    return "no decision was needed: an instance was there and had room"
+    code = request.get("error_code") or request.get("code")
+    if not code:
+        return "no decision was needed: a ready instance had room for the request"
+    answered = f"the request was answered {request['status']} {code}"
+    if model := request.get("model") or request["model_key"]:
+        return f"{answered}, and no decision names it; see `glowplug why {model}`\n"
+    return f"{answered} before its model was known, so no decision was made\n"
 
 
 def _readable(values: Row) -> Row:
@@ -205,3 +214,12 @@ def decision_text(decision: Row) -> str:
         rivals = {r["name"]: f"{_score(r)}  {r['why']}".rstrip() for r in decision["rivals"]}
         lines += ["  rivals", pairs(rivals, "    ")]
     return "\n".join(line for line in lines if line) + f"\n  decision {decision['decision_id']}\n"
+
+
+def lines_of(run: Path, name: str) -> Iterator[Row]:
+    """The rows of one file of a simulated run's folder. Raises CliError."""
+    try:
+        read_json(run, "setup.json")
+        yield from read_lines(run, name)
+    except ScenarioError as error:
+        raise CliError(f"--run: {error}", WRONG_USAGE) from error

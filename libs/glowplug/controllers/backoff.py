@@ -1,4 +1,4 @@
-"""How long a next try waits after some that failed in a row."""
+"""Pauses between tries of something that failed, longer after each failure in a row."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a controller asks its shell to do. Data only; the shell executes, the simulator schedules."""
+"""The effects that a controller asks its shell for. Data only; the shell executes, the simulator schedules."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Keep and publish one decision."""
+    """Keep one decision in the store and publish it."""
 
     decision: DecisionRecord
     cause: Event | None = None

@@ -3,8 +3,8 @@
     standby ── the lease is free ──▶ leader ── lost, or not renewed in time ──▶ standby
 
 Times are seconds of a clock that never stops or jumps, not even while the process is paused: a leader that wakes up
-after its lease has run out sees so before it does anything else. Whoever leads anew has a new epoch, so that what an
-earlier leader still sends is refused (ADR 10).
+after its lease has run out notices that before it does anything else. Each new term has a new epoch, so that commands
+of an earlier leader are refused (ADR 10).
 """
 
 import math
@@ -12,22 +12,22 @@ from enum import StrEnum
 
 from glowplug.domain.lease import Lease
 
-MARGIN = 0.1  # share of a lease that is left unused: the store's clock and ours do not run alike
+MARGIN = 0.1  # share of a lease left unused: the store's clock and this process's differ
 RENEWALS = 3  # tries in one lease
 RETRIES = 10
 SHORTEST_WAIT_S = 0.02
 
 
 class Ask(StrEnum):
-    """What to ask of the store."""
+    """The question to the store."""
 
-    SEE = "see"  # who leads
-    TAKE = "take"  # the lease, if nobody has it; the answer has a new epoch
-    KEEP = "keep"  # the lease, if it is still ours
+    SEE = "see"  # which process leads
+    TAKE = "take"  # the lease, if it is free; the answer has a new epoch
+    KEEP = "keep"  # the lease, if this process still has it
 
 
 class Change(StrEnum):
-    """What an answer, or the time, has changed."""
+    """The change that an answer, or passing time, brings about."""
 
     NONE = "none"
     LEAD = "lead"
@@ -39,40 +39,40 @@ class Election:
 
     def __init__(self, holder: str, lease_s: float) -> None:
         self.holder, self._lease_s = holder, lease_s
-        self.epoch = 0  # ours, while we lead
+        self.epoch = 0  # of this process while it leads; 0: it does not lead
         self.lease = Lease()  # as last seen
         self._valid_until = self._next_at = self._looked_at = -math.inf
-        self._free_at = math.inf  # when the lease last seen has run out
-        self._unknown_since: float | None = None  # since when the store has known nothing of what we know
+        self._free_at = math.inf  # when the lease last seen runs out
+        self._unknown_since: float | None = None  # since when the store has lacked epochs that this process knows
         self.highest_epoch = 0  # of any leader that an answer has named
 
     @property
     def leads(self) -> bool:
-        """Whether the last answer made us leader. `may_act` says whether it still holds."""
+        """Return whether the last answer made this process leader. `may_act` says whether the lease still holds."""
         return self.epoch > 0
 
     def may_act(self, now: float) -> bool:
-        """Whether what the leader decides may be carried out at this moment."""
+        """Return whether the leader's decisions may be carried out at this moment."""
         return self.leads and now < self._valid_until
 
     def wait_s(self, now: float) -> float:
-        """Until there is something to do."""
+        """Seconds until there is something to do."""
         until = min(self._next_at, self._valid_until) if self.leads else self._next_at
         return max(until - now, SHORTEST_WAIT_S)
 
     def passed(self, now: float) -> Change:
-        """Time has passed."""
+        """Step down if the lease has run out by now."""
         return self._step_down() if self.leads and not self.may_act(now) else Change.NONE
 
     def ask(self, now: float) -> Ask:
-        """What to ask now."""
+        """The question to ask now."""
         if self.leads:
             return Ask.KEEP
         is_fresh = now - self._looked_at <= 2 * self._lease_s / RENEWALS  # not asleep since
         return Ask.TAKE if is_fresh and now >= self._free_at else Ask.SEE
 
     def answered(self, asked: Ask, lease: Lease, asked_at: float, now: float) -> Change:
-        """The store's answer to what was asked at `asked_at`."""
+        """Take the store's answer to the question asked at `asked_at`."""
         self.lease = lease
         is_mine = lease.holder == self.holder
         if asked is Ask.KEEP:
@@ -89,20 +89,19 @@ class Election:
         return Change.NONE
 
     def failed(self, now: float) -> Change:
-        """The store did not answer."""
+        """Ask again soon because the store did not answer."""
         self._next_at = now + self._lease_s / RETRIES
         return self.passed(now)
 
     def _extend(self, lease: Lease, asked_at: float, now: float) -> bool:
-        """Count from before the question: the store's lease outlasts ours. False when the answer came too late."""
+        """Count the lease from before the question, so that the store's lease outlasts it. False: it came too late."""
         self._valid_until = asked_at + lease.left_s * (1 - MARGIN)
         self._next_at = asked_at + self._lease_s / RENEWALS
         return now < self._valid_until
 
     def _look_again(self, lease: Lease, now: float) -> None:
-        """When the lease will be free. A store that knows of no epoch, or of older ones than we do, is new or was
-        emptied: somebody may lead whose lease was lost with everything else, and has a lease's time to write it again.
-        """
+        """Work out when the lease will be free. A store that knows no epoch, or older ones than this process, is new or
+        was emptied: a leader whose lease was lost with everything else has a lease's time to write it again."""
         self._looked_at = now
         if not lease.holder and (lease.newest_epoch == 0 or lease.newest_epoch < self.highest_epoch):
             self._unknown_since = now if self._unknown_since is None else self._unknown_since

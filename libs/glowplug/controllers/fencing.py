@@ -6,13 +6,13 @@ from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.lease import Leader
 from glowplug.events.envelope import Event
 
-LEADERS = "leaders"  # table: service -> Leader, written by whoever begins to lead
-COMMANDERS = ("autoscaler", "placer")  # who sends commands; epochs are counted per service
+LEADERS = "leaders"  # table: service -> Leader, written by each new leader
+COMMANDERS = ("autoscaler", "placer")  # services that send commands; epochs are counted per service
 
 
 def service_of(issuer: str) -> str:
-    """The service a service id speaks for: "placer" of "placer-1", "placer-7d9-x2" and "glowplug-placer-0".
-    Of a name without one, its first part."""
+    """The service that a service id belongs to: "placer" of "placer-1", "placer-7d9-x2" and "glowplug-placer-0"; else
+    the first part of the id."""
     parts = issuer.split("-")
     return next((part for part in parts if part in COMMANDERS), parts[0])
 
@@ -22,15 +22,15 @@ class Fence:
 
     def __init__(self, seen: dict[str, int] | None = None) -> None:
         self.seen = dict(seen or {})
-        self._leading: dict[str, int] = {}  # service -> epoch of its leader, which may not have spoken to us yet
+        self._leading: dict[str, int] = {}  # service -> epoch of its leader, which may have sent nothing yet
 
     def raise_to(self, leaders: Mapping[str, Leader]) -> None:
-        """Take the table `leaders`: whoever led before is refused from now on."""
+        """Take the table `leaders`, and refuse the commands of earlier leaders from now on."""
         for service, leader in leaders.items():
             self._leading[service] = max(leader.epoch, self._leading.get(service, 0))
 
     def admit(self, event: Event) -> None:
-        """Raises StaleEpoch when a newer holder of the same role has spoken."""
+        """Note the epoch of a command. Raises StaleEpoch when a newer holder of the same role has sent one."""
         service = service_of(event.issuer)
         role = event.type.partition(".")[0] + "<" + service
         highest = max(self.seen.get(role, 0), self._leading.get(service, 0))

@@ -1,10 +1,10 @@
-"""Ids made without chance: the epoch of the issuing process and a counter make them unique."""
+"""Ids made without chance: unique by the epoch of the issuing process and a counter."""
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def base36(number: int) -> str:
-    """`number` >= 0 in base 36."""
+    """Write `number` >= 0 in base 36."""
     text = ""
     while True:
         number, digit = divmod(number, 36)
@@ -14,7 +14,7 @@ def base36(number: int) -> str:
 
 
 class Ids:
-    """`next("d-p")` -> "d-p-<epoch>-1" ... Two issuers may have one epoch: their prefixes tell them apart."""
+    """Maker of ids: `next("d-p")` -> "d-p-<epoch>-1" ... The prefixes tell two issuers with one epoch apart."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch, self._count = base36(max(0, epoch)), 0

@@ -1,4 +1,4 @@
-"""What an operator asks of the autoscaler, over REST or through model files."""
+"""Requests of an operator to the autoscaler, over REST or through model files."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,8 +23,8 @@ class Undeploy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Start one instance now and lift a suspension; it stays for the model's keep-alive. Below READY it is put away as
-    soon as it has started: asleep or prewarmed, and nobody who serves leaves for it. `node_id`: on that node alone."""
+    """Start one instance now and lift a suspension; it stays for the model's keep-alive. Below READY the instance is
+    put away once started, asleep or prewarmed, and no serving instance leaves for it. `node_id`: on that node alone."""
 
     model_key: str
     to: Rung = Rung.READY
@@ -33,7 +33,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Drain every instance now; the next request starts one again. `rung`: only those that stand there."""
+    """Drain every instance now; the next request starts one again. `rung`: only the instances on that rung."""
 
     model_key: str
     rung: Rung | None = None
@@ -41,7 +41,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Drain every instance now and let its engine sleep in its process, where it can; the next request wakes it."""
+    """Drain every instance now and let its engine sleep where it can; the next request wakes it."""
 
     model_key: str
 
@@ -55,8 +55,8 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Pinned: one copy stays at that rung at least. READY: never evicted, never below one instance; asleep: one engine
-    sleeps while none serves; host: its weights stay in host memory where they lie, and lie on one node at least."""
+    """Keep one copy at that rung at least, or no longer. READY: never evicted, never below one instance; asleep: one
+    engine sleeps while none serves; host: weights stay in host memory where they lie, and lie on one node at least."""
 
     model_key: str
     pinned: bool

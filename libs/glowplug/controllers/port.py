@@ -1,4 +1,4 @@
-"""The shape every controller has, so that one shell and one simulator run them all."""
+"""The interface of every controller, so that one shell and one simulator run them all."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -11,12 +11,12 @@ Handlers = Mapping[type[Any], Handler]
 
 
 class Controller(Protocol):
-    """A pure state machine. Same stimuli and times in, same effects out."""
+    """A pure state machine: the same stimuli and times bring the same effects."""
 
     @property
     def handlers(self) -> Handlers:
-        """By the class of an event's payload, or of a stimulus of the service's own; Tick among them. A test holds
-        this against what the package's reads.py subscribes to."""
+        """Handlers by the class of an event's payload, or of a stimulus of the service's own; Tick among them. A test
+        compares them with what the package's reads.py subscribes to."""
         ...
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
@@ -29,19 +29,17 @@ class Controller(Protocol):
 
 
 class Elected(Controller, Protocol):
-    """A controller of a service whose processes elect a leader. A standby's is made anew at each reading of the
-    tables, as the leader's is when its term begins, so that one way of becoming what the tables say is tried all the
-    time."""
+    """A controller of a service whose processes elect a leader. A standby makes it anew at each reading of the tables,
+    as a leader does when its term begins, so that the one way to take up the tables is in use all the time."""
 
     def inherit(self, earlier: Any, now_s: float) -> None:
-        """Take from an `earlier` controller of the same kind what no table tells (or an emptied store does not),
-        before `restore`."""
+        """Take over from an `earlier` controller what no table (or an emptied one) holds, before `restore`."""
         ...
 
 
 def dispatch(handlers: Handlers, stimulus: Any, now_s: float) -> list[Effect]:
-    """Hand `stimulus` to the handler of its class; an event goes by the class of its payload, and one that nobody
-    handles has no effect. Raises TypeError for another stimulus without a handler."""
+    """Hand `stimulus` to the handler of its class. An event goes by the class of its payload, and has no effect where
+    none handles it. Raises TypeError for another stimulus without a handler."""
     if isinstance(stimulus, Event):
         handler = handlers.get(type(stimulus.data))
         return handler(stimulus, now_s) if handler else []

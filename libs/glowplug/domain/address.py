@@ -1,4 +1,4 @@
-"""Addresses as text: what listens where, and by what name others reach it."""
+"""Addresses as text: where a process listens, and the address by which others reach it."""
 
 import zlib
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ HIGHEST_PORT = 65535
 
 
 def reachable(host: str) -> str:
-    """Where a process of the same machine reaches what listens on `host`: every address is no destination."""
+    """Return the host by which a process of the same machine reaches a listener on `host`: a wildcard is no
+    destination."""
     return _LOOPBACK_OF.get(host, host)
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether what listens on `host` listens on every address of its machine."""
+    """Return whether a listener on `host` listens on every address of its machine."""
     return host in _LOOPBACK_OF
 
 
@@ -24,7 +25,7 @@ def http_url(host: str, port: int) -> str:
 
 
 def advertised(url: str, host: str) -> str:
-    """`url` as others know it: its port at `host`; unchanged when either is empty."""
+    """Return `url` as others know it: its port at `host`; unchanged when either is empty."""
     return http_url(host, urlsplit(url).port or 80) if host and url else url
 
 
@@ -34,15 +35,15 @@ def host_and_port(host: str, port: object) -> str:
 
 
 def split_host_and_port(text: str) -> tuple[str, str]:
-    """What `host_and_port` was made of; ("", "") where it is no such text."""
+    """Split a text made by `host_and_port`; ("", "") for any other text."""
     host, colon, port = text.rpartition(":")
     return (host.strip("[]"), port) if colon and host and port else ("", "")
 
 
 def rendezvous(stages_at: str, pipeline: str) -> str:
     """`host:port` where the stages of a pipeline find one another: a port of the range in `stages_at`
-    ("host:first-last"), the same each time for one pipeline; "" where the node offers none. Two pipelines may draw one
-    port: the later start fails then, and the next try is another pipeline."""
+    ("host:first-last"), the same each time for one pipeline; "" where the node offers none. Two pipelines may draw the
+    same port: the later start then fails, and its next try is another pipeline."""
     host, ports = split_host_and_port(stages_at)
     try:
         known = PortRange.parse(ports)
@@ -62,7 +63,7 @@ class PortRange:
 
     @classmethod
     def parse(cls, text: str) -> "PortRange | None":
-        """Of "20000-20199"; None of "". Raises ValueError with what is expected."""
+        """Parse "20000-20199"; "" gives None. Raises ValueError with the expected form."""
         if not text:
             return None
         first, dash, last = text.strip().partition("-")

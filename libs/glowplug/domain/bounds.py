@@ -1,4 +1,4 @@
-"""Numbers that must make sense wherever a type is made: in a model file, over REST, in a scenario, off the wire."""
+"""Bounds of numbers, checked wherever a type is made: from a model file, REST, a scenario or the wire."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -7,23 +7,23 @@ from typing import Any
 
 
 class OutOfBounds(ValueError):
-    """A field says what cannot be. `problem` does not repeat its name."""
+    """A field has an impossible value. `problem` does not repeat its name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field, self.problem = field, problem
 
     def __reduce__(self) -> tuple[type["OutOfBounds"], tuple[str, str]]:
-        """Between processes it travels as the arguments it was made with."""
+        """Pickle the error as the arguments it was made with."""
         return type(self), (self.field, self.problem)
 
 
 def check_bounds(
     owner: Any, *, above_0: Collection[str] = (), most: Mapping[str, float] = MappingProxyType({}), **least: float
 ) -> None:
-    """Every number of a dataclass, none of them NaN: above 0 where named so, else no less than its `least` (0 where
-    none is given); no more than its `most` where there is one. Raises OutOfBounds naming the first field that is
-    not."""
+    """Check every number of a dataclass: none is NaN, each is above 0 if named in `above_0`, else at least its `least`
+    (0 where none is given), and at most its `most` where there is one. Raises OutOfBounds naming the first bad
+    field."""
     for field in fields(owner):
         value = getattr(owner, field.name)
         if not isinstance(value, int | float) or isinstance(value, bool):

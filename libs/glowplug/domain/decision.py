@@ -1,4 +1,4 @@
-"""The record of one decision: what was decided, by which rule, on which inputs, against which rivals."""
+"""The record of one decision: what was decided, by which policy, on which inputs, against which rivals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """One option that was weighed. `why` says what it lacked, or why it won.
+    """One option that was considered. `why` says what it lacked, or why it won.
 
-    `unit` stands behind the score: one that begins with "bytes" or "s" is a size or a time, one that begins
-    with "at" a moment in epoch seconds ("at last use"). '' is a plain number."""
+    `unit` follows the score: one that begins with "bytes" or "s" is a size or a time, one that begins with "at" a
+    moment in epoch seconds ("at last use"). '' is a plain number.
+    """
 
     name: str
     score: float
@@ -19,7 +20,8 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """One decision of one controller, kept so that `why` can answer. `inputs` holds numbers and strings only."""
+    """One decision of one controller, kept so that `glowplug why` can explain it. `inputs` holds numbers and strings
+    only."""
 
     decision_id: str
     kind: str  # scale | place | evict | refuse | drain | expire | prewarm

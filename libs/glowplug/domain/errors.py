@@ -1,4 +1,4 @@
-"""Typed errors. Each carries the OpenAI error code and HTTP status that a surface shows for it."""
+"""Typed errors. Each carries the OpenAI error code and HTTP status with which it is shown to a client."""
 
 
 class GlowplugError(Exception):
@@ -23,13 +23,13 @@ class BadRequest(GlowplugError):
 
 
 class InvalidModelFile(BadRequest):
-    """A model file does not say what a model file must say; `message` names the field (400)."""
+    """A model file lacks a field or has a wrong one; `message` names the field (400)."""
 
     code = "invalid_model_file"
 
 
 class EngineMisconfigured(BadRequest):
-    """What a model asks of its engine is wrong, so that every start of it would fail in the same way (400)."""
+    """A model's settings for its engine are wrong, so that every start of it would fail in the same way (400)."""
 
     code = "engine_misconfigured"
 
@@ -40,6 +40,12 @@ class Unauthorized(GlowplugError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
+class RoleRequired(GlowplugError):
+    """Who asks is known, and has too small a role for it (403)."""
+
+    status, type, code = 403, "permission_error", "role_required"
+
+
 class ModelNotFound(GlowplugError):
     """No model has this name or alias (404)."""
 
@@ -47,19 +53,19 @@ class ModelNotFound(GlowplugError):
 
 
 class NotFound(GlowplugError):
-    """No thing has this id (404)."""
+    """Nothing has this id (404)."""
 
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
 class Conflict(GlowplugError):
-    """It contradicts what is there (409)."""
+    """The request contradicts the present state (409)."""
 
     status, type, code = 409, "invalid_request_error", "conflict"
 
 
 class TooLarge(GlowplugError):
-    """More bytes than the bound (413)."""
+    """The request has more bytes than allowed (413)."""
 
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
@@ -71,13 +77,14 @@ class Contended(GlowplugError):
 
 
 class NoCapacity(GlowplugError):
-    """Nothing can serve the model now: cold and refused, no capacity, or failed (503)."""
+    """No instance can serve the model now: cold and refused, no capacity, or failed (503)."""
 
     status, type, code = 503, "service_unavailable", "no_capacity"
 
 
 class NotLeader(GlowplugError):
-    """Another process of this service leads, or none does now: ask again (503)."""
+    """This process does not lead its service: another one does, or none does now and the client should ask again
+    (503)."""
 
     status, type, code = 503, "service_unavailable", "not_leader"
 
@@ -89,13 +96,13 @@ class EngineFailed(GlowplugError):
 
 
 class EngineUnable(EngineFailed):
-    """This kind of engine cannot do what was asked of it (502)."""
+    """This kind of engine cannot do what the request asks (502)."""
 
     code = "engine_unable"
 
 
 class WeightsDropped(EngineFailed):
-    """What an engine has read of weights that still arrived was dropped: another start reads what comes (502)."""
+    """Weights were dropped while an engine was still reading them: another start reads them again (502)."""
 
     code = "weights_dropped"
 
@@ -107,7 +114,7 @@ class WeightsUnavailable(GlowplugError):
 
 
 class ChecksumMismatch(WeightsUnavailable):
-    """The bytes are not those the model names; they are never served."""
+    """The bytes are not the ones that the model names; they are never served."""
 
     code = "weights_corrupt"
 
@@ -118,7 +125,7 @@ class NoSpace(WeightsUnavailable):
     code = "no_space"
 
 
-WEIGHTS_CODES = frozenset({WeightsUnavailable.code, ChecksumMismatch.code, NoSpace.code})  # one node may fail so alone
+WEIGHTS_CODES = frozenset({WeightsUnavailable.code, ChecksumMismatch.code, NoSpace.code})  # may concern one node
 
 
 class StaleEpoch(GlowplugError):
@@ -128,6 +135,6 @@ class StaleEpoch(GlowplugError):
 
 
 class OutOfMemory(GlowplugError):
-    """The ledger of a GPU cannot grant the bytes asked for."""
+    """The ledger of a GPU cannot grant the requested bytes."""
 
     status, type, code = 503, "service_unavailable", "out_of_memory"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class GpuRole(StrEnum):
-    """WarmServe, Fig. 5: IDLE -> UNIVERSAL -> DEDICATED (-> grace) -> IDLE."""
+    """The use of a GPU (WarmServe, Fig. 5): IDLE -> UNIVERSAL -> DEDICATED (-> grace) -> IDLE."""
 
     IDLE = "idle"
     UNIVERSAL = "universal"
@@ -14,13 +14,13 @@ class GpuRole(StrEnum):
 
 
 class GrantOwner(StrEnum):
-    """Who holds bytes in a GPU's ledger."""
+    """The purpose for which bytes of a GPU's ledger are held."""
 
     WEIGHTS = "weights"
     KV = "kv"
     PREWARM = "prewarm"
     RESERVATION = "reservation"
-    SLEEPER = "sleeper"  # what an engine that sleeps keeps
+    SLEEPER = "sleeper"  # what a sleeping engine keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,16 @@ class Grant:
     num_bytes: int
 
 
-WEIGHT_OWNERS = frozenset({GrantOwner.WEIGHTS, GrantOwner.PREWARM})  # of a running engine, of a replica
+WEIGHT_OWNERS = frozenset({GrantOwner.WEIGHTS, GrantOwner.PREWARM})  # of a running engine, and of a replica
 
 
-SHARED = "shared"  # beside the owners, where bytes are told apart by them: Gpu.shared of several holders
+SHARED = "shared"  # a key of `bytes_by_owner` beside the owners: weights that several holders read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
     """Bytes of weights that all `holders` on one GPU read in the same pages. They count once: in the grant of a single
-    holder, and here alone where there are several."""
+    holder, or here alone where there are several."""
 
     key: str  # of the engine and the weights: Model.share_key
     num_bytes: int
@@ -49,7 +49,7 @@ class SharedWeights:
 
     @property
     def counts(self) -> bool:
-        """Whether its bytes stand in no grant."""
+        """Whether its bytes are in no grant."""
         return len(self.holders) > 1
 
 
@@ -62,8 +62,8 @@ class Gpu:
     kind: str = "host"  # host | cuda | emulated
     role: GpuRole = GpuRole.IDLE
     grants: tuple[Grant, ...] = ()
-    sleepers: tuple[Grant, ...] = ()  # what engines that sleep keep: it is free, since they give way to what starts
-    shared: tuple[SharedWeights, ...] = ()  # weights that engines read in the same pages, which count once
+    sleepers: tuple[Grant, ...] = ()  # what sleeping engines keep; counts as free, since starts may take it
+    shared: tuple[SharedWeights, ...] = ()  # weights that several engines may read in the same pages
 
     @property
     def all_grants(self) -> tuple[Grant, ...]:
@@ -81,7 +81,7 @@ class Gpu:
 
     @property
     def bytes_by_owner(self) -> dict[str, int]:
-        """What is held for each owner, sleepers too; `shared` for weights that several holders read."""
+        """Bytes held for each owner, sleepers included; `shared` for weights that several holders read."""
         held: dict[str, int] = {}
         for grant in self.all_grants:
             held[grant.owner.value] = held.get(grant.owner.value, 0) + grant.num_bytes
@@ -96,16 +96,16 @@ class Gpu:
 
     @property
     def lacking_bytes(self) -> int:
-        """What sleepers have to give up, so that everybody has what he was granted."""
+        """Bytes that sleepers have to give up so that every grant can be used."""
         return max(0, sum(grant.num_bytes for grant in self.sleepers) - self.free_bytes)
 
     def shares(self, key: str) -> SharedWeights | None:
-        """What is shared there under that key; None for nothing."""
+        """The shared weights with that key, or None."""
         return next((weights for weights in self.shared if weights.key == key), None)
 
     def freed_by(self, holders: Collection[str]) -> int:
-        """Bytes that come free once all of these have gone: what each holds alone, and what they share with nobody
-        else. What sleepers keep is free already."""
+        """Bytes that come free once all these holders have gone: what each holds alone, and what they share with no
+        other holder. What sleepers keep is free already."""
         freed = sum(grant.num_bytes for grant in self.grants if grant.holder in holders)
         for weights in self.shared:
             if weights.counts and all(holder in holders for holder in weights.holders):
@@ -113,8 +113,8 @@ class Gpu:
         return freed
 
     def seen_by(self, key: str) -> "Gpu":
-        """This GPU as one more instance finds it whose weights have that key: what it would share counts as free, and
-        is nothing that another could free for it."""
+        """This GPU as one more instance with weights of that key sees it: the weights it would share count as free, so
+        no eviction frees them."""
         mine = self.shares(key)
         if mine is None:
             return self
@@ -131,13 +131,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A path that bytes take into a node, with what is moving on it now."""
+    """A path on which bytes come into a node, with its present transfers."""
 
     link_id: str  # "<node_id>/nic"
     bytes_per_s: float
     bytes_in_flight: int = 0
     num_transfers: int = 0
-    is_measured: bool = False  # bytes_per_s is what was seen to come in; else it is declared, or 0 where it is unknown
+    is_measured: bool = False  # bytes_per_s was measured; else it is declared, or 0 where unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +148,12 @@ class CachedWeights:
     num_bytes: int
     model_keys: tuple[str, ...] = ()
     last_used_at: float = 0.0
-    stage_bytes: tuple[int, ...] = ()  # what stages of a pipeline of 2 fetch, then those of 3, then of 4; (): unknown
+    stage_bytes: tuple[int, ...] = ()  # bytes of each stage of 2, then of 3, then of 4; (): unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A server with an agent and a model-prefetcher. Alive while its lease in the store is."""
+    """A server with an agent and a prefetcher. Alive while its lease in the store is."""
 
     node_id: str
     gpus: tuple[Gpu, ...]
@@ -166,13 +166,14 @@ class Node:
     draining: bool = False
     heartbeat_at: float = 0.0
     revision: int = 0
-    abilities: tuple[str, ...] = ()  # what its engines can do besides serving: "<engine>:<ability>"
-    stages_at: str = ""  # "host:first-last", of which the first stage of a pipeline takes a port; "": it offers none
-    on_disk: tuple[CachedWeights, ...] = ()  # whole copies on its disk, which a fetch reads there
-    disk_bytes_per_s: float = 0.0  # at which whole copies came from that disk, or went to it; 0: none has yet
+    abilities: tuple[str, ...] = ()  # abilities of its engines besides serving: "<engine>:<ability>"
+    stages_at: str = ""  # "host:first-last", ports for the first stages of pipelines; "": none
+    on_disk: tuple[CachedWeights, ...] = ()  # whole copies on its disk, from which a fetch reads
+    disk_bytes_per_s: float = 0.0  # measured on reads and writes of whole copies; 0: none yet
 
     def can(self, engine: str, ability: str) -> bool:
-        """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve
-        as one stage of a pipeline), "stream" (load what is fetched as it comes in, and import beside that),
-        "first_layers" (prewarmed, hold the first layers alone), "share" (read weights where the node keeps them)."""
+        """Return whether that engine has an ability here: "prewarm" (hold weights without KV, drop them at once),
+        "swap" (sleep and wake), "stages" (serve as one stage of a pipeline), "stream" (load weights while they arrive,
+        and import beside that), "first_layers" (hold only the first layers when prewarmed), "share" (read weights where
+        the node keeps them)."""
         return f"{engine}:{ability}" in self.abilities

@@ -1,12 +1,13 @@
-"""Who leads one kind of service, as the store has it."""
+"""The leadership of one kind of service, as the store records it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """`holder` "": no process leads. `epoch` is the holder's; `newest_epoch` the highest ever given for this service,
-    0 in a store that knows of none (it may have been emptied). `left_s` from when the store answered."""
+    """The leadership of one service. `holder` "": no process leads. `epoch` is the holder's; `newest_epoch` the highest
+    ever given for this service, 0 if the store knows none (it may have been emptied). `left_s` counts from the store's
+    answer."""
 
     holder: str = ""
     epoch: int = 0
@@ -17,7 +18,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """One row of the table `leaders`: who took the lead last, written for those who fence by it or show it."""
+    """One row of the table `leaders`: which process took the lead last, for services that fence by it and pages that
+    show it."""
 
     service: str
     service_id: str

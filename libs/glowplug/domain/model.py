@@ -10,9 +10,9 @@ from typing import Any
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 
 MAX_BYTES = 1 << 56  # of weights, or of a KV cache
-# Above these no owner means it: instances and GPUs are made one by one, and who makes them would never end; the others
-# are multiplied, and the product must still be a number that can be written. A model file allows less; a simulated
-# fleet may have as many instances as GPUs.
+# Bounds that no owner means to exceed: instances and GPUs are made one by one, which would never end; the others are
+# multiplied, and the product must still be a number that can be written. A model file allows less; a simulated fleet
+# may have as many instances as GPUs.
 MOST: Mapping[str, float] = {
     "max_instances": 10_000,
     "num_gpus": 1024,
@@ -25,23 +25,23 @@ MOST: Mapping[str, float] = {
 
 
 class OnCold(StrEnum):
-    """What a request does when no instance of its model runs."""
+    """The router's answer to a request when no instance of its model runs."""
 
     HOLD = "hold"
     REFUSE = "refuse"
 
 
 class Rung(StrEnum):
-    """How near to serving a copy of a model stands, the nearest last."""
+    """Nearness of a copy of a model to serving, the nearest last."""
 
-    HOST = "host"  # its weights lie in host memory of a node
-    ASLEEP = "asleep"  # its engine was started, and sleeps outside the GPU
-    PREWARMED = "prewarmed"  # its weights lie on a GPU
+    HOST = "host"  # the weights lie in host memory of a node
+    ASLEEP = "asleep"  # the engine was started, and sleeps outside the GPU
+    PREWARMED = "prewarmed"  # the weights lie on a GPU
     READY = "ready"
 
 
 class KeptAt(StrEnum):
-    """Where an operator keeps one copy of a model at least, below READY."""
+    """The rung, below READY, at which an operator keeps at least one copy of a model."""
 
     NOWHERE = ""
     HOST = "host"
@@ -49,7 +49,7 @@ class KeptAt(StrEnum):
 
 
 class Temperature(StrEnum):
-    """Start temperature as users know it: hot (running), warm (prewarmed or asleep), cold."""
+    """Start temperature as users see it: hot (running), warm (prewarmed or asleep), cold."""
 
     HOT = "hot"
     WARM = "warm"
@@ -62,7 +62,7 @@ _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 def model_key(name: str) -> str:
     """The slug of a model name, safe as one NATS token and one file name: 'Qwen/Qwen3-8B.v1' -> 'qwen-qwen3-8b-v1'.
 
-    Raises ValueError when nothing of the name is left.
+    Raises ValueError when the name has no letter or digit.
     """
     key = _NOT_SLUG.sub("-", name.lower()).strip("-")
     if not key:
@@ -72,8 +72,7 @@ def model_key(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsRef:
-    """Where a model's weights come from. `uri` is file:, http(s):, hf:, s3: or gs:; `sha256` (hex) is checked when it
-    is given."""
+    """The source of a model's weights. `uri` is file:, http(s):, hf:, s3: or gs:; a given `sha256` (hex) is checked."""
 
     uri: str
     num_bytes: int = 0  # 0: unknown until fetched
@@ -84,14 +83,14 @@ class WeightsRef:
 
     @property
     def digest(self) -> str:
-        """Under which host memory keeps them: the checksum when the owner gave one, else the SHA-256 of the address.
-        Models with the same weights share a copy."""
+        """The name of the weights in host memory: the given checksum, else the SHA-256 of the address. Models with the
+        same weights share a copy."""
         return self.sha256.lower() or hashlib.sha256(self.uri.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Service levels, seconds; 0 means none set. Raises OutOfBounds below it."""
+    """Service level objectives, seconds; 0 means none set. Raises OutOfBounds below 0."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
@@ -102,7 +101,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Weights + config. `memory_bytes` (weights + KV) is what one instance holds, over its `num_gpus` GPUs.
+    """A model's weights and configuration. `memory_bytes` (weights + KV) is what one instance holds, over its
+    `num_gpus` GPUs.
 
     Raises OutOfBounds for numbers that no owner can mean.
     """
@@ -123,21 +123,23 @@ class Model:
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False  # never evicted, never scaled below one
     preload: bool = False  # loaded when deployed
-    asleep: bool = False  # started once when deployed, and asleep from then on while nothing is asked of it
+    asleep: bool = False  # started once when deployed, then asleep while it has no requests
     kept_at: KeptAt = (
         KeptAt.NOWHERE
-    )  # an operator keeps one copy of it there at least: host or asleep; `pinned` is ready
+    )  # rung at which an operator keeps at least one copy: host or asleep (ready: `pinned`)
     priority: int = 0  # higher is evicted later and placed earlier
     aliases: tuple[str, ...] = ()
     system_prompt: str = ""  # default system message, rendered by the engine's chat template
     slo: Slo = Slo()
-    suspended: bool = False  # drained by its operator: no start until it is loaded again
-    engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver as they are
-    source: str = ""  # file path or "api"
+    suspended: bool = False  # drained by an operator: no start until it is loaded again
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver unchanged
+    source: str = ""  # file path, "api", or that of a custom resource (domain/declared.py)
     revision: int = 0
-    declared_at: int = 0  # the revision with which its declaration last changed, operators' marks aside; 0: this one
-    num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
-    weights_shared: bool = False  # instances are to read the weights where their node keeps them, or not to start
+    declared_at: int = 0  # revision of the last change by its owner, not by an operator; 0: this one
+    num_gpus: int = 1  # tensor parallelism: GPUs of one node over which an instance is spread evenly
+    weights_shared: bool = False  # instances must read the weights where their node keeps them, or not start
+    base: str = ""  # key of the model whose engines serve this one; `weights` are then a LoRA adapter's alone
+    adapter_rank: int = 0  # of that adapter, as its own configuration says; 0: unknown, or no adapter
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -159,21 +161,22 @@ class Model:
 
     @property
     def share_key(self) -> str:
-        """Instances with the same key that read their weights in host memory read the same pages, on one GPU; "" where
-        none can: its weights are spread over several GPUs. Models with the same weights have the same key."""
+        """The key of weights that instances can share: those with the same key on one GPU read the same pages in host
+        memory; "" where none can, since the weights are spread over several GPUs. Models with the same weights have the
+        same key."""
         if self.num_gpus > 1:
             return ""
         which = self.weights.digest[:16] if self.weights.uri else self.key
         return f"{self.engine}:{which}:asked" if self.weights_shared else f"{self.engine}:{which}"
 
     def is_declared_as(self, revision: int) -> bool:
-        """Whether an instance that was started with that revision of the row (0: not known) is still of this
-        declaration: a pin or a drain between the two changes nothing of it."""
+        """Return whether an instance started with that revision of the row (0: unknown) has the current declaration: an
+        operator's pin or drain in between does not change it."""
         return not revision or (self.declared_at or self.revision) <= revision <= self.revision
 
     @property
     def pinned_at(self) -> Rung | None:
-        """The rung below which its last copy does not fall: by its declaration or by an operator."""
+        """The rung below which the model's last copy must not fall: by its declaration or by an operator."""
         if self.pinned:
             return Rung.READY
         if self.asleep or self.kept_at is KeptAt.ASLEEP:
@@ -182,7 +185,7 @@ class Model:
 
     @property
     def fetch_bytes(self) -> int:
-        """Of its weights on their way into host memory: as they are declared, else as many as lie on the GPUs."""
+        """Bytes of the weights as fetched into host memory: as declared, else as many as lie on the GPUs."""
         return self.weights.num_bytes or self.weights_bytes
 
     @property

@@ -1,8 +1,9 @@
-"""The small parts of the sentences in which decisions give their reasons."""
+"""Phrases for the sentences in which decisions give their reasons."""
 
 from collections.abc import Sequence
 
-MOST_NAMED = 3  # of a list, by name; the others are counted
+STATE_WORDS = {"swapped_out": "asleep"}  # instance states shown to people under another name
+MOST_NAMED = 3  # names shown of a list; the others are counted
 
 
 def counted(num: int, noun: str) -> str:

@@ -9,16 +9,12 @@ that the engine had on its GPUs, KV cache included. Not measured yet (docs/gpu.m
 
 import contextlib
 import importlib
-import subprocess
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 LOCK_S = 5.0  # until what runs on the GPU has ended
 _LEAST_CUDA = 12080
-_LEAST_BRANCH = 570  # of the driver: before, there was no lock that ends in time
-_COMMAND = "cuda-checkpoint"
-_COMMAND_S = 120.0
 
 
 class CheckpointFailed(RuntimeError):
@@ -35,25 +31,9 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Checkpoints(Protocol):
-    """One process at a time. Each call blocks, for seconds where gigabytes move, and raises CheckpointFailed."""
-
-    def state(self, pid: int) -> State: ...
-
-    def said(self, pid: int) -> str:
-        """What the driver says of its state, in its words."""
-
-    def lock(self, pid: int) -> None: ...
-
-    def checkpoint(self, pid: int) -> None: ...
-
-    def restore(self, pid: int) -> None: ...
-
-    def unlock(self, pid: int) -> None: ...
-
-
-class DriverCheckpoints:
-    """By the functions of the CUDA driver (cuda.bindings.driver, 12.8 and newer)."""
+class Checkpoints:
+    """The driver's functions (cuda.bindings.driver, 12.8 and newer), for one process at a time. Each call blocks, for
+    seconds where gigabytes move, and raises CheckpointFailed."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -66,6 +46,7 @@ class DriverCheckpoints:
         return State[name] if name in State.__members__ else State.FAILED
 
     def said(self, pid: int) -> str:
+        """What the driver says of its state, in its words."""
         return str(self._driver.cuCheckpointProcessGetState(pid)[0].name)
 
     def lock(self, pid: int) -> None:
@@ -88,52 +69,7 @@ class DriverCheckpoints:
             raise CheckpointFailed(f"{name} of process {pid}: {status.name}")
 
 
-Run = Callable[[Sequence[str]], tuple[int, str]]
-
-
-def _run(argv: Sequence[str]) -> tuple[int, str]:
-    """Exit status and what it printed."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CheckpointFailed(f"{argv[0]}: {error}") from error
-    return done.returncode, (done.stdout + done.stderr).strip()
-
-
-class CommandCheckpoints:
-    """By NVIDIA's `cuda-checkpoint` command, where the driver's functions are not there."""
-
-    def __init__(self, command: str = _COMMAND, run: Run = _run) -> None:
-        self._command, self._run = command, run
-
-    def state(self, pid: int) -> State:
-        status, said = self._run([self._command, "--get-state", "--pid", str(pid)])
-        if status:
-            return State.NONE
-        return State[said.upper()] if said.upper() in State.__members__ else State.FAILED
-
-    def said(self, pid: int) -> str:
-        return self._run([self._command, "--get-state", "--pid", str(pid)])[1][:200]
-
-    def lock(self, pid: int) -> None:
-        self._call("lock", pid, "--timeout", str(int(LOCK_S * 1000)))
-
-    def checkpoint(self, pid: int) -> None:
-        self._call("checkpoint", pid)
-
-    def restore(self, pid: int) -> None:
-        self._call("restore", pid)
-
-    def unlock(self, pid: int) -> None:
-        self._call("unlock", pid)
-
-    def _call(self, action: str, pid: int, *more: str) -> None:
-        status, said = self._run([self._command, "--action", action, "--pid", str(pid), *more])
-        if status:
-            raise CheckpointFailed(f"{self._command} {action} of process {pid}: {said[:200]}")
-
-
-def find(load: Callable[[str], Any] = importlib.import_module, run: Run = _run) -> tuple[Checkpoints | None, str]:
+def find(load: Callable[[str], Any] = importlib.import_module) -> tuple[Checkpoints | None, str]:
     """What this machine has, else the reason why engines cannot be checkpointed here."""
     try:
         driver = load("cuda.bindings.driver")
@@ -142,24 +78,12 @@ def find(load: Callable[[str], Any] = importlib.import_module, run: Run = _run) 
             return None, "the NVIDIA driver has no GPU"
         version = int(driver.cuDriverGetVersion()[1])
     except (ImportError, RuntimeError, OSError) as error:  # no package, or no library of the driver
-        return _by_command(run, f"no CUDA driver can be asked: {error}")
+        return None, f"no CUDA driver can be asked: {error}"
     if version < _LEAST_CUDA:
         return None, f"the driver's CUDA is {version // 1000}.{version % 1000 // 10}: checkpoints came with 12.8"
     if not hasattr(driver, "cuCheckpointProcessLock"):
-        return _by_command(run, "this cuda-python has no checkpoints: they came with 12.8")
-    return DriverCheckpoints(driver), ""
-
-
-def _by_command(run: Run, reason: str) -> tuple[Checkpoints | None, str]:
-    """Where command and driver are new enough for what is asked of them; else `reason` and why this does not help."""
-    try:
-        branch = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])[1].partition(".")[0]
-        knows_actions = "--action" in run([_COMMAND, "--help"])[1]
-    except CheckpointFailed as error:
-        return None, f"{reason}; {error}"
-    if not branch.isdigit() or int(branch) < _LEAST_BRANCH or not knows_actions:
-        return None, f"{reason}; {_COMMAND} needs a driver of branch {_LEAST_BRANCH} and a release of that age"
-    return CommandCheckpoints(_COMMAND), ""
+        return None, "this cuda-python has no checkpoints: they came with 12.8"
+    return Checkpoints(driver), ""
 
 
 def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:

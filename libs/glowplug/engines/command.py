@@ -78,7 +78,7 @@ class CommandDriver(HostedDriver):
             declared = self.servers
         except EngineMisconfigured as error:
             return error.message
-        return super().unavailable() or ("" if declared else "no server is declared (GLOWPLUG_SERVERS)")
+        return "" if declared else "no server is declared (GLOWPLUG_SERVERS)"
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         base, model = super().spec(request), request.model
@@ -108,7 +108,7 @@ class CommandDriver(HostedDriver):
 
     def samples_in_flight(self, handle: EngineHandle) -> tuple[str, ...]:
         if not (samples := self._of(handle).in_flight):
-            raise EngineFailed(f"{self.name} {handle.instance_id}: what is in flight is not declared of its server")
+            raise EngineFailed(f"{self.name} {handle.instance_id}: its server declares no `in_flight`")
         return samples
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
@@ -124,7 +124,7 @@ class CommandDriver(HostedDriver):
         rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": becomes})
 
     async def wake(self, handle: EngineHandle) -> None:
-        """It is awake when its health says so; one that has not slept only has to be healthy."""
+        """Wake the server and wait until it is healthy; one that has not slept only has to be healthy."""
         asleep = Path(handle.run_dir) / _ASLEEP
         slept = rendezvous.read(asleep.parent, _ASLEEP)
         if slept is not None and _PIDS in slept:
@@ -216,7 +216,7 @@ def _check_args(server: ServerCommand, given: Sequence[str]) -> None:
         flag = argument.partition("=")[0]
         if argument.startswith("-") and flag not in server.args:
             allowed = ", ".join(server.args) or "none"
-            raise EngineMisconfigured(f"engine_args.args: {flag} is not left to models by this node ({allowed})")
+            raise EngineMisconfigured(f"engine_args.args: {flag} may not be set by a model on this node ({allowed})")
 
 
 def _pairs(server: ServerCommand) -> dict[Ability, Pair | None]:

@@ -81,7 +81,7 @@ def read_servers(path: Path) -> dict[str, ServerCommand]:
     except OSError as error:
         raise EngineMisconfigured(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise EngineMisconfigured(f"{path} is no TOML: {error}") from error
+        raise EngineMisconfigured(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

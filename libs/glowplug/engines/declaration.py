@@ -101,12 +101,14 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The `engine_args` of one engine. Dashes in a name count as underscores where names are passed on."""
+    """The `engine_args` of one engine. Dashes in a name count as underscores where names are passed on. `together`
+    raises EngineMisconfigured for values that are allowed each and not with one another."""
 
     engine: str
     known: Mapping[str, Argument] = field(default_factory=dict)
     reserved: Mapping[str, str] = field(default_factory=dict)  # name -> what sets it instead
     passed_on: Argument | None = None  # how values under every other name must be; None: there is no other name
+    together: Callable[[Mapping[str, Any]], None] = lambda _: None
 
     def check(self, engine_args: Mapping[str, Any]) -> None:
         """Raises EngineMisconfigured naming the first argument that is wrong, and what is allowed."""
@@ -121,6 +123,7 @@ class EngineArguments:
             if wrong is not None:
                 more = f" ({wrong})" if wrong else ""
                 raise _refused(name, f"cannot be {_shown(value)}{more}; allowed is {argument.allowed}")
+        self.together(engine_args)
 
     def _unknown(self, name: str) -> str:
         if self.passed_on:
@@ -163,13 +166,17 @@ def _any_model(_: Model, __: Path) -> None:
     return None
 
 
+def _as_declared(model: Model, _: Path) -> int:
+    return model.max_concurrency
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWeights:
     """The weights an engine reads. `kind` continues the sentence "the engine reads ...".
 
     `unreadable` looks at weights that lie on this machine: '' or why the engine cannot read them; it raises OSError
     when the file system does not let it. `check` holds the other fields of the model against them, and raises
-    EngineMisconfigured.
+    EngineMisconfigured. `num_slots`: how many requests one instance runs at once, at most its `max_concurrency`.
     """
 
     kind: str
@@ -178,3 +185,4 @@ class EngineWeights:
     other_suffixes: tuple[str, ...] = ()  # of addresses that are certainly not of this kind
     unreadable: Callable[[Path], str] = _anything
     check: Callable[[Model, Path], None] = _any_model
+    num_slots: Callable[[Model, Path], int] = _as_declared

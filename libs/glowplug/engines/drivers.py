@@ -10,14 +10,13 @@ from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights
 from glowplug.engines.port import EngineCapabilities, EngineDriver, EngineSettings
 
-NAMES = ("llamacpp", "vllm", "command", "emulated")
-
 _CLASSES = {
     "llamacpp": ("glowplug.engines.llamacpp", "LlamacppDriver"),
     "vllm": ("glowplug.engines.vllm", "VllmDriver"),
     "command": ("glowplug.engines.command", "CommandDriver"),
     "emulated": ("glowplug.engines.emulated", "EmulatedDriver"),
 }
+NAMES = tuple(_CLASSES)
 
 
 class Declaration(Protocol):

@@ -1,36 +1,30 @@
-"""The few facts of a GGUF file that a start needs: its chat template and what a token costs in the KV cache.
-
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
-"""
+"""The few facts of a GGUF file (domain/gguf.py) that a start needs: its chat template and what a token costs in the KV
+cache."""
 
 import math
-import struct
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import Final
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_ALIGNMENT = 32  # of the tensors, unless general.alignment says otherwise
+from glowplug.domain.gguf import GgufReader, InvalidGguf, NeedMore, Scalar, Tensor
+
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)}
 _BLOCKS |= {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 30: (1, 2)}
 _KV_ELEMENT_BYTES = 2  # f16, llama.cpp's default for both halves of the cache
-
-Scalar = int | float | bool | str
-
-
-class InvalidGguf(ValueError):
-    """The file is not a GGUF file that we can read."""
+MAX_NUMBER: Final = 1 << 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts:
     architecture: str
     context_tokens: int  # the longest context the model was trained for
-    kv_bytes_per_token: int  # 0 when the architecture does not say
+    kv_bytes_per_token: int  # with 16 bits a number; 0 when the architecture does not say
     chat_template: str
+    kv_numbers: tuple[int, int] = (0, 0)  # of a token in the KV cache: keys, values
     header_bytes: int = 0  # of the file, before its tensors
     tensor_types: frozenset[int] = frozenset()  # GGML's numbers
+    matrix: tuple[str, int, int] | None = None  # the first of its layers' matrices: name, inputs, outputs
     tensors: tuple[tuple[int, int], ...] = ()  # (first byte, end) of each; a type of numbers that is unknown has none
 
 
@@ -43,93 +37,68 @@ def read_facts(path: Path) -> GgufFacts:
             raise InvalidGguf(f"{path.name} is empty")
         with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             try:
-                values, at, num_tensors = _read_values(data)
-                alignment = int(values.get("general.alignment") or _ALIGNMENT)
-                header_bytes, spans, types = _tensors(data, at, num_tensors, alignment)
-            except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
+                reader = GgufReader(data)
+                values = {one.key: one.value for one in reader.values() if one.value is not None}
+                matrix: tuple[str, int, int] | None = None
+                types, spans = set(), []  # from the first tensor on; of no length where the type is unknown
+                for tensor in reader.tensors():
+                    types.add(tensor.kind)
+                    if matrix is None and tensor.name.startswith("blk.") and len(tensor.shape) == 2:
+                        matrix = tensor.name, *tensor.shape
+                    spans.append((tensor.offset, tensor.offset + bytes_of(tensor)))
+            except NeedMore as error:
+                raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes, and {error}") from error
+            except InvalidGguf as error:
                 raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
-            num_bytes = max((end for _, end in spans), default=header_bytes)  # at least: see _tensors
+            begin = reader.data_first
+            num_bytes = begin + max((end for _, end in spans), default=0)  # at least: a type may be unknown
             if num_bytes > len(data):
                 raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes of {num_bytes}")
-    architecture = str(values.get("general.architecture", ""))
+    architecture = _text(values, "general.architecture")
 
     def number(key: str) -> int:
-        value = values.get(f"{architecture}.{key}", 0)
-        return 0 if isinstance(value, str) else int(value)
+        return _number(path, values, f"{architecture}.{key}")
 
     num_heads = number("attention.head_count") or 1
     default_head = number("embedding_length") // num_heads
     key_size, value_size = (number(f"attention.{half}_length") or default_head for half in ("key", "value"))
     kv_heads = number("attention.head_count_kv") or num_heads
+    per_size = number("block_count") * kv_heads
+    kv_numbers = per_size * key_size, per_size * value_size
     return GgufFacts(
         architecture=architecture,
         context_tokens=number("context_length"),
-        kv_bytes_per_token=number("block_count") * kv_heads * (key_size + value_size) * _KV_ELEMENT_BYTES,
-        chat_template=str(values.get("tokenizer.chat_template", "")),
-        header_bytes=header_bytes,
-        tensor_types=types,
-        tensors=tuple(spans),
+        kv_bytes_per_token=sum(kv_numbers) * _KV_ELEMENT_BYTES,
+        kv_numbers=kv_numbers,
+        chat_template=_text(values, "tokenizer.chat_template"),
+        header_bytes=begin,
+        tensor_types=frozenset(types),
+        matrix=matrix,
+        tensors=tuple((begin + first, begin + end) for first, end in spans),
     )
 
 
-def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
-    """All scalar and string values (arrays are stepped over), where they end, and how many tensors follow."""
-    if data[:4] != b"GGUF":
-        raise InvalidGguf("not a GGUF file")
-    version, num_tensors, num_values = struct.unpack_from("<IQQ", data, 4)
-    if version not in (2, 3):
-        raise InvalidGguf(f"GGUF version {version} is not supported")
-    values: dict[str, Scalar] = {}
-    at = 24
-    for _ in range(num_values):
-        key, at = _string(data, at)
-        (kind,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if kind == _STRING:
-            values[key], at = _string(data, at)
-        elif kind == _ARRAY:
-            at = _skip_array(data, at)
-        else:
-            (values[key],) = struct.unpack_from("<" + _SCALARS[kind], data, at)
-            at += struct.calcsize(_SCALARS[kind])
-    return values, at, num_tensors
+def bytes_of(tensor: Tensor) -> int:
+    """What its numbers take in the file; 0 where their type is unknown."""
+    return bytes_as(tensor.kind, math.prod(tensor.shape))
 
 
-def _tensors(
-    data: mmap, at: int, num_tensors: int, alignment: int
-) -> tuple[int, list[tuple[int, int]], frozenset[int]]:
-    """Where the tensors begin; (first byte, end) of each, no length where the type of numbers is unknown; their
-    types."""
-    spans, types = [], set()
-    for _ in range(num_tensors):
-        _, at = _string(data, at)
-        (num_dimensions,) = struct.unpack_from("<I", data, at)
-        *shape, kind, offset = struct.unpack_from(f"<{num_dimensions}QIQ", data, at + 4)
-        at += 4 + 8 * num_dimensions + 12
-        types.add(kind)
-        block, block_bytes = _BLOCKS.get(kind, (1, 0))
-        spans.append((offset, offset + math.prod(shape) // block * block_bytes))
-    begin = -(-at // alignment) * alignment if num_tensors else at
-    return begin, [(begin + first, begin + end) for first, end in spans], frozenset(types)
+def bytes_as(kind: int, numbers: int) -> int:
+    """What so many numbers of a GGML type take; 0 where the type is unknown."""
+    block, block_bytes = _BLOCKS.get(kind, (1, 0))
+    return numbers // block * block_bytes
 
 
-def _string(data: mmap, at: int) -> tuple[str, int]:
-    (length,) = struct.unpack_from("<Q", data, at)
-    end = at + 8 + length
-    if end > len(data):
-        raise InvalidGguf("a string runs past the end of the file")
-    return data[at + 8 : end].decode("utf-8"), end
+def _text(values: dict[str, Scalar], key: str) -> str:
+    value = values.get(key, "")
+    return value if isinstance(value, str) else ""
 
 
-def _skip_array(data: mmap, at: int) -> int:
-    kind: int
-    count: int
-    kind, count = struct.unpack_from("<IQ", data, at)
-    at += 12
-    if kind != _STRING:
-        return at + count * struct.calcsize(_SCALARS[kind])
-    unpack = struct.Struct("<Q").unpack_from
-    for _ in range(count):
-        length: int = unpack(data, at)[0]
-        at += 8 + length
-    return at
+def _number(path: Path, values: dict[str, Scalar], key: str) -> int:
+    """A whole number that is no less than 0; 0 where the file has none, or a list of one for each layer."""
+    value = values.get(key, 0)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise InvalidGguf(f"{path.name}: {key} is {value!r:.40}, and no whole number from 0 to {MAX_NUMBER}")
+    return value

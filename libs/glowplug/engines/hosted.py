@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -9,8 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed, WeightsDropped
@@ -30,11 +29,11 @@ from glowplug.engines.port import (
 )
 from glowplug.engines.zygote import Zygote
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def phases_of(message: Mapping[str, Any]) -> tuple[Phase, ...]:
-    """Those of a message in the run directory."""
+    """The phases that a message in the run directory reports."""
     return tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in message["phases"])
 
 
@@ -53,7 +52,7 @@ class HostedDriver:
 
     @property
     def _python(self) -> str:
-        return self._settings.python or sys.executable
+        return sys.executable
 
     @property
     def is_parked(self) -> bool:
@@ -74,7 +73,7 @@ class HostedDriver:
         return EVERYTHING
 
     def unavailable(self) -> str:
-        return "" if Path(self._python).exists() else f"no interpreter at {self._python}"
+        return ""
 
     async def warm(self) -> None:
         """Begin to park, if its engines are. These processes start in a fraction of a second without that, too."""
@@ -102,6 +101,7 @@ class HostedDriver:
             "max_concurrency": model.max_concurrency,
             "system_prompt": model.system_prompt,
             "gpu_kind": request.gpu_kind,
+            "adapter_slots": request.adapter_slots,
             "host": request.host,
             "port": request.port,
             "engine_args": dict(model.engine_args),
@@ -141,7 +141,7 @@ class HostedDriver:
             return self.zygote.start(request.run_dir, request.log_path, env)
         except EngineFailed as error:
             reason = error.message
-            _log.warning("parked start failed, starting a fresh interpreter", engine=self.name, reason=reason)
+            _log.warning("the parked process did not start %s, so a fresh interpreter does: %s", self.name, reason)
         with contextlib.suppress(EngineFailed):  # as the reason says
             self.zygote.park()  # for the next start
         return 0

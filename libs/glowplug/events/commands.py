@@ -1,4 +1,4 @@
-"""Commands: what one service asks of another. Imperative, one reader. `TYPE` is `<service>.<verb>`.
+"""Commands: requests of one service to another to act. Imperative, one reader. `TYPE` is `<service>.<verb>`.
 
 `target` names the reader: a node id for agents and prefetchers, "any" for services that run once.
 """
@@ -22,14 +22,15 @@ class PlaceInstance:
     wanted_at: float
     deadline_at: float = 0.0
     target: str = "any"
-    num_required: int = 1  # instances the model is to have in the end: what a pipeline is laid out for
-    waits: bool = False  # for free memory: no instance that serves leaves for it, and whoever serves goes first
-    node_id: str = ""  # on that node alone; "" anywhere
-    is_awaited: bool = False  # a request or an operator waits for it
+    num_required: int = 1  # instances the model should have in the end, for which a pipeline is laid out
+    waits: bool = False  # until memory is free: evicts no serving instance, and instances that will serve go first
+    node_id: str = ""  # the only node allowed; "" any
+    is_awaited: bool = False  # a request or an operator waits for the instance
+    is_batch: bool = False  # only batch requests do: nothing leaves that others are expected to ask for
 
 
 def as_if_asked(model: Model, now_s: float, *, waits: bool, node_id: str) -> PlaceInstance:
-    """The command for an instance that nobody has asked for: what would become of it is looked up. It is not sent."""
+    """The command for a hypothetical instance, to look up what would become of it. It is never sent."""
     return PlaceInstance(instance_id="", model=model, reason="", wanted_at=now_s, waits=waits, node_id=node_id)
 
 
@@ -45,10 +46,10 @@ class CancelPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartInstance:
-    """Placer to agent: grant the bytes of its `workers` on this node and start the engine. Idempotent by instance_id.
+    """Placer to agent: grant the bytes of the instance's `workers` on this node and start the engine. Idempotent by
+    instance_id.
 
-    A pipeline of s stages takes s commands: one for the instance itself (its first stage, with every worker) and one
-    for each later stage, an instance of its own that is `part_of` it.
+    A pipeline takes one command for each stage; a later stage is an instance of its own that is `part_of` the first.
     """
 
     TYPE: ClassVar[str] = "agent.start"
@@ -57,17 +58,20 @@ class StartInstance:
     model: Model
     workers: tuple[Worker, ...]
     decision_id: str
-    phases: tuple[Phase, ...] = ()  # phases already over (decide)
-    source: str = ""  # dormant instance of this node that it grows from; that one ends STOPPED
-    drops: tuple[str, ...] = ()  # replicas of this node that give their bytes up for it, at once
+    phases: tuple[Phase, ...] = ()  # phases that are over already (decide)
+    source: str = ""  # dormant instance of this node that the new one grows from, and that ends STOPPED
+    drops: tuple[str, ...] = ()  # replicas of this node to drop at once for their bytes
     replica: bool = False  # end PREWARMED: weights only
     part_of: str = ""
     num_stages: int = 1
-    stage: int = 0  # which of them, from 0
-    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds it is expected to take
-    predicted_s: float = 0.0  # the whole start, from this command to READY; 0: not known
+    stage: int = 0  # number of the stage, from 0
+    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> expected seconds
+    predicted_s: float = 0.0  # expected seconds from this command to READY; 0: unknown
     rendezvous: str = ""  # "host:port" on the first stage's node, where the stages of a pipeline find one another
-    tries_left: int = 0  # other nodes on which it may be tried, should its weights not be had on this one
+    tries_left: int = 0  # other nodes to try if this one cannot get the weights
+    host_id: str = ""  # of an adapter: the READY instance of its base, on this node, whose engine takes it
+    adapter_slots: int = 0  # of a base: adapters that its engine holds at once; 0: none
+    adapter_rank: int = 0  # of a base: the largest rank of those adapters
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
@@ -77,8 +81,7 @@ class StartInstance:
 class StopInstance:
     """Placer or autoscaler to agent: drain, then stop. `grace_s` bounds the drain; 0 stops at once.
 
-    `becomes` "prewarmed" keeps the weights on the GPUs as a replica, "swapped_out" the engine outside them, where the
-    engine can; else it stops.
+    `becomes` "prewarmed" keeps the weights on the GPUs, "swapped_out" the engine outside them, where the engine can.
     """
 
     TYPE: ClassVar[str] = "agent.stop"
@@ -87,26 +90,26 @@ class StopInstance:
     reason: str
     grace_s: float = 30.0
     becomes: str = "stopped"  # stopped | prewarmed | swapped_out
-    predicted_s: float = 0.0  # until it is that, if it runs nothing; 0: not known
+    predicted_s: float = 0.0  # expected seconds until `becomes` if it runs no request; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinStages:
-    """Placer to the agent of a pipeline's first stage: every later stage is READY, serve. Repeated until it is."""
+    """Placer to the agent of a pipeline's first stage: every later stage is READY, so serve. Repeated until the
+    pipeline does."""
 
     TYPE: ClassVar[str] = "agent.join"
     target: str
     instance_id: str
-    stages: tuple[StageAddress, ...] = ()  # the later ones, in the order of the model's layers
+    stages: tuple[StageAddress, ...] = ()  # the later stages, in the order of the model's layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidateInstance:
-    """Autoscaler to agent: bring the rest of the model in behind the pipeline's back and serve alone from then on, with
-    `model.memory_bytes` of memory (HydraServe section 6).
+    """Autoscaler to agent: load the rest of the model while the pipeline serves, then serve alone (HydraServe 6).
 
-    Sent for the first stage alone (scale down: the later ones are stopped once it is whole, and their KV has moved to
-    it) or for every stage (scale up: each becomes an instance of its own).
+    Sent for the first stage alone (the later ones stop once it is whole) or for every stage (each becomes an instance
+    of its own).
     """
 
     TYPE: ClassVar[str] = "agent.consolidate"
@@ -127,13 +130,11 @@ class ResumeInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchWeights:
-    """Placer to prefetcher: bring weights into host memory. `last_byte` 0 means to the end; higher priority first.
+    """Placer to prefetcher: fetch weights into host memory. `last_byte` 0 means to the end; higher priority first.
 
-    For a stage of a pipeline what it reads is brought, by the order of the weights' tensors; bytes [first_byte,
-    last_byte) where they have no such order. `peers` are prefetchers of other nodes that hold these weights, or are
-    bringing them. `background`: the instance serves already and is to have all of the model (consolidation): whatever
-    a request waits for goes first. `drops`: copies on this node's GPUs that give way to the instance: host memory does
-    not count on them any more.
+    For a stage of a pipeline the prefetcher fetches what the stage reads, or bytes [first_byte, last_byte) where the
+    weights have no order of tensors. `background`: the instance serves already and loads the rest of the model, so
+    that fetches for waiting requests go first.
     """
 
     TYPE: ClassVar[str] = "prefetcher.fetch"
@@ -144,11 +145,11 @@ class FetchWeights:
     priority: int = 0
     first_byte: int = 0
     last_byte: int = 0
-    stage: int = 0  # which of `num_stages`, from 0
+    stage: int = 0  # number of the stage, from 0
     num_stages: int = 1
-    peers: tuple[str, ...] = ()  # their addresses, the best first
+    peers: tuple[str, ...] = ()  # addresses of prefetchers that hold or fetch these weights, the best first
     background: bool = False
-    drops: tuple[str, ...] = ()  # their instance ids
+    drops: tuple[str, ...] = ()  # instance ids of copies on this node's GPUs that are dropped for the instance
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
@@ -156,7 +157,7 @@ class FetchWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropWeights:
-    """Placer or operator to prefetcher: let weights go, unless an engine is reading them."""
+    """Placer or operator to prefetcher: evict weights, unless an engine is reading them."""
 
     TYPE: ClassVar[str] = "prefetcher.drop"
     target: str

@@ -1,4 +1,4 @@
-"""Writes docs/events.md from the type pages: `python -m glowplug.events.document > docs/events.md`."""
+"""Write docs/events.md from the type pages: `python -m glowplug.events.document > docs/events.md`."""
 
 import dataclasses
 import typing
@@ -7,16 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.events import commands, facts, shapes
-from glowplug.events.envelope import COMMANDS, PAYLOADS, Event
+from glowplug.events.envelope import COMMANDS
 from glowplug.events.subjects import is_telemetry, subject
 
 INTRO = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-NAMES = {"key": "model_key"}  # what a field is called in a subject
+NAMES = {"key": "model_key", "name": "tenant_name"}  # field -> its name in a subject
 
 
 def example(cls: type[Any]) -> Any:
-    """A value of `cls` whose text fields hold their own names in braces."""
-    return cls(**{f.name: _filler(f.name, f.hint) for f in shapes.fields(cls) if not f.default})
+    """Make a value of `cls` whose text fields hold their own names in braces; the checks of `cls` do not run."""
+    made = object.__new__(cls)
+    required = {field.name: field.hint for field in shapes.fields(cls) if not field.default}
+    for field in dataclasses.fields(cls):
+        is_required = field.name in required
+        object.__setattr__(made, field.name, _filler(field.name, required[field.name]) if is_required else _set(field))
+    return made
+
+
+def _set(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _filler(name: str, hint: Any) -> Any:
@@ -32,37 +42,20 @@ def _filler(name: str, hint: Any) -> Any:
     return f"{{{NAMES.get(name, name)}}}" if hint is str else hint()
 
 
-def _table(cls: type[Any]) -> list[str]:
-    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for f in shapes.fields(cls):
-        default = f"`{f.default}`" if f.default else "required"
-        rows.append(f"| `{f.name}` | {shapes.spell(f.hint)} | {default} | {f.comment.replace('|', '/')} |")
-    return rows
-
-
-def _section(title: str, cls: type[Any], *lines: str) -> list[str]:
-    text = shapes.docstring(cls)
-    return [f"### {title}", "", *lines, *([*text.splitlines(), ""] if text else []), *_table(cls), ""]
-
-
 def _payloads(title: str, classes: list[type[Any]]) -> list[str]:
     out = [f"## {title}", ""]
     for cls in classes:
-        out += _section(f"{cls.TYPE}", cls, f"`{cls.__name__}` on `{subject(example(cls))}`", "")
-    return out
+        address = ".".join(subject(example(cls)).split(".")[5:])  # behind the plane and the type
+        out += [f"- **{cls.TYPE}** `{address}`: {' '.join(shapes.docstring(cls).split())}"]
+    return [*out, ""]
 
 
 def document() -> str:
-    """The whole page."""
-    roots = list(PAYLOADS.values())
+    """The whole page as Markdown."""
     stored = [cls for cls in typing.get_args(facts.Fact) if not is_telemetry(cls.TYPE)]
     measured = [cls for cls in typing.get_args(facts.Fact) if is_telemetry(cls.TYPE)]
     asked = [cls for cls in typing.get_args(commands.Command) if cls.TYPE in COMMANDS]
-    out = [INTRO, "## The envelope", "", *shapes.docstring(Event).splitlines(), "", *_table(Event), ""]
-    out += _payloads("Facts", stored) + _payloads("Telemetry", measured) + _payloads("Commands", asked)
-    out += ["## Shapes", ""]
-    for cls in shapes.carried(roots):
-        out += _section(cls.__name__, cls, f"`libs/{shapes.home(cls)}`", "")
+    out = [INTRO, *_payloads("Facts", stored), *_payloads("Telemetry", measured), *_payloads("Commands", asked)]
     return "\n".join(out).rstrip() + "\n"
 
 

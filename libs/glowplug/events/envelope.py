@@ -1,4 +1,4 @@
-"""The envelope every event travels in, and its JSON codec (msgspec; proto3-JSON compatible, see proto/)."""
+"""The envelope of every event, and its JSON codec (msgspec; proto3-JSON compatible, see proto/)."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -9,9 +9,9 @@ from glowplug.events import commands, facts
 from glowplug.events.soundness import check_of
 
 SCHEMA = 1
-# Of one event or row: what the bus takes of an event (max_payload), and each row is announced by one.
+# Of one event or row: the bus's limit for an event (max_payload), since an event announces each row.
 MAX_BYTES = 4 << 20
-SAID = 200  # characters of what is wrong with one: it may quote what it found, which is of any length
+SAID = 200  # characters kept of an error, which may quote input of any length
 T = TypeVar("T")
 PAYLOADS: dict[str, type[Any]] = {cls.TYPE: cls for cls in (*get_args(facts.Fact), *get_args(commands.Command))}
 COMMANDS: frozenset[str] = frozenset(cls.TYPE for cls in get_args(commands.Command))
@@ -19,7 +19,7 @@ COMMANDS: frozenset[str] = frozenset(cls.TYPE for cls in get_args(commands.Comma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One payload with where it comes from. `occurred_at` is epoch seconds; `epoch` fences commands (0 for facts)."""
+    """One payload with its origin. `occurred_at` is epoch seconds; `epoch` fences commands (0 for facts)."""
 
     event_id: str
     type: str
@@ -33,12 +33,12 @@ class Event:
 
 
 class MalformedEvent(ValueError):
-    """Bytes that are no event or row of ours; they are counted and left out, never retried."""
+    """Bytes are no event or row of Glowplug's; they are counted and skipped, never retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wire(Event):
-    """An event whose payload is still JSON: its type says what to decode it as."""
+    """An event whose payload is still JSON: its `type` says how to decode it."""
 
     data: msgspec.Raw
 
@@ -47,7 +47,7 @@ _encoder = msgspec.json.Encoder()
 _wire = msgspec.json.Decoder(_Wire, strict=False)
 _data = {name: (msgspec.json.Decoder(cls, strict=False), check_of(cls)) for name, cls in PAYLOADS.items()}
 _check_wire: Any = check_of(_Wire)
-# Whatever decoding raises: no JSON, no UTF-8, another shape, numbers out of range (each a ValueError), absurd nesting.
+# All that decoding raises: no JSON, no UTF-8, another shape, numbers out of range (each a ValueError), deep nesting.
 UNREADABLE = (ValueError, RecursionError)
 
 
@@ -57,12 +57,12 @@ def _check_size(raw: bytes, max_bytes: int = MAX_BYTES) -> None:
 
 
 def encode(event: Event) -> bytes:
-    """UTF-8 JSON of one event."""
+    """Encode one event as UTF-8 JSON."""
     return _encoder.encode(event)
 
 
 def decode(raw: bytes) -> Event:
-    """The event in `raw`. Unknown fields are ignored (newer writers). Raises MalformedEvent."""
+    """Decode one event. Unknown fields are ignored, since the writer may be newer. Raises MalformedEvent."""
     try:
         _check_size(raw)
         wire = _wire.decode(raw)
@@ -79,8 +79,8 @@ def decode(raw: bytes) -> Event:
 
 
 def wrong_with(kind: str, data: object) -> str:
-    """What is wrong with a payload as JSON gave it, as 'field: problem'; '' when it is one of this type. Fields that
-    are not known are left alone. Raises KeyError for a type that is none of ours."""
+    """Say what is wrong with a payload decoded from JSON, as 'field: problem'; '' when it is of this type. Unknown
+    fields are ignored. Raises KeyError for an unknown type."""
     try:
         msgspec.convert(data, PAYLOADS[kind])
     except (msgspec.ValidationError, RecursionError) as error:
@@ -91,12 +91,12 @@ def wrong_with(kind: str, data: object) -> str:
 
 
 def to_json(value: object) -> bytes:
-    """JSON of any domain value, for the store and REST."""
+    """Encode any domain value as JSON, for the store and REST."""
     return _encoder.encode(value)
 
 
 def from_json(raw: bytes, cls: type[T], *, max_bytes: int = MAX_BYTES) -> T:
-    """A domain value back from `to_json`. Raises MalformedEvent."""
+    """Decode a domain value encoded by `to_json`. Raises MalformedEvent."""
     try:
         _check_size(raw, max_bytes)
         value = msgspec.json.decode(raw, type=cls, strict=False)

@@ -1,35 +1,43 @@
-"""Facts: what has happened. Past tense, many readers. `TYPE` is `<entity>.<fact>`.
+"""Facts: events that say what has happened. Past tense, many readers. `TYPE` is `<entity>.<fact>`.
 
-Facts under `evt` are kept by JetStream; those marked `TELEMETRY = True` are high-rate and ride core subjects.
+Facts under `evt` are kept by JetStream; those marked `TELEMETRY = True` are high-rate and use core subjects, and those
+marked `USAGE = True` have a stream of JetStream of their own.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import ClassVar
 
+from glowplug.domain.access import ApiKey, Tenant
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.limits import ScopeUse
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, LiveRequest, ModelLoad
+from glowplug.domain.usage import UsageRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestWaiting:
-    """A router holds requests of a model that has no capacity. Repeated while it is true."""
+    """A router holds requests of a model without capacity. Repeated while that is so."""
 
     TYPE: ClassVar[str] = "request.waiting"
     model_key: str
-    request_id: str  # the oldest waiting
+    request_id: str  # the oldest waiting request
     router_id: str
     num_waiting: int
     waiting_since: float
     deadline_at: float
+    by_class: Mapping[str, int] = field(default_factory=dict)  # of num_waiting, not standard: by Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRejected:
-    """A router has answered a request with an error of its own: bad, unknown, refused or without capacity."""
+    """A router has answered a request with an error of its own. Requests refused before their model was known
+    (`model_key` is "") are sampled when there are very many."""
 
     TYPE: ClassVar[str] = "request.rejected"
     TELEMETRY: ClassVar[bool] = True
@@ -39,11 +47,14 @@ class RequestRejected:
     status: int
     code: str
     retry_after_s: float = 0.0
+    num_unlisted: int = 0  # requests refused without an event since the last such event
+    tenant: str = ""  # whose key it came with; "" where the data port asks for none, or the key is not known
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
-    """One request's end. Token counts are exact only when the engine reported them."""
+    """A request has ended. Token counts are exact only when the engine reported them."""
 
     TYPE: ClassVar[str] = "request.finished"
     TELEMETRY: ClassVar[bool] = True
@@ -55,40 +66,87 @@ class RequestFinished:
     arrived_at: float
     finished_at: float
     queue_s: float
-    ttft_s: float
+    ttft_s: float  # until the answer's first byte, which is a first token only if `stream`; 0 without an answer
     e2e_s: float
     prompt_tokens: int
     response_tokens: int
     tokens_exact: bool
-    cold: bool  # it waited for a start
+    cold: bool  # the request waited for a start
     emulated: bool = False
     error_code: str = ""  # the error code that the client got, or "client_left"; "" when all went well
     stream: bool = False
-    num_continued: int = 0  # how often its stream lost an instance, behind which another was to go on
+    num_continued: int = 0  # how often its stream lost an instance and another was to continue
+    tenant: str = ""  # whose key it came with; "" where the data port asks for none
+    key_id: str = ""
+    priority: str = ""  # the class that it counted as as it ended; "": standard
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds until the first token; 0 for an answer that was not streamed, whose first byte ends it."""
+        return self.ttft_s if self.stream else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRequestsFinished:
+    """The requests of one router that have ended since its last such report, in order. They are what `request.finished`
+    tells of each, for those who add up: a reader of all requests of a fleet takes a few such reports a second."""
+
+    TYPE: ClassVar[str] = "router.requests_finished"
+    TELEMETRY: ClassVar[bool] = True
+    router_id: str
+    requests: tuple[RequestFinished, ...]
+    traceparents: tuple[str, ...] = ()  # of each request, "" where it has none; none at all where no request has one
+
+    def traced(self) -> Iterator[tuple[RequestFinished, str]]:
+        """Each request with its traceparent."""
+        return zip(self.requests, chain(self.traceparents, repeat("")), strict=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecorded:
+    """What requests of one router used. Sent until the bus has stored it, so that a record may come twice: its
+    `record_id` names it."""
+
+    TYPE: ClassVar[str] = "usage.recorded"
+    USAGE: ClassVar[bool] = True
+    router_id: str
+    batch: int  # counts the batches of one router process, from 1
+    records: tuple[UsageRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLoadReported:
-    """What one router holds and runs, by model_key: all of it, a part of it all, or only what has something to say."""
+    """Requests that one router holds and runs, by model_key: all models, a part of all, or only models with news."""
 
     TYPE: ClassVar[str] = "router.load_reported"
     TELEMETRY: ClassVar[bool] = True
     router_id: str
     loads: Mapping[str, ModelLoad]
-    part: int = 0  # of a whole in parts: which, from 0
-    num_parts: int = 1  # of a whole; 0: no whole, models that are not named are as they were
+    part: int = 0  # number of this part of a whole report, from 0
+    num_parts: int = 1  # parts of the whole report; 0: only models with news are named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRequestsReported:
-    """The requests one router has not finished, oldest first, up to a bound; sent while there are any, and once when
-    there are none any more."""
+    """The requests that one router has not finished, oldest first, up to a bound; sent until none is left."""
 
     TYPE: ClassVar[str] = "router.requests_reported"
     TELEMETRY: ClassVar[bool] = True
     router_id: str
-    num_live: int  # all of them, also those past the bound
+    num_live: int  # all unfinished requests, also those past the bound
     requests: tuple[LiveRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterUsageReported:
+    """What one router has admitted of the limits that all routers keep together; scopes with news, and a few others
+    again. Sent about twice a second while anybody has limits."""
+
+    TYPE: ClassVar[str] = "router.usage_reported"
+    TELEMETRY: ClassVar[bool] = True
+    router_id: str
+    number: int  # grows with each report of a router, also when the router starts anew
+    scopes: Mapping[str, ScopeUse]  # by `tenant/<name>`, `key/<id>` or `model/<tenant>/<model_key>`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +159,64 @@ class ModelDeployed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUndeployed:
-    """A model was taken away; its instances drain and stop."""
+    """A model was removed; its instances drain and stop."""
 
     TYPE: ClassVar[str] = "model.undeployed"
     model_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKeepAliveAsked:
+    """A client's request, now over, has set how long its model stays, within the router's limits."""
+
+    TYPE: ClassVar[str] = "model.keep_alive_asked"
+    model_key: str
+    keep_alive_s: float  # idle seconds before the last instance drains; -1 never, 0 at once
+
+    def __post_init__(self) -> None:
+        check_bounds(self, keep_alive_s=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChanged:
+    """A key was created, changed or revoked (`revision` grows). The row holds the SHA-256 of the key, not the key."""
+
+    TYPE: ClassVar[str] = "key.changed"
+    api_key: ApiKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRemoved:
+    """A key was removed: no router accepts it."""
+
+    TYPE: ClassVar[str] = "key.removed"
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantChanged:
+    """A tenant was created or changed (`revision` grows)."""
+
+    TYPE: ClassVar[str] = "tenant.changed"
+    tenant: Tenant
+
+    @property
+    def tenant_name(self) -> str:
+        """The tenant's name, which addresses the event."""
+        return self.tenant.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRemoved:
+    """A tenant was removed; its keys open nothing."""
+
+    TYPE: ClassVar[str] = "tenant.removed"
+    tenant_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStarting:
-    """An agent has granted the bytes; the engine process is on its way."""
+    """An agent has granted the bytes; the engine process is starting."""
 
     TYPE: ClassVar[str] = "instance.starting"
     instance: Instance
@@ -117,7 +224,7 @@ class InstanceStarting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceLoading:
-    """The engine process is up and weights go in."""
+    """The engine process is up and loads the weights."""
 
     TYPE: ClassVar[str] = "instance.loading"
     instance: Instance
@@ -133,7 +240,7 @@ class InstanceReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDraining:
-    """The instance finishes what it has; routers send it nothing more."""
+    """The instance finishes its requests; routers send it no new ones."""
 
     TYPE: ClassVar[str] = "instance.draining"
     instance: Instance
@@ -141,7 +248,7 @@ class InstanceDraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStopped:
-    """The engine is gone and its bytes are free, as was asked."""
+    """The engine has stopped as ordered, and its bytes are free."""
 
     TYPE: ClassVar[str] = "instance.stopped"
     instance: Instance
@@ -149,7 +256,7 @@ class InstanceStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFailed:
-    """The engine did not come up or died; `code` says how, the instance's `reason` why."""
+    """The engine failed to start, or died; `code` says how, the instance's `reason` why."""
 
     TYPE: ClassVar[str] = "instance.failed"
     instance: Instance
@@ -166,12 +273,13 @@ class WeightsFetched:
     digest: str
     num_bytes: int
     seconds: float
-    source: str  # file | http | hf | s3 | gs | disk (the node's own copy) | cache (it was in host memory)
+    source: str  # file | http | hf | s3 | gs | disk (the node's own copy) | cache (already in host memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsPartFetched:
-    """A node has the bytes in host memory that a stage of a pipeline asked for. They are checked once all are there."""
+    """A node has in host memory the bytes that a stage of a pipeline needs. They are checked once all of the weights
+    are there."""
 
     TYPE: ClassVar[str] = "weights.part_fetched"
     node_id: str
@@ -185,7 +293,7 @@ class WeightsPartFetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFetchFailed:
-    """Weights could not be brought; nothing of them is served."""
+    """Weights could not be fetched; no byte of them is served."""
 
     TYPE: ClassVar[str] = "weights.fetch_failed"
     node_id: str
@@ -208,7 +316,7 @@ class WeightsEvicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsProgressed:
-    """How far a fetch has come."""
+    """The progress of a fetch."""
 
     TYPE: ClassVar[str] = "weights.progressed"
     TELEMETRY: ClassVar[bool] = True
@@ -229,7 +337,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
-    """A node has given no sign of life for its lease, or has said that it leaves."""
+    """A node has been silent for its lease, or has announced that it leaves."""
 
     TYPE: ClassVar[str] = "node.left"
     node_id: str
@@ -238,7 +346,7 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBeat:
-    """An agent is alive: its node, whole, each second."""
+    """An agent is alive: its node's whole row, each second."""
 
     TYPE: ClassVar[str] = "node.beat"
     TELEMETRY: ClassVar[bool] = True
@@ -247,7 +355,7 @@ class NodeBeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionMade:
-    """A controller decided; the record carries its inputs, rivals and reason."""
+    """A controller has decided; the record carries its inputs, rivals and reason."""
 
     TYPE: ClassVar[str] = "decision.made"
     decision: DecisionRecord
@@ -255,7 +363,7 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstancePrewarmed:
-    """A replica has its weights on its GPUs (or an instance that drained has kept them there)."""
+    """A replica has its weights on its GPUs, or a drained instance has kept them there."""
 
     TYPE: ClassVar[str] = "instance.prewarmed"
     instance: Instance
@@ -271,12 +379,12 @@ class InstanceSwappedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastMade:
-    """What is expected of one model: one forecast for each window ahead, the next one first."""
+    """The expected load of one model: one forecast for each window ahead, the next one first."""
 
     TYPE: ClassVar[str] = "forecast.made"
     model_key: str
     forecasts: tuple[Forecast, ...]
-    horizon_s: float = 0.0  # what a start of the model takes: what is begun now serves from then on; 0 where not known
+    horizon_s: float = 0.0  # expected duration of a start: an instance started now serves after it; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,17 +397,25 @@ class ServiceStarted:
     url: str
     version: str
     service_epoch: int = 0
-    data_url: str = ""  # the port clients use, where it is another one than `url`: a router's
+    data_url: str = ""  # the port for clients, where it is not `url`: a router's
 
 
 Fact = (
     RequestWaiting
     | RequestRejected
     | RequestFinished
+    | RouterRequestsFinished
+    | UsageRecorded
     | RouterLoadReported
     | RouterRequestsReported
+    | RouterUsageReported
     | ModelDeployed
     | ModelUndeployed
+    | ModelKeepAliveAsked
+    | KeyChanged
+    | KeyRemoved
+    | TenantChanged
+    | TenantRemoved
     | InstanceStarting
     | InstanceLoading
     | InstanceReady

@@ -1,6 +1,6 @@
-"""Which events a reader wants to see: one filter for `glowplug tap` and for the console's live view, one line each.
+"""Filters of events: the same for `glowplug tap` and for the console's live view, and the one-line form of an event.
 
-Everything here reads a payload as a decoded class or as plain JSON, so that a tap shows what a newer writer sends.
+Every function reads a payload as a decoded class or as plain JSON, so that a tap shows what a newer writer sends.
 """
 
 import shlex
@@ -17,7 +17,8 @@ _SHORT = ("instance_id", "model_key", "node_id", "state", "reason", "status", "n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """What a filter looks at, "" where an event has none. `entity` of a command is the service it goes to."""
+    """The properties that a filter compares, "" where an event has none. `entity` of a command is the service it goes
+    to."""
 
     plane: str
     entity: str
@@ -29,7 +30,7 @@ class Sighting:
 
 
 def sight(subject: str, issuer: str, data: Any) -> Sighting:
-    """The sighting of one event. Raises ValueError when `subject` is none of ours."""
+    """The sighting of one event. Raises ValueError when `subject` is not one of Glowplug's."""
     where = parse(subject)
     return Sighting(
         plane=where.plane,
@@ -44,19 +45,19 @@ def sight(subject: str, issuer: str, data: Any) -> Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """All that is given must hold. `types` are prefixes ("instance" finds "instance.ready")."""
+    """Conditions on an event, all of which must hold. `types` are prefixes ("instance" finds "instance.ready")."""
 
     planes: tuple[str, ...] = DEFAULT_PLANES
     types: tuple[str, ...] = ()
     entity: str = ""
     model: str = ""  # model_key
     node: str = ""
-    service: str = ""  # who wrote it: a service, or one process of it ("placer", "agent-node-1")
+    service: str = ""  # the writer: a service, or one process of it ("placer", "agent-node-1")
     entity_id: str = ""
-    text: str = ""  # anywhere in the event as JSON; letters of ASCII in any case
+    text: str = ""  # anywhere in the event as JSON; ASCII letters in either case
 
     def wants(self, seen: Sighting, raw: bytes) -> bool:
-        """Whether an event is to be shown; `raw` is it as JSON."""
+        """Return whether the filter shows an event; `raw` is the event as JSON."""
         return (
             seen.plane in self.planes
             and (not self.types or any(seen.kind.startswith(kind.rstrip("*")) for kind in self.types))
@@ -69,7 +70,7 @@ class EventFilter:
         )
 
     def command(self) -> str:
-        """The line that shows the same in a terminal."""
+        """The command line that shows the same events in a terminal."""
         words = ["glowplug", "tap"]
         if set(self.planes) != set(DEFAULT_PLANES):
             words += [word for plane in self.planes for word in ("--plane", plane)]

@@ -1,17 +1,14 @@
-"""The shape of a payload as data: its fields, their types as people read them, and the comment beside each.
+"""The shape of a payload as data: its fields, their types, and the comment beside each.
 
-Read from the source once, so that docs and tests never repeat what the type page already says.
+Read from the source, so that docs and tests never repeat what the type page already says.
 """
 
 import ast
 import dataclasses
 import inspect
 import io
-import sys
 import tokenize
-import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. `default` is "" when the field must be given; `comment` is the one at the end of its line."""
+    """One field. `default` is "" when the field is required; `comment` is the one at the end of its line."""
 
     name: str
     hint: Any
@@ -56,13 +53,13 @@ def comments_of(cls: type[Any]) -> dict[str, str]:
 
 
 def docstring(cls: type[Any]) -> str:
-    """The class's own docstring; "" when it has none (dataclasses make one up)."""
+    """The class's own docstring; "" when it has none (dataclasses generate one)."""
     text = inspect.getdoc(cls) or ""
     return "" if text.startswith(f"{cls.__name__}(") else text
 
 
 def elements(hint: Any) -> list[type[Any]]:
-    """The classes a type hint mentions: `tuple[Worker, ...]` -> [Worker]."""
+    """The classes that a type hint mentions: `tuple[Worker, ...]` -> [Worker]."""
     args = [a for a in typing.get_args(hint) if a is not Ellipsis]
     if not args:
         return [hint] if isinstance(hint, type) else []
@@ -70,7 +67,7 @@ def elements(hint: Any) -> list[type[Any]]:
 
 
 def carried(roots: list[type[Any]]) -> list[type[Any]]:
-    """Every dataclass the roots carry, directly or not, by name; the roots are left out."""
+    """Every dataclass that the roots contain, directly or not, by name; without the roots."""
     found: dict[str, type[Any]] = {}
     queue = list(roots)
     while queue:
@@ -80,23 +77,3 @@ def carried(roots: list[type[Any]]) -> list[type[Any]]:
                     found[cls.__name__] = cls
                     queue.append(cls)
     return [found[name] for name in sorted(found) if found[name] not in roots]
-
-
-def spell(hint: Any) -> str:
-    """A type as people read it: `list of Worker`, `map of text to ModelLoad`, `one of starting, ready`."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return f"list of {spell(args[0])}"
-    if origin is Mapping:
-        return f"map of {spell(args[0])} to {spell(args[1])}"
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(spell(arg) for arg in args)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return "one of " + ", ".join(f"`{member.value}`" for member in hint)
-    plain = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any JSON"}
-    return plain.get(hint) or str(hint.__name__)
-
-
-def home(cls: type[Any]) -> str:
-    """The module a class is written in, as a path from the source root: `glowplug/domain/model.py`."""
-    return str(sys.modules[cls.__module__].__name__).replace(".", "/") + ".py"

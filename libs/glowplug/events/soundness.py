@@ -1,8 +1,8 @@
-"""Numbers and nesting that no writer of ours can mean, found in a value that has just been decoded.
+"""Checks of decoded values for numbers and nesting that no writer of Glowplug's can mean.
 
-JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, and lists in lists
-without end. Such a value has the right type and breaks the code that computes with it or writes it again, so it is
-refused where it comes in. What to look at is worked out once per type.
+JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, and unbounded nesting
+of lists. Such a value has the right type but breaks the code that computes with it or writes it again, so it is refused
+at decoding. The checks of a type are built once.
 """
 
 import dataclasses
@@ -15,17 +15,18 @@ from typing import Any, Final
 
 # 64 bits: what the wire contract (proto/) holds. Epoch seconds and bytes stay far below it.
 MAX_NUMBER: Final = 2**63 - 1
-# Engine arguments are the only free JSON of ours; two levels are in use.
+# Engine arguments are the only free JSON in the contract; two levels are in use.
 MAX_DEPTH: Final = 32
 Check = Callable[[Any], None]
 
 
 class Unsound(ValueError):
-    """A decoded value holds a number or a nesting that cannot be meant."""
+    """A decoded value holds a number or a nesting that no writer can mean."""
 
 
 def check_of(hint: Any) -> Check | None:
-    """What raises Unsound for a value of the annotation `hint`; None where nothing of it can be unsound."""
+    """Return a function that raises Unsound for an unsound value of the annotation `hint`; None where none can be
+    unsound."""
     known: Check | None = _made(hint)
     return known
 
@@ -63,7 +64,7 @@ def _each(check: Check | None, *, is_mapping: bool) -> Check | None:
 
 
 def _fields_of(cls: type[Any]) -> Check | None:
-    """Numbers of one class are read at once; most events have nothing else to look at."""
+    """Build the check of a class. All its numbers are read at once, since most events have nothing else to check."""
     hints = typing.get_type_hints(cls)
     names = [n for n in hints if typing.get_origin(hints[n]) is not typing.ClassVar and not n.startswith("__")]
     numbers = [name for name in names if hints[name] in (int, float)]
@@ -85,7 +86,7 @@ def _fields_of(cls: type[Any]) -> Check | None:
 
 
 def _anything(value: Any, depth: int = 0) -> None:
-    """Free JSON, or one of several types."""
+    """Check free JSON, or a value of one of several types."""
     if isinstance(value, int | float):
         _number(value)
     elif isinstance(value, Mapping | list | tuple):

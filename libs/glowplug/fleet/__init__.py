@@ -1,1 +1,1 @@
-"""One picture of the fleet, which every controller, the console and the command line read."""
+"""The state of the fleet in one type, which every controller, the console and the command line read."""

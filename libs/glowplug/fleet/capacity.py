@@ -1,16 +1,17 @@
-"""The bytes of every GPU: who holds them, and who is promised them. Nobody else keeps either.
+"""The bytes of every GPU: what is granted and what is promised. No other module keeps either.
 
-A node's ledger says what is granted. A claim is bytes promised to a holder (an instance, a replica, one stage of a
-pipeline): it stands until it is replaced or given up, and for nothing where its GPU's ledger shows the holder, so that
-bytes count once. An instance that its agent has reported claims by its row. What is neither granted nor claimed is
-free. `version` grows when bytes come free anywhere, weights begin to be shared or a node joins: a placement that was
-refused for want of bytes need not ask again before.
+A node's ledger records grants. A claim is bytes promised to a holder (an instance, a replica, one stage of a pipeline):
+it holds until it is replaced or given up, and counts nothing once the GPU's ledger lists the holder, so that bytes
+count once. An instance that its agent has reported claims by its row. Bytes neither granted nor claimed are free.
+`version` grows when bytes come free anywhere, weights begin to be shared or a node joins: a placement refused for lack
+of bytes need not be tried again before.
 
-Weights that several read in the same pages count once (Gpu.shared): a claim of one more of them is for the rest, and
-`seen_by` shows the fleet as a placement of it is to see it.
+Weights that several read in the same pages count once (Gpu.shared): a further instance's claim is reduced by them, and
+`seen_by` shows the fleet as that instance's placement sees it.
 
-Instances are kept beside the bytes they hold, by GPU and by node; and the nodes in an index (`nodes`) that answers what
-a placement asks without reading all of them. Every change costs what it changes, whatever the size of the fleet.
+Instances are indexed by GPU and by node, beside the bytes they hold; and the nodes are kept in an index (`nodes`) that
+answers a placement's questions without reading all of them. A change costs time in proportion to what it changes,
+whatever the size of the fleet.
 """
 
 import heapq
@@ -23,26 +24,26 @@ from glowplug.domain.hardware import Gpu, Node, SharedWeights
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.policies.placement.node_index import NodeIndex
 
-LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # their bytes come free without anybody asking
+LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # states in which bytes come free by themselves
 
 
 class LongestUnused:
-    """Nodes in the order in which an instance there was last used, the longest ago first. A use only moves a node back,
-    so that the known time is a lower bound: it is brought up to date where the node would be next."""
+    """Nodes ordered by the last use of an instance on them, the longest ago first. A use only moves a node back, so a
+    stored time is a lower bound: it is updated when the node would be next."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[float, str]] = []  # a heap of (time, node_id + "/"), as ids of GPUs sort
+        self._waiting: list[tuple[float, str]] = []  # heap of (time, node_id + "/"): the order of GPU ids
         self._at: dict[str, float] = {}
 
     def note(self, node_id: str, at: float) -> None:
-        """An instance is there that was not used before `at`."""
+        """Note an instance on that node that was not used before `at`."""
         if at < self._at.get(f"{node_id}/", float("inf")):
             self._at[f"{node_id}/"] = at
             heapq.heappush(self._waiting, (at, f"{node_id}/"))
 
     def in_order(self, used_at: Callable[[str], float | None]) -> Generator[tuple[float, str], None, None]:
-        """(time, node_id + "/"); `used_at` says when the first of a node's instances was last used, None without any.
-        Close it when enough has been read."""
+        """Yield (time, node_id + "/"); `used_at` returns when the first of a node's instances was last used, None
+        without instances. Close the generator when enough has been read."""
         read = []
         try:
             while self._waiting:
@@ -64,40 +65,38 @@ class LongestUnused:
 
 
 class Capacity:
-    """Bytes and instances of a fleet, as facts change them."""
+    """Bytes and instances of a fleet, updated by facts."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.on_gpu: dict[str, dict[str, Instance]] = {}  # those that are not gone, by id
+        self.on_gpu: dict[str, dict[str, Instance]] = {}  # instances that are not gone, by id
         self.on_node: dict[str, dict[str, Instance]] = {}  # likewise, by the node of their first worker
-        self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, coming ones too, and engines asleep
-        self.leaving: dict[str, dict[str, Instance]] = {}  # node_id -> those that drain, or sleep outside the GPU
+        self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, unfinished ones too, and engines asleep
+        self.leaving: dict[str, dict[str, Instance]] = {}  # node_id -> draining and sleeping ones
         self.longest_unused = LongestUnused()
         self.num_active: Counter[str] = Counter()  # model_key -> instances that serve or will
         self.stages: dict[str, dict[str, Instance]] = {}  # pipeline -> its later stages, gone ones too
         self.pipelines: dict[str, None] = {}  # first stages that are not gone
         self.reserved: dict[str, int] = {}  # gpu_id -> bytes claimed and not granted
         self.num_promises = 0  # grows whenever a dormant instance is promised or given back
-        self.taken: dict[str, str] = {}  # dormant instance -> the one it is promised to, or that takes its place
-        self.cordoned: set[str] = set()  # nodes that take nothing new
+        self.taken: dict[str, str] = {}  # dormant instance -> the one it is promised to, or that replaces it
+        self.cordoned: set[str] = set()  # nodes closed to new placements
         self.nodes = NodeIndex((), self.reserved, self.dormant, {})
-        self._gpus: dict[str, tuple[str, Gpu]] = {}  # gpu_id -> its node, and what the node said of it
+        self._gpus: dict[str, tuple[str, Gpu]] = {}  # gpu_id -> its node, and its row
         self._free: dict[str, int] = {}  # gpu_id -> bytes not granted
         self._nodes: dict[str, Node] = {}
         self._granted: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claims: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claimed: dict[str, tuple[str, ...]] = {}  # holder -> gpu_ids
-        self._share_keys: dict[str, str] = {}  # holder of claims -> under which it shares its weights where others do
-        self._sharing: dict[
-            str, dict[str, str]
-        ] = {}  # share_key -> GPUs where weights are shared so, each with its node
+        self._share_keys: dict[str, str] = {}  # holder of claims -> share_key of its weights
+        self._sharing: dict[str, dict[str, str]] = {}  # share_key -> gpu_id -> node_id, where such weights are
         self._rows: dict[str, Instance] = {}
         self._gone: list[tuple[float, str]] = []
 
     # nodes
 
     def put_node(self, node: Node) -> bool:
-        """A node as it is now. Whether something may be placed that could not before."""
+        """Add or update a node. Returns whether a placement may succeed that could not before."""
         before, known = self.version, self._nodes.get(node.node_id)
         self._nodes[node.node_id] = node
         if known is None or _terms(known) != _terms(node):
@@ -122,18 +121,18 @@ class Capacity:
         return self.version > before
 
     def cordon(self, node_id: str, *, is_cordoned: bool) -> None:
-        """Take a node out of placement, or put it back."""
+        """Close a node to new placements, or open it again."""
         (self.cordoned.add if is_cordoned else self.cordoned.discard)(node_id)
         self.version += 1
         if self.nodes.node(node_id) is not None:
             self._offer(self._nodes[node_id])
 
     def withdraw(self, node_id: str) -> None:
-        """A node is silent: nothing is placed there until it beats again."""
+        """Exclude a silent node from placement until it reports again."""
         self.nodes.drop(node_id)
 
     def drop_node(self, node_id: str) -> None:
-        """It has left. Its instances stay until somebody says what became of them."""
+        """Remove a node that has left. Its instances stay until their end is reported."""
         self.withdraw(node_id)
         node = self._nodes.pop(node_id, None)
         for gpu in node.gpus if node else ():
@@ -155,7 +154,7 @@ class Capacity:
         if was is not None:
             for weights in was.shared:
                 there = self._sharing.get(weights.key, {})
-                there.pop(was.gpu_id, None)  # a row may say a key twice
+                there.pop(was.gpu_id, None)  # a row may list a key twice
                 if not there:
                     self._sharing.pop(weights.key, None)
         if gpu is not None:
@@ -163,28 +162,34 @@ class Capacity:
                 self._sharing.setdefault(weights.key, {})[gpu.gpu_id] = node_id
 
     def free_bytes(self, gpu_id: str) -> int:
-        """Bytes neither granted nor claimed; 0 on a GPU that is not known."""
+        """Bytes neither granted nor claimed; 0 for an unknown GPU."""
         free = self._free.get(gpu_id)
         return free - self.reserved.get(gpu_id, 0) if free is not None else 0
 
     def granted(self, gpu_id: str) -> Mapping[str, int]:
-        """holder -> bytes."""
+        """Granted bytes of that GPU by holder."""
         return self._granted.get(gpu_id, {})
 
     def bytes_of(self, gpu_id: str, holders: Iterable[str], share_key: str = "") -> int:
-        """What those hold on that GPU for themselves, or have claimed there: less what is shared under `share_key`."""
+        """Bytes that the holders have or have claimed on that GPU, without the weights that they share under
+        `share_key`."""
         granted, claims = self.granted(gpu_id), self._claims.get(gpu_id, {})
         total = sum(granted[holder] if holder in granted else claims.get(holder, 0) for holder in holders)
         shared = self.shared(gpu_id, share_key)
         return total - (shared.num_bytes if shared and not shared.counts and shared.holders[0] in holders else 0)
 
     def shared(self, gpu_id: str, share_key: str) -> SharedWeights | None:
-        """What is shared on that GPU under that key."""
+        """The shared weights on that GPU under that key, or None."""
         _, gpu = self._gpus.get(gpu_id, ("", None))
         return gpu.shares(share_key) if gpu is not None and share_key else None
 
+    def is_shared(self, share_key: str) -> bool:
+        """Return whether weights under that key lie anywhere in pages that others may read too."""
+        return bool(self._sharing.get(share_key))
+
     def counted_twice(self, gpu_id: str, holders: Collection[str]) -> int:
-        """By how much too much comes free once these have gone if all that they hold of that GPU is added up."""
+        """Bytes counted too often if all that these holders have on a GPU is added up, although some weights are
+        shared."""
         _, gpu = self._gpus.get(gpu_id, ("", None))
         extra = 0
         for weights in gpu.shared if gpu is not None else ():
@@ -194,8 +199,8 @@ class Capacity:
 
     @contextmanager
     def seen_by(self, share_key: str) -> Iterator[None]:
-        """Within it `nodes` are as a start finds them whose weights have that key: what it would share there counts as
-        free bytes (Gpu.seen_by)."""
+        """Within this context, show `nodes` as a start with weights of that key sees them: the weights it would share
+        count as free (Gpu.seen_by)."""
         node_ids = dict.fromkeys(self._sharing.get(share_key, {}).values()) if share_key else ()
         before = [node for node_id in node_ids if (node := self.nodes.node(node_id)) is not None]
         for node in before:
@@ -207,8 +212,8 @@ class Capacity:
                 self.nodes.put(node)
 
     def claim(self, holder: str, num_bytes: Mapping[str, int], share_key: str = "") -> None:
-        """Promise bytes to a holder (gpu_id -> bytes), in place of what it was promised before. `share_key`: of its
-        weights; where others share them already they are not claimed again."""
+        """Promise bytes to a holder (gpu_id -> bytes), replacing its earlier claim. `share_key`: of its weights; where
+        others share them already they are not claimed again."""
         old = self._claimed.pop(holder, ())
         self._share_keys.pop(holder, None)
         for gpu_id in old:
@@ -226,7 +231,7 @@ class Capacity:
 
     @contextmanager
     def without(self, holder: str) -> Iterator[None]:
-        """Within it the holder's claims count for nothing: its own placement is tried anew."""
+        """Within this context, ignore the holder's claims, so that its own placement can be tried anew."""
         version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
         share_key = self._share_keys.get(holder, "")
         self.claim(holder, {})
@@ -253,14 +258,14 @@ class Capacity:
                 self._claims.pop(gpu_id, None)
 
     def _shared_already(self, gpu_id: str, holder: str, num_claimed: int) -> int:
-        """Of a claim, the bytes that others hold for it."""
+        """Bytes of a claim that other holders of the same weights hold already."""
         shared = self.shared(gpu_id, self._share_keys.get(holder, ""))
         return min(shared.num_bytes, num_claimed) if shared else 0
 
     # instances
 
     def put_row(self, row: Instance) -> bool:
-        """One instance as it is now. Whether anybody who waits for bytes should ask again."""
+        """Add or update an instance. Returns whether placements that wait for bytes should be tried again."""
         before, old = self.version, self._rows.get(row.instance_id)
         if old is not None:
             self._unlist(old)
@@ -275,7 +280,7 @@ class Capacity:
         return self.version > before or (has_changed and not row.state.is_coming)
 
     def forget(self, instance_id: str) -> None:
-        """Nothing is known of it any more."""
+        """Drop all that is known of an instance."""
         old = self._rows.pop(instance_id, None)
         if old is not None:
             self._unlist(old)
@@ -285,11 +290,11 @@ class Capacity:
 
     @property
     def rows(self) -> Mapping[str, Instance]:
-        """Every instance by id, gone ones too."""
+        """Every instance by id, gone ones included."""
         return self._rows
 
     def living(self) -> Iterator[Instance]:
-        """Those that are not gone."""
+        """Yield the instances that are not gone."""
         return (row for rows in self.on_node.values() for row in rows.values())
 
     def keep_only(self, instance_ids: Iterable[str]) -> None:
@@ -298,7 +303,7 @@ class Capacity:
             self.forget(instance_id)
 
     def gone_before(self, before_s: float) -> list[Instance]:
-        """Instances gone since before that time, each named once."""
+        """Remove from the queue, and return, the instances gone since before that time."""
         found = []
         while self._gone and self._gone[0][0] < before_s:
             _, instance_id = heapq.heappop(self._gone)
@@ -313,7 +318,7 @@ class Capacity:
         if row.state.is_gone:
             heapq.heappush(self._gone, (row.changed_at, row.instance_id))
             self.taken.pop(row.instance_id, None)
-        if row.state.is_gone or row.state is InstanceState.READY:  # what was promised to it and still lies there
+        if row.state.is_gone or row.state is InstanceState.READY:  # free the copies promised to it
             self._give_back_all(row.instance_id)
         if row.state.is_gone:
             return
@@ -355,7 +360,7 @@ class Capacity:
     # promised copies
 
     def take(self, replica_id: str, taker: str) -> None:
-        """A dormant instance is promised: nobody else grows from it or drops it."""
+        """Promise a dormant instance to `taker`: no other start grows from it or drops it."""
         self.taken[replica_id] = taker
         self.num_promises += 1
         row = self._rows.get(replica_id)
@@ -363,7 +368,7 @@ class Capacity:
             self._not_dormant(row)
 
     def give_back(self, replica_id: str) -> None:
-        """What it was promised for did not come to be."""
+        """Make a dormant instance available again, because the start it was promised to did not happen."""
         row = self._rows.get(replica_id)
         self.num_promises += 1
         if self.taken.pop(replica_id, None) is not None and row is not None and _is_copy(row):
@@ -393,7 +398,7 @@ def _holds_bytes(row: Instance) -> bool:
 
 
 def _is_copy(row: Instance) -> bool:
-    """A replica, there or on its way, or an engine asleep."""
+    """Return whether the row is a replica, finished or not, or an engine asleep."""
     return row.state.is_dormant or (row.replica and row.state.is_coming)
 
 

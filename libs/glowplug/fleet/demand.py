@@ -1,25 +1,25 @@
-"""What routers report of their load, and the demand per model that it adds up to.
+"""Load reports of the routers, and the demand per model that they add up to.
 
-A report of up to `max_models` models is whole each time. Past that a report names the models that have news (load, or
-another one than reported last), and the whole comes in parts every `whole_every_s`: with thousands of models no message
-is near the bus's limit, and a reader that missed one is right again soon.
+A report of up to `max_models` models is whole each time. Past that, a report names only the models with news (load, or
+a different load than last reported), and a whole report comes in parts every `whole_every_s`: with thousands of models
+no message is near the bus's limit, and a reader that missed one is right again soon.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from glowplug.domain.snapshot import ModelLoad, Outlook
+from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
 
-LOAD_STALE_S = 3.0  # a router silent for longer holds and runs nothing, as far as is known
-DEMAND_KEPT_S = 10 * LOAD_STALE_S  # what an instance runs for a silent router may still be running
+LOAD_STALE_S = 3.0  # a router silent for longer counts as holding and running nothing
+DEMAND_KEPT_S = 10 * LOAD_STALE_S  # requests of a silent router may still run on instances
 ARRIVALS_KEPT_S = 10.0
-ONLY_CHANGES = 0  # num_parts of a report that is no part of a whole
+ONLY_CHANGES = 0  # `num_parts` of a report with changes alone
 
 
 class LoadReporter:
-    """One router's reports."""
+    """Makes one router's reports."""
 
     def __init__(self, router_id: str, *, max_models: int = 500, whole_every_s: float = 2.0) -> None:
         self._router_id, self._max_models, self._whole_every_s = router_id, max_models, whole_every_s
@@ -27,7 +27,7 @@ class LoadReporter:
         self._whole_at = float("-inf")
 
     def reports(self, loads: Mapping[str, ModelLoad], now_s: float) -> list[RouterLoadReported]:
-        """What to send now of `loads`, which is whole; nothing when there is no news."""
+        """Return the reports to send now. `loads` has every model; a report without news may name none."""
         if len(loads) <= self._max_models:
             self._sent, self._whole_at = loads, now_s
             return [RouterLoadReported(router_id=self._router_id, loads=loads)]
@@ -54,7 +54,8 @@ class LoadReporter:
 
 @dataclass(slots=True)
 class _Router:
-    """How one router reports. `seen`: models of the parts of a whole so far, while they come without a gap."""
+    """The state of one router's reports. `seen`: models in the parts of the current whole report, while no part is
+    missing."""
 
     reported_at: float = 0.0
     is_whole: bool = False
@@ -70,7 +71,8 @@ class LoadReports:
         self._routers: dict[str, _Router] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> Mapping[str, ModelLoad]:
-        """The router's loads as known now. The same mapping each time; it changes with the next report."""
+        """Apply a report. Returns the router's loads as known now: the same mapping each time, changed by the next
+        report."""
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
@@ -82,12 +84,12 @@ class LoadReports:
         return loads
 
     def is_fresh(self, now_s: float) -> bool:
-        """Whether any router has reported lately, and all its models."""
+        """Return whether any router has recently reported, and has reported all its models."""
         return any(router.is_whole and now_s - router.reported_at <= LOAD_STALE_S for router in self._routers.values())
 
     def expire(self, now_s: float, lease_s: float = LOAD_STALE_S) -> list[str]:
-        """Forget the routers that have been silent for longer than `lease_s`, or reported in the future of a clock that
-        was set back; returns their ids."""
+        """Forget the routers that have been silent for longer than `lease_s`, or whose report lies in the future
+        because a clock was set back; returns their ids."""
         silent = [key for key, router in self._routers.items() if not 0 <= now_s - router.reported_at <= lease_s]
         for router_id in silent:
             del self._routers[router_id], self.loads[router_id]
@@ -95,7 +97,7 @@ class LoadReports:
 
 
 def _count_parts(router: _Router, loads: dict[str, ModelLoad], report: RouterLoadReported) -> None:
-    """Of a whole without a gap, models in none of its parts are gone."""
+    """Drop the models that no part of a complete whole report names."""
     if report.part == 0:
         router.seen = set()
     elif report.part != router.next_part:
@@ -111,7 +113,7 @@ def _count_parts(router: _Router, loads: dict[str, ModelLoad], report: RouterLoa
 
 
 def joined(loads: Sequence[ModelLoad]) -> ModelLoad:
-    """The loads of one model at several routers, in one."""
+    """Add up the loads of one model at several routers."""
     if len(loads) == 1:
         return loads[0]
     running: dict[str, int] = {}
@@ -131,39 +133,73 @@ def joined(loads: Sequence[ModelLoad]) -> ModelLoad:
         num_arrived=sum(load.num_arrived for load in loads),
         num_dispatched=sum(load.num_dispatched for load in loads),
         slots_per_instance=max((load.slots_per_instance for load in loads), default=0),
+        by_class=_joined_classes(loads),
+        num_batch_arrived=sum(load.num_batch_arrived for load in loads),
     )
+
+
+def _joined_classes(loads: Sequence[ModelLoad]) -> dict[str, ClassLoad]:
+    """Add up the classes other than standard. A router of an earlier version reports all requests as standard."""
+    found: dict[str, ClassLoad] = {}
+    for priority in sorted({name for load in loads for name in load.by_class}):
+        parts, running = [load.by_class.get(priority, ClassLoad()) for load in loads], dict[str, int]()
+        for part in parts:
+            for instance_id, count in part.in_flight_by_instance.items():
+                running[instance_id] = running.get(instance_id, 0) + count
+        last_at = max(load.last_active_at for load in loads)
+        others_at = max(load.last_active_at - part.alone_s for load, part in zip(loads, parts, strict=True))
+        found[priority] = ClassLoad(
+            num_waiting=sum(part.num_waiting for part in parts),
+            in_flight_by_instance=running,
+            alone_s=last_at - others_at,
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """One request.waiting. `sent_at` is the router's clock, `received_at` ours."""
+    """One `request.waiting` fact. `sent_at` is by the router's clock, `received_at` by ours."""
 
     num_waiting: int
     deadline_at: float
     sent_at: float
     received_at: float
+    by_class: Mapping[str, int]
+
+    def load(self, reported: ModelLoad) -> ModelLoad:
+        """The load that the router reported last, with the requests that wait since."""
+        if self.num_waiting <= reported.num_waiting:
+            return reported
+        classes = {
+            name: replace(reported.by_class.get(name, ClassLoad()), num_waiting=self.by_class.get(name, 0))
+            for name in sorted(self.by_class.keys() | reported.by_class.keys())
+        }
+        return replace(reported, num_waiting=self.num_waiting, by_class=classes)
 
 
 class Demand:
-    """Demand per model, summed over the routers that have reported lately.
+    """Demand per model, summed over the routers that have reported recently.
 
-    A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock tells
-    which of the two is newer. A router repeats both several times within LOAD_STALE_S, so that what waited at a router
-    that died counts no longer than that.
+    A router's request.waiting counts until a newer report of that router replaces it, by the router's own clock. A
+    router repeats both several times within LOAD_STALE_S, so that requests waiting at a router that died count no
+    longer than that.
     """
 
     def __init__(self) -> None:
         self._reports = LoadReports()
-        self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> newer than its last report
+        self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> waiting since its last report
         self._sent_at: dict[str, float] = {}  # router_id -> when it sent its last report, by its clock
         self._last_active: dict[str, float] = {}
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (router_id, model_key) -> arrived, dispatched
-        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when reported, how many), of late
-        self._dispatched: dict[str, int] = {}  # model_key -> how many since each router's first report
+        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> recent (when reported, how many)
+        self.bases: Mapping[str, str] = {}  # adapter -> its base, as the owner knows them
+        self._busy: dict[str, None] = {}  # adapters with requests, and some that had them
+        self._arrived_at_adapters: dict[str, int] = {}  # base -> as `arrived_at_adapters`
+        self._dispatched: dict[str, int] = {}  # model_key -> number since each router's first report
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> dict[str, bool]:
-        """Returns the models whose load has changed, and of each whether it holds or runs something, or did since the
-        last report."""
+        """Apply a report. Returns the models whose load has changed, each with whether it holds or runs requests, or
+        did since the last report."""
         known = dict(self._reports.loads.get(report.router_id, ()))
         loads = self._reports.take(report, now_s)
         changed = dict.fromkeys(known.keys() - loads.keys(), False)
@@ -175,21 +211,27 @@ class Demand:
                 self._last_active[key] = min(load.last_active_at, now_s)
                 is_active = True
             self._count(report.router_id, key, load, now_s)
+            if is_active and (base := self.bases.get(key)):
+                self._busy[key] = None
+                self._last_active[base] = max(self._last_active.get(base, 0.0), self._last_active.get(key, 0.0))
             if is_active or known.get(key) != load:
                 changed[key] = bool(is_active)
         return changed
 
     def wait(self, fact: RequestWaiting, now_s: float, sent_at: float) -> bool:
-        """Take what a router publishes between two reports. False when it is out of date: a newer report of that router
-        is known, or every request that it counts has waited for as long as it may."""
+        """Apply a fact that a router sent between two reports. False when it is outdated: a newer report of that router
+        is known, or every request it counts has reached its deadline."""
         if now_s > fact.deadline_at or sent_at < self._sent_at.get(fact.router_id, float("-inf")):
             return False
-        waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s)
+        waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s, fact.by_class)
         self._waiting.setdefault(fact.model_key, {})[fact.router_id] = waiting
+        if fact.model_key in self.bases:
+            self._busy[fact.model_key] = None
         return True
 
     def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
-        """A report replaces what waits for the models it names; unless it is a part of a whole, for all others too."""
+        """Drop the waiting facts that a report replaces: for the models it names; unless it is a part of a whole, for
+        all others too."""
         if not self._waiting:
             return
         is_part = report.num_parts not in (1, ONLY_CHANGES)
@@ -208,12 +250,12 @@ class Demand:
         return sum(num for at, num in self._arrived.get(model_key, ()) if at > since)
 
     def dispatched(self, model_key: str) -> int:
-        """Requests that have been sent to instances of the model; only its growth means something."""
+        """Requests sent to instances of the model; only the growth of this number is meaningful."""
         return self._dispatched.get(model_key, 0)
 
     def _count(self, router_id: str, model_key: str, load: ModelLoad, now_s: float) -> None:
-        """Add what has arrived and been dispatched since the router's last report. Its first one adds nothing, nor does
-        that of a router that began anew."""
+        """Add the requests that arrived and were dispatched since the router's last report. A router's first report,
+        also after a restart, adds nothing."""
         counts = load.num_arrived, load.num_dispatched
         before = self._counted.get((router_id, model_key))
         if before == counts:
@@ -221,6 +263,8 @@ class Demand:
         self._counted[router_id, model_key] = counts
         if before is None:
             return
+        if counts[0] > before[0] and (base := self.bases.get(model_key)):
+            self._arrived_at_adapters[base] = self._arrived_at_adapters.get(base, 0) + counts[0] - before[0]
         if counts[0] > before[0]:
             arrived = self._arrived.setdefault(model_key, deque())
             arrived.append((now_s, counts[0] - before[0]))
@@ -230,21 +274,24 @@ class Demand:
             self._dispatched[model_key] = self._dispatched.get(model_key, 0) + counts[1] - before[1]
 
     def touch(self, model_key: str, now_s: float) -> None:
-        """Count something else than a request as activity."""
+        """Note activity of a model other than a request."""
         self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))
 
     def forget(self, model_key: str) -> None:
-        """Drop what is kept of a model that is no more."""
+        """Drop what is kept of a model that is gone."""
         self._last_active.pop(model_key, None)
+        self._busy.pop(model_key, None)
+        self._arrived_at_adapters.pop(model_key, None)
         self._arrived.pop(model_key, None)
         self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Whether any router has reported lately, and all its models; else no model may be called idle."""
+        """Return whether any router has recently reported all its models; without that no model may be called idle."""
         return self._reports.is_fresh(now_s)
 
     def expire(self, now_s: float) -> bool:
-        """Forget the demand of silent routers (their requests are gone with them). Whether there was one."""
+        """Forget the demand of silent routers, whose requests are gone with them. Returns whether there was a silent
+        router."""
         for key, by_router in list(self._waiting.items()):
             for router_id, waiting in list(by_router.items()):
                 if now_s - waiting.received_at > LOAD_STALE_S or now_s > waiting.deadline_at:
@@ -255,8 +302,24 @@ class Demand:
             self._counted = {k: counts for k, counts in self._counted.items() if k[0] != router_id}
         return bool(silent)
 
+    def busy_adapters(self, base_key: str) -> list[str]:
+        """The adapters of a base that requests wait for or run under, at any router."""
+        found = [key for key in self._busy if self.bases.get(key) == base_key]
+        for key in [key for key in found if not self._is_busy(key)]:
+            del self._busy[key]
+            found.remove(key)
+        return found
+
+    def _is_busy(self, model_key: str) -> bool:
+        reported = (loads[model_key] for loads in self._reports.loads.values() if model_key in loads)
+        return model_key in self._waiting or any(load.num_waiting or load.num_in_flight for load in reported)
+
+    def arrived_at_adapters(self, base_key: str) -> int:
+        """Requests that arrived for the adapters of a base since each router's first report."""
+        return self._arrived_at_adapters.get(base_key, 0)
+
     def of(self, model_key: str) -> ModelLoad:
-        """The load of the model at every router that has reported lately, in one."""
+        """The model's load at all routers that have reported recently, added up."""
         waiting = self._waiting.get(model_key)
         if waiting is None:
             found = [loads[model_key] for loads in self._reports.loads.values() if model_key in loads]
@@ -267,19 +330,14 @@ class Demand:
         return load if load.last_active_at == last_active_at else replace(load, last_active_at=last_active_at)
 
     def _with_waiting(self, model_key: str, waiting: Mapping[str, _Waiting]) -> list[ModelLoad]:
-        """The load at each router, with the requests that have begun to wait since its last report."""
+        """The load at each router, with the requests that began to wait since its last report."""
         reported = self._reports.loads
         found = [
-            _at_least(loads.get(model_key, _NO_LOAD), waiting[router_id].num_waiting if router_id in waiting else 0)
+            waiting[router_id].load(loads.get(model_key, _NO_LOAD)) if router_id in waiting else loads[model_key]
             for router_id, loads in reported.items()
             if model_key in loads or router_id in waiting
         ]
-        silent = (one.num_waiting for router_id, one in waiting.items() if router_id not in reported)
-        return found + [replace(_NO_LOAD, num_waiting=num) for num in silent]
+        return found + [one.load(_NO_LOAD) for router_id, one in waiting.items() if router_id not in reported]
 
 
 _NO_LOAD = ModelLoad()
-
-
-def _at_least(load: ModelLoad, num_waiting: int) -> ModelLoad:
-    return replace(load, num_waiting=num_waiting) if num_waiting > load.num_waiting else load

@@ -1,9 +1,9 @@
-"""What an instance is good for, and what a model is: the one answer that router, autoscaler, console and CLI give.
+"""The state of a model by its instances: the one answer that router, autoscaler, console and CLI give.
 
 Only an instance that serves can make its model hot: no replica, no later stage of a pipeline. A pipeline is ready when
-its first stage is, to which requests are sent. An instance that drains takes no new request, so that its model is not
-hot; it is "draining". Weights that lie on a GPU or in host memory with their engine (a prewarmed replica, a sleeping
-engine) make a model warm, wherever else it stands.
+its first stage is, to which requests are sent. A draining instance takes no new request, so its model is not hot but
+"draining". Weights on a GPU, or in host memory with their engine (a prewarmed replica, a sleeping engine), make a model
+warm, whatever else it has.
 """
 
 from collections.abc import Iterable
@@ -18,20 +18,22 @@ from glowplug.policies.start_times import FROM_NOTHING, StartKind, StartTimes
 
 
 class ModelState(StrEnum):
-    """What a model is, as users see it: the best of its instances that serve, else what it has or lacks."""
+    """The state of a model as users see it: the best state among its serving instances, else its best copy, else what
+    it lacks."""
 
     READY = "ready"
     LOADING = "loading"
     STARTING = "starting"
     DRAINING = "draining"
-    ASLEEP = "asleep"  # its engine sleeps, or a replica has been prewarmed
-    WAITING = "waiting"  # requests are held, and nothing is on its way
-    FAILED = "failed"  # likewise, and its latest start failed
+    PREWARMED = "prewarmed"  # the weights lie on a GPU, without an engine that serves them
+    ASLEEP = "asleep"  # an engine sleeps outside the GPU
+    WAITING = "waiting"  # requests are held, and no instance is starting
+    FAILED = "failed"  # no instance is starting, and the latest start failed
     COLD = "cold"
 
     @property
     def summary(self) -> str:
-        """In the words of the autoscaler's REST: hot, starting, draining, warm or cold."""
+        """The state in the words of the autoscaler's REST: hot, starting, draining, warm or cold."""
         return _SUMMARIES.get(self, "cold")
 
 
@@ -40,29 +42,30 @@ _SUMMARIES: Final = {
     ModelState.LOADING: "starting",
     ModelState.STARTING: "starting",
     ModelState.DRAINING: "draining",
+    ModelState.PREWARMED: "warm",
     ModelState.ASLEEP: "warm",
 }
-NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}  # to serving
+NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}  # order of nearness to serving
 _BEST_FIRST: Final = (InstanceState.READY, InstanceState.LOADING, InstanceState.STARTING, InstanceState.DRAINING)
 
 
 def is_ready(instance: Instance) -> bool:
-    """Whether it serves now, as a whole or as the first stage of its pipeline."""
+    """Return whether the instance serves now, as a whole or as the first stage of its pipeline."""
     return instance.state is InstanceState.READY and instance.serves
 
 
 def is_target(instance: Instance) -> bool:
-    """Whether requests may be sent there now."""
+    """Return whether requests may be sent to the instance now."""
     return instance.state is InstanceState.READY and bool(instance.url) and instance.serves
 
 
 def is_coming(instance: Instance) -> bool:
-    """Whether it is on its way and will serve."""
+    """Return whether the instance is starting and will serve."""
     return instance.state.is_coming and instance.serves
 
 
 def rung_of(instance: Instance) -> Rung | None:
-    """How near to serving it is, a copy on its way counting as there; None when it is gone."""
+    """The rung of an instance, also while it is still being started; None when it is gone."""
     if instance.state.is_gone:
         return None
     if instance.state is InstanceState.SWAPPED_OUT:
@@ -71,29 +74,30 @@ def rung_of(instance: Instance) -> Rung | None:
 
 
 def check_nowhere_else(to: Rung, node_id: str, instances: Iterable[Instance]) -> None:
-    """Raises Conflict where a copy is as near as `to` on another node than the one named, and none is there: a model is
-    given a second copy by its demand alone. `node_id` "": any node will do."""
+    """Raise Conflict where a copy is as near as `to` on another node than the one named, and none on that node: only
+    demand gives a model a second copy. `node_id` "" means any node."""
     near = [row for row in instances if is_as_near(row, to)] if node_id else []
     if near and all(row.node_id != node_id for row in near):
         row = near[0]
-        raise Conflict(f"{row.instance_id} is {row.state.value} on {row.node_id}: unload it first", param="node")
+        raise Conflict(f"{row.instance_id} is {row.state.word} on {row.node_id}: unload it first", param="node")
 
 
 def is_as_near(instance: Instance, to: Rung) -> bool:
-    """Whether it stands on that rung or a nearer one, or is on its way to serve."""
+    """Return whether the instance is on that rung or a nearer one, or is starting to serve."""
     rung = rung_of(instance)
     is_there = is_ready(instance) or is_coming(instance) or instance.state.is_dormant
     return is_there and rung is not None and NEAR[rung] >= NEAR[to]
 
 
 def lacks_one_asleep(model: Model, instances: Iterable[Instance]) -> bool:
-    """Whether a model that is to keep a copy asleep has none of these asleep: what leaves next is to be one."""
+    """Return whether a model that must keep a copy asleep has none asleep, so that the next instance to leave should
+    become one."""
     is_kept = model.pinned_at is Rung.ASLEEP and not model.suspended
     return is_kept and all(row.state is not InstanceState.SWAPPED_OUT for row in instances)
 
 
 def temperature(instances: Iterable[Instance]) -> Temperature:
-    """Of the model that these are the instances of. Hot: one is ready. Warm: one sleeps or is prewarmed. Cold:
+    """The temperature of the model with these instances. Hot: one is ready. Warm: one sleeps or is prewarmed. Cold:
     everything else, a start under way included."""
     is_warm = False
     for instance in instances:
@@ -104,18 +108,19 @@ def temperature(instances: Iterable[Instance]) -> Temperature:
 
 
 def model_state(instances: Iterable[Instance], *, num_waiting: int = 0, has_failed: bool = False) -> ModelState:
-    """Of the model that these are the instances of. `has_failed`: its latest start did, and nothing has gone well
+    """The state of the model with these instances. `has_failed`: its latest start failed, and none has succeeded
     since."""
-    states, is_warm = set[InstanceState](), False
+    states, dormant = set[InstanceState](), set[InstanceState]()
     for instance in instances:
         if instance.serves:
             states.add(instance.state)
-        is_warm = is_warm or instance.state.is_dormant
+        if instance.state.is_dormant:
+            dormant.add(instance.state)
     for state in _BEST_FIRST:
         if state in states:
             return ModelState(state.value)
-    if is_warm:
-        return ModelState.ASLEEP
+    if dormant:
+        return ModelState.PREWARMED if InstanceState.PREWARMED in dormant else ModelState.ASLEEP
     if num_waiting:
         return ModelState.WAITING
     return ModelState.FAILED if has_failed else ModelState.COLD
@@ -123,16 +128,16 @@ def model_state(instances: Iterable[Instance], *, num_waiting: int = 0, has_fail
 
 @dataclass(slots=True)
 class StartEstimates:
-    """Seconds until a model is ready, predicted as the placer predicts them (`times`). A model of which nothing is
-    known has `default_s`."""
+    """Seconds until a model is ready, predicted as the placer predicts them (`times`). An unknown model has
+    `default_s`."""
 
     default_s: float = 5.0
     times: StartTimes = field(default_factory=StartTimes)
-    overdue_s: float = 0.5  # what is left of a start that takes longer than expected
+    overdue_s: float = 0.5  # seconds left of a start that takes longer than expected
 
     def left_s(self, model: Model | None, instances: Iterable[Instance], now_s: float) -> float:
-        """Until the first of a model's instances is ready, by what its placement expected: 0 when one is, a whole start
-        when none is on its way."""
+        """Seconds until the first of a model's instances is ready, by its placement's prediction: 0 when one is ready,
+        a whole start when none is starting."""
         rows = list(instances)
         if any(map(is_ready, rows)):
             return 0.0
@@ -145,7 +150,8 @@ class StartEstimates:
         )
 
     def whole_s(self, model: Model | None, instances: Iterable[Instance]) -> float:
-        """A whole start: from the dormant copy among `instances` that a placement would take, else as it went last."""
+        """Seconds of a whole start: from the dormant copy among `instances` that a placement would take, else as the
+        last one went."""
         if model is None or not self.times.knows(model):
             return self.default_s
         return self.times.predict(model, self._kind(model, {row.state for row in instances})).whole_s

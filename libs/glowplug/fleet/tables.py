@@ -1,11 +1,11 @@
-"""The tables of models, instances and nodes as one reader knows them: facts keep them current, the store mends them.
+"""The tables of models, instances and nodes as one reader knows them: facts keep them current, the store corrects them.
 
-Facts come late, twice or not at all. Four rules keep every reader right, whoever it is:
+Facts come late, twice or not at all. Four rules keep every reader right:
 
 - Revision. A row is news when its revision is higher than the known one, or equal with other content. One writer gives
   a revision to one row, so that a repetition changes nothing: a failure that is delivered twice is one failure. Only a
-  placer that gives up a node and the agent of that node may count to the same number. Then the row that came last
-  counts until the agent, which reads the other one, writes a higher revision.
+  placer that gives up a node and the agent of that node may reach the same number. Then the row that came last counts
+  until the agent, which reads the other one, writes a higher revision.
 - Absence. A row that the store lacks, or has only in an older revision, is dropped once every reading of ABSENT_S has
   missed it and no fact has reported it meanwhile. An emptied store must not stop warm models, and owners write their
   rows again within that time. The time counts from the first reading that missed the row, not from the last that had
@@ -15,7 +15,7 @@ Facts come late, twice or not at all. Four rules keep every reader right, whoeve
 """
 
 from collections.abc import Mapping
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
@@ -27,16 +27,24 @@ NODE_LEASE_S: Final = 8.0  # a node silent for longer has left; agents beat ever
 NUM_TOMBSTONES: Final = 4096
 NEVER: Final = float("-inf")
 
-RowT = TypeVar("RowT", Model, Instance)
+
+class Revised(Protocol):
+    """A row whose owner gives it a higher revision with each change."""
+
+    @property
+    def revision(self) -> int: ...
 
 
-class _Rows(Generic[RowT]):
-    """Rows by id, and when a fact or a reading reported each of them last."""
+RowT = TypeVar("RowT", bound=Revised)
+
+
+class Rows(Generic[RowT]):
+    """Rows by id, and when a fact or a reading last reported each."""
 
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         self.by_id: dict[str, RowT] = {}
         self._reported_at: dict[str, float] = {}
-        self._missed_since: dict[str, float] = {}  # of those that the last reading missed
+        self._missed_since: dict[str, float] = {}  # rows that the last reading missed
         self._absent_s = absent_s
 
     def _is_news(self, key: str, row: RowT, now_s: float) -> bool:
@@ -46,30 +54,30 @@ class _Rows(Generic[RowT]):
         self._reported_at[key] = now_s
         return known is None or row.revision > known.revision or (row is not known and row != known)
 
-    def _missing(self, rows: Mapping[str, RowT], now_s: float) -> list[RowT]:
-        """The known rows that readings up to this one have missed, or been behind with, for too long."""
+    def _missing(self, rows: Mapping[str, RowT], now_s: float) -> list[str]:
+        """The ids of known rows that every recent reading has missed, or had in an older revision, for too long."""
         known, reported_at, before = self.by_id, self._reported_at, self._missed_since
         missed_now = (key for key, row in known.items() if key not in rows or rows[key].revision < row.revision)
         self._missed_since = missed = {key: before.get(key, now_s) for key in missed_now}
-        return [known[k] for k, since in missed.items() if now_s - max(since, reported_at[k]) > self._absent_s]
+        return [k for k, since in missed.items() if now_s - max(since, reported_at[k]) > self._absent_s]
 
     def doubt(self) -> None:
-        """What is known comes from a copy that may be old: the first reading that misses a row drops it, unless a fact
-        reports it before."""
+        """Mark all known rows as coming from a copy that may be old: the first reading that misses a row drops it,
+        unless a fact reports it before."""
         self._missed_since = dict.fromkeys(self.by_id, NEVER)
         self._reported_at = dict.fromkeys(self.by_id, NEVER)
 
 
-class ModelTable(_Rows[Model]):
+class ModelTable(Rows[Model]):
     """model_key -> Model, and models by every name they have."""
 
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
-        self._keys_by_name: dict[str, str] | None = None  # None: to be made anew
+        self._keys_by_name: dict[str, str] | None = None  # None: to be rebuilt
 
     def lookup(self, name: str) -> Model | None:
-        """The model a client calls `name`. Names win over aliases, and of equal aliases the model with the lowest key
-        does."""
+        """The model that a client calls `name`. Names win over aliases, and of equal aliases the model with the lowest
+        key wins."""
         keys = self._keys_by_name
         if keys is None:
             keys = self._keys_by_name = {}
@@ -88,12 +96,12 @@ class ModelTable(_Rows[Model]):
         return True
 
     def drop_absent(self, rows: Mapping[str, Model], now_s: float) -> list[Model]:
-        """Drop and return the models that the whole table `rows` has lacked for a while. A table without any model
-        comes from a store that lost its rows and drops none: a fact says when the last model is undeployed."""
+        """Drop and return the models that the whole table `rows` has lacked for `absent_s`. A table without any model
+        comes from a store that lost its rows and drops none: a fact reports when the last model is undeployed."""
         if not rows:
             self._missed_since = {}
             return []
-        gone = [model for model in self._missing(rows, now_s) if model.key not in rows]
+        gone = [self.by_id[key] for key in self._missing(rows, now_s) if key not in rows]
         for model in gone:
             self.forget(model.key)
         return gone
@@ -106,23 +114,23 @@ class ModelTable(_Rows[Model]):
         return known is not None
 
 
-class InstanceTable(_Rows[Instance]):
-    """instance_id -> Instance. Rows that are gone stay until the store has dropped them (their reasons are shown), but
-    where `keeps_gone` is False: then only their tombstones do."""
+class InstanceTable(Rows[Instance]):
+    """instance_id -> Instance. Rows of gone instances stay until the store has dropped them, since their reasons are
+    shown; with `keeps_gone` False only their tombstones stay."""
 
     def __init__(self, *, keeps_gone: bool = True, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
         self._keeps_gone = keeps_gone
         self._by_model: dict[str, dict[str, Instance]] = {}
-        self._living: dict[str, dict[str, Instance]] = {}  # the same without those that are gone
-        self._tombstones: dict[str, int] = {}  # instance_id -> revision it went with, the latest last
+        self._living: dict[str, dict[str, Instance]] = {}  # the same without gone instances
+        self._tombstones: dict[str, int] = {}  # instance_id -> its last revision, the latest last
 
     def of(self, model_key: str) -> dict[str, Instance]:
-        """The instances of one model, gone ones too."""
+        """The instances of one model, gone ones included."""
         return self._by_model.get(model_key, {})
 
     def living(self, model_key: str) -> dict[str, Instance]:
-        """The instances of one model that are not gone: what a pass costs does not grow with what has been."""
+        """The instances of one model that are not gone, so that a pass over them costs nothing for past ones."""
         return self._living.get(model_key, {})
 
     @property
@@ -154,9 +162,9 @@ class InstanceTable(_Rows[Instance]):
         return [instance for instance in rows.values() if self.apply(instance, now_s)]
 
     def drop_absent(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
-        """Drop and return the rows that the whole table `rows` has lacked for a while, or been behind with: what was
-        known of the latter never reached the store, which is right."""
-        gone = self._missing(rows, now_s)
+        """Drop and return the rows that the whole table `rows` has lacked for `absent_s`, or had only in an older
+        revision; the store's older row is then the right one, since the known one never reached it."""
+        gone = [self.by_id[key] for key in self._missing(rows, now_s)]
         for instance in gone:
             self.forget(instance.instance_id)
             if instance.state.is_gone and instance.instance_id not in rows:
@@ -178,7 +186,7 @@ class InstanceTable(_Rows[Instance]):
 
     @staticmethod
     def _drop(index: dict[str, dict[str, Instance]], instance: Instance) -> None:
-        """Take it out of an index by model, and its model where it was the last."""
+        """Remove the instance from an index by model, and its model where it was the last."""
         siblings = index.get(instance.model_key, {})
         siblings.pop(instance.instance_id, None)
         if not siblings:
@@ -194,7 +202,7 @@ class Fleet:
         self.instances: Mapping[str, Instance] = self.instance_table.by_id
 
     def lookup(self, name: str) -> Model | None:
-        """The model a client calls `name`."""
+        """The model that a client calls `name`."""
         return self.model_table.lookup(name)
 
     def of(self, model_key: str) -> Mapping[str, Instance]:
@@ -202,20 +210,21 @@ class Fleet:
         return self.instance_table.living(model_key)
 
     def ready(self, model_key: str) -> list[Instance]:
-        """Those that requests may be sent to."""
+        """Instances to which requests may be sent."""
         return [i for i in self.of(model_key).values() if status.is_target(i)]
 
     def coming(self, model_key: str) -> list[Instance]:
-        """Those on their way that will serve."""
+        """Instances that are starting and will serve."""
         return [i for i in self.of(model_key).values() if status.is_coming(i)]
 
     def temperature(self, model_key: str) -> Temperature:
-        """Hot, warm or cold."""
+        """The temperature of a model: hot, warm or cold."""
         return status.temperature(self.of(model_key).values())
 
 
 class NodeTable:
-    """node_id -> Node, with when its revision last moved by OUR clock: no clock of another machine is trusted."""
+    """node_id -> Node, with when its revision last moved by this reader's clock: no clock of another machine is
+    trusted."""
 
     def __init__(self, lease_s: float = NODE_LEASE_S) -> None:
         self.by_id: dict[str, Node] = {}
@@ -223,7 +232,7 @@ class NodeTable:
         self._lease_s = lease_s
 
     def apply(self, node: Node, now_s: float) -> bool:
-        """Take one row; False when its revision has not moved: the same row again is no sign of life."""
+        """Take one row; False when its revision has not moved: a repeated row is no sign of life."""
         known = self.by_id.get(node.node_id)
         if known is not None and node.revision <= known.revision:
             return False
@@ -238,18 +247,18 @@ class NodeTable:
         return now_s - self.moved_at(node_id) <= self._lease_s
 
     def moved_at(self, node_id: str) -> float:
-        """When its last sign of life came; long ago for one that is not known."""
+        """Time of the node's last sign of life; -inf for an unknown node."""
         return self._moved_at.get(node_id, NEVER)
 
     def expire(self, now_s: float) -> list[Node]:
-        """Take out and return the nodes whose lease has run out."""
+        """Remove and return the nodes whose lease has run out."""
         gone = [n for n in self.by_id.values() if now_s - self._moved_at[n.node_id] > self._lease_s]
         for node in gone:
             self.forget(node.node_id)
         return gone
 
     def shift(self, by_s: float) -> None:
-        """Move every lease by a jump of our clock, or by a time in which we did not listen."""
+        """Move every lease by a jump of this reader's clock, or by a time in which it did not listen."""
         self._moved_at = {node_id: at + by_s for node_id, at in self._moved_at.items()}
 
     def forget(self, node_id: str) -> None:

@@ -1,9 +1,9 @@
-"""Who may copy to a GPU now: urgent copies first, and never much under way in front of them.
+"""The order of copies to a GPU: urgent copies first, with a bound on the copies already under way before them.
 
 HydraServe section 4.2 wants a critical copy to pass others; a stream's priority does not reorder copies on CUDA. So the
-order is kept before they begin: each class has a bucket of tokens, one for each byte that it may have under way, and a
-class begins nothing while a more urgent one waits or copies. An urgent copy then waits for the other classes' tokens at
-most: 64 MiB take 1.2 ms at 55 GB/s.
+order is decided before a copy begins: each class has a bucket of tokens, one for each byte that it may have under way,
+and a class begins nothing while a more urgent one waits or copies. An urgent copy then waits at most for the other
+classes' tokens: 64 MiB take 1.2 ms at 55 GB/s.
 """
 
 import threading
@@ -17,30 +17,31 @@ MIB = 1 << 20
 
 
 class CopyClass(IntEnum):
-    """The most urgent first."""
+    """Urgency of a copy, the most urgent class first."""
 
     CRITICAL = 0  # a request waits for these bytes
     PREWARM = 1
     BACKGROUND = 2
 
 
-_POLL_S = 0.0002  # 64 MiB take six times as long
+_POLL_S = 0.0002  # a sixth of the time that 64 MiB take
 UNDER_WAY_BYTES = {CopyClass.CRITICAL: 256 * MIB, CopyClass.PREWARM: 64 * MIB, CopyClass.BACKGROUND: 64 * MIB}
 
 
 class CopyBuckets:
-    """Pure. Tokens by class, and who has work to do."""
+    """Tokens and waiting pieces of each class. Pure."""
 
     def __init__(self, under_way_bytes: Mapping[CopyClass, int] = UNDER_WAY_BYTES) -> None:
         self._full, self._tokens = dict(under_way_bytes), dict(under_way_bytes)
-        self._num_pieces = dict.fromkeys(CopyClass, 0)  # that wait or are under way
+        self._num_pieces = dict.fromkeys(CopyClass, 0)  # waiting or under way
 
     def ask(self, urgency: CopyClass) -> None:
-        """A piece waits: from now on less urgent ones begin no more."""
+        """Announce a piece: until it ends, no less urgent piece begins."""
         self._num_pieces[urgency] += 1
 
     def admits(self, urgency: CopyClass, num_bytes: int) -> bool:
-        """A piece larger than the whole bucket passes when nothing of its class is under way."""
+        """Return whether a piece may begin. One larger than the whole bucket may when nothing of its class is under
+        way."""
         if any(self._num_pieces[other] for other in CopyClass if other < urgency):
             return False
         return num_bytes <= self._tokens[urgency] or self._tokens[urgency] == self._full[urgency]
@@ -49,7 +50,7 @@ class CopyBuckets:
         self._tokens[urgency] -= num_bytes
 
     def end(self, urgency: CopyClass, num_bytes: int) -> None:
-        """A piece that had begun is done, or failed."""
+        """Give back the tokens of a piece that had begun and is done, or failed."""
         self._tokens[urgency] += num_bytes
         self._num_pieces[urgency] -= 1
 
@@ -65,7 +66,8 @@ class Piece:
 
 
 class Copier:
-    """Copies in pieces, for as many threads as like; `buckets` say which piece begins next. Raises GpuError."""
+    """Copies in pieces, callable from any number of threads; `buckets` decide which piece begins next. Raises
+    GpuError."""
 
     def __init__(self, memory: GpuMemory, buckets: CopyBuckets | None = None, piece_bytes: int = 16 * MIB) -> None:
         self._memory, self._piece_bytes = memory, piece_bytes
@@ -74,14 +76,14 @@ class Copier:
         self._under_way: list[Piece] = []
 
     def begin(self, address: int, host_address: int, num_bytes: int, urgency: CopyClass) -> list[Piece]:
-        """Return once every piece has begun. When one cannot begin, those before it are done first."""
+        """Return once every piece has begun. When one cannot begin, wait for the earlier ones, then raise."""
         pieces: list[Piece] = []
         try:
             for at in range(0, num_bytes, self._piece_bytes):
                 piece_bytes = min(self._piece_bytes, num_bytes - at)
                 pieces.append(self._begin_one(address + at, host_address + at, piece_bytes, urgency))
         except BaseException:
-            self.wait(pieces)  # the caller does not know of them, and may unmap what they copy into
+            self.wait(pieces)  # the caller does not know these pieces, and may unmap their destination
             raise
         return pieces
 
@@ -103,7 +105,7 @@ class Copier:
             return piece
 
     def wait(self, pieces: Iterable[Piece]) -> None:
-        """Return once all of them are done."""
+        """Return once all these pieces are done."""
         with self._changed:
             for piece in pieces:
                 while not piece.is_done:
@@ -111,7 +113,7 @@ class Copier:
                         self._changed.wait(_POLL_S)
 
     def _collect(self) -> bool:
-        """Put back the tokens of what is done. Whether there was any."""
+        """Give back the tokens of finished pieces. Returns whether there were any."""
         done = [piece for piece in self._under_way if piece.copy.is_done()]
         for piece in done:
             piece.is_done = True

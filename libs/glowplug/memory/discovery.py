@@ -1,4 +1,5 @@
-"""What GPUs a node has: a budget of host memory on a laptop, NVIDIA hardware read through NVML, or emulated ones."""
+"""Discovery of a node's GPUs: a budget of host memory on a laptop, NVIDIA hardware read through NVML, or emulated
+ones."""
 
 import importlib
 from collections.abc import Collection, Iterator, Sequence
@@ -15,20 +16,20 @@ HOST, CUDA, EMULATED = "host", "cuda", "emulated"
 
 
 class HardwareUnavailable(RuntimeError):
-    """The hardware asked for cannot be read here; the message says why, for a person."""
+    """The requested hardware cannot be read here; the message tells a person why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The GPUs found, without grants, and what a person should know about them."""
+    """The GPUs found, without grants, and warnings for a person."""
 
     gpus: tuple[Gpu, ...]
     warnings: tuple[str, ...] = ()
 
 
 def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Discovery:
-    """One GPU of `kind` per budget ("1GiB"). For host GPUs a warning when they are more than this machine's memory;
-    behind the bytes of emulated ones nothing stands. Raises ValueError for a budget that is no size or is zero."""
+    """Make one GPU of `kind` per budget ("1GiB"). Warns when host GPUs exceed this machine's memory; the bytes of
+    emulated ones are only counted. Raises ValueError for a budget that is no size or is zero."""
     sizes = [parse_bytes(text) for text in budgets]
     if not sizes or min(sizes) <= 0:
         raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")
@@ -40,7 +41,7 @@ def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Dis
 
 
 def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -> Discovery:
-    """One `cuda` GPU per NVIDIA device: its total bytes less `headroom_ratio` (driver and contexts).
+    """Find one `cuda` GPU per NVIDIA device: its total bytes less `headroom_ratio` (driver and contexts).
 
     Source: NVML through nvidia-ml-py, imported only here. Raises HardwareUnavailable naming what is missing.
     """
@@ -66,7 +67,8 @@ def cuda_bytes(pids: Collection[int], nvml: Any = None) -> int:
 
 @contextmanager
 def _devices(what: str, nvml: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """NVML, open, and a handle of each device; `what` is read meanwhile. Raises HardwareUnavailable."""
+    """Open NVML and yield it with a handle of each device; `what` names what is read, for errors. Raises
+    HardwareUnavailable."""
     nvml = nvml or _nvml()
     try:
         nvml.nvmlInit()
@@ -88,8 +90,8 @@ def _nvml() -> Any:
 
 
 def discover(node_id: str, kind: str, budgets: Sequence[str]) -> Discovery:
-    """`kind`: "host" or "emulated" (budgets), "cuda", or "auto": cuda where it can be read, else host with the reason
-    as warning.
+    """Find the GPUs. `kind`: "host" or "emulated" (budgets), "cuda", or "auto": cuda where it can be read, else host
+    with the reason as warning.
 
     Raises ValueError for another kind, HardwareUnavailable for "cuda" without it.
     """

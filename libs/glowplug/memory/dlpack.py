@@ -1,8 +1,8 @@
-"""Memory that we own, as a tensor: the DLPack protocol over an address, without torch and without a copy.
+"""Memory of ours as a tensor: the DLPack protocol over an address, without torch and without a copy.
 
-`torch.from_dlpack(Exported(...))` and `numpy.from_dlpack(...)` take it. The bytes are uint8; `.view(dtype)` makes
-more of them. Source: the DLPack specification, `dlpack.h` (DLManagedTensor, the form without a version, which every
-reader knows).
+`torch.from_dlpack(Exported(...))` and `numpy.from_dlpack(...)` accept it. The bytes are uint8; `.view(dtype)` gives
+them another type. Source: the DLPack specification, `dlpack.h` (DLManagedTensor, the form without a version, which
+every reader knows).
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _alive: dict[int, tuple[Any, ...]] = {}  # address of a _Managed -> what must li
 
 
 def _delete(address: int) -> None:
-    """Called by the reader when its last tensor goes."""
+    """Release what a tensor kept alive; called by the reader when its last tensor goes."""
     _alive.pop(address, None)
 
 
@@ -52,7 +52,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.
 
 
 def _drop(capsule: int) -> None:
-    """A capsule that has been read has another name and belongs to its reader."""
+    """Delete the tensor of an unread capsule; one that was read has another name and belongs to its reader."""
     if _is_unread(capsule, _NAME):
         _delete(_pointer(capsule, _NAME))
 
@@ -62,7 +62,7 @@ _destructor = _Destructor(_drop)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """`num_bytes` at `address` of a device, uint8 in one dimension; `owner` lives as long as a tensor of it does."""
+    """`num_bytes` at `address` of a device, uint8 in one dimension; every tensor of it keeps `owner` alive."""
 
     address: int
     num_bytes: int
@@ -74,8 +74,8 @@ class Exported:
         return self.device_type, self.device_id
 
     def __dlpack__(self, **_: Any) -> Any:
-        """A capsule. What a reader asks for besides (a stream, a version, a device) does not change it: nothing is
-        under way on these bytes, and there is one place where they are."""
+        """Make a capsule. The reader's other arguments (a stream, a version, a device) are ignored: no work is under
+        way on these bytes, and they exist in one place."""
         shape = (ctypes.c_int64 * 1)(self.num_bytes)
         managed = _Managed()
         managed.tensor = _Tensor(

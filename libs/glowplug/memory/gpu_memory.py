@@ -1,17 +1,17 @@
 """The port to a GPU's memory: ranges of addresses on one side, chunks of physical memory on the other, and mappings.
 
-Two adapters, host_memory.py and cuda_memory.py, keep one contract (tests/contract/test_gpu_memory.py). What CUDA's
-virtual memory management refuses, both refuse, with the same error; what faults on a GPU faults in both.
+Two adapters, host_memory.py and cuda_memory.py, keep one contract (tests/contract/test_gpu_memory.py). Both refuse what
+CUDA's virtual memory management refuses, with the same error; an access that faults on a GPU faults in both.
 """
 
 from enum import Enum
 from typing import Any, NewType, Protocol
 
-Chunk = NewType("Chunk", int)  # a name for physical memory of `chunk_bytes`, valid in the process that has it
+Chunk = NewType("Chunk", int)  # id of physical memory of `chunk_bytes`, valid in one process
 
 
 class Access(Enum):
-    """What may be done to mapped memory. A fresh mapping may not even be read."""
+    """Permitted access to mapped memory. A fresh mapping may not even be read."""
 
     NONE = "none"
     READ = "read"
@@ -19,8 +19,8 @@ class Access(Enum):
 
 
 class GpuError(RuntimeError):
-    """A call to the GPU's memory failed. `call` names it, `status` is the driver's name of the error ("" for a refusal
-    of ours). After one of the driver that is not OutOfGpuMemory the process must end: its context cannot be trusted."""
+    """A call to the GPU's memory failed. `call` names it, `status` is the driver's name of the error ("" where Glowplug
+    refused). After a driver's error other than OutOfGpuMemory the process must end: its context cannot be trusted."""
 
     def __init__(self, call: str, reason: str, status: str = "") -> None:
         super().__init__(f"{call}: {reason}" + (f" ({status})" if status else ""))
@@ -28,7 +28,7 @@ class GpuError(RuntimeError):
 
 
 class OutOfGpuMemory(GpuError):
-    """There is no physical memory left for another chunk. Nothing has changed: evict and try again."""
+    """No physical memory is left for another chunk. Nothing has changed: evict and try again."""
 
 
 class WrongMapping(GpuError):
@@ -36,11 +36,11 @@ class WrongMapping(GpuError):
 
 
 class GpuUnavailable(RuntimeError):
-    """There is no GPU of this kind here; the message says what is missing, for a person."""
+    """No GPU of this kind is here; the message tells a person what is missing."""
 
 
 class Copy(Protocol):
-    """A copy under way. Its source must stay as it is until then."""
+    """A copy under way. Its source must not change until it is done."""
 
     def is_done(self) -> bool: ...
 
@@ -49,7 +49,7 @@ class Copy(Protocol):
 
 class GpuMemory(Protocol):
     """One GPU's memory as one process sees it. Sizes and addresses are bytes, multiples of `chunk_bytes` where chunks
-    are concerned. Calls may come from any thread. Each raises GpuError, or a kind of it that is named."""
+    are concerned. Calls may come from any thread. Each raises GpuError, or the named kind of it."""
 
     @property
     def kind(self) -> str:
@@ -61,11 +61,11 @@ class GpuMemory(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """What the GPU has, in whole chunks."""
+        """Bytes of the GPU, in whole chunks."""
         ...
 
     def reserve(self, num_bytes: int) -> int:
-        """Addresses without memory behind them; returns the first. Costs nothing but addresses."""
+        """Reserve addresses without memory behind them; returns the first. Costs nothing but addresses."""
         ...
 
     def free(self, address: int) -> None:
@@ -73,38 +73,40 @@ class GpuMemory(Protocol):
         ...
 
     def create(self) -> Chunk:
-        """Physical memory. Raises OutOfGpuMemory."""
+        """Allocate physical memory. Raises OutOfGpuMemory."""
         ...
 
     def release(self, chunk: Chunk) -> None:
-        """Give it up, and its memory too if this process created it: no other may use it any more. Raises WrongMapping
-        while it is mapped here."""
+        """Give up a chunk, and its memory too if this process created it: no other process may use it then. Raises
+        WrongMapping while it is mapped here."""
         ...
 
     def map(self, address: int, chunk: Chunk) -> None:
-        """Put a chunk behind an address. Nothing may touch it before `set_access`. One chunk may lie behind several
-        addresses. Raises WrongMapping where something is mapped already."""
+        """Map a chunk at an address. No access is allowed before `set_access`. A chunk may be mapped at several
+        addresses. Raises WrongMapping where a chunk is mapped already."""
         ...
 
     def set_access(self, address: int, num_bytes: int, access: Access) -> None:
-        """For a run of mapped chunks, in one call: its cost is by call. Raises WrongMapping where none is mapped."""
+        """Set the access to a run of mapped chunks in one call, since its cost is per call. Raises WrongMapping where
+        none is mapped."""
         ...
 
     def unmap(self, address: int, num_bytes: int) -> list[Chunk]:
-        """Take the chunks of a run from behind their addresses, in order, contents as they are. It does not wait for
-        kernels that still use them: `synchronize` does. Raises WrongMapping where none is mapped."""
+        """Unmap a run of chunks; returns them in order, contents unchanged. Does not wait for kernels that still use
+        them: `synchronize` does. Raises WrongMapping where none is mapped."""
         ...
 
     def export_fd(self, chunk: Chunk) -> tuple[int, int]:
-        """(descriptor, offset) by which another process has the same memory. The caller closes the descriptor."""
+        """Export a chunk as (descriptor, offset), by which another process maps the same memory. The caller closes the
+        descriptor."""
         ...
 
     def import_fd(self, descriptor: int, offset: int) -> Chunk:
-        """The chunk that another process exported. The caller closes the descriptor."""
+        """Import a chunk that another process exported. The caller closes the descriptor."""
         ...
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Let host memory be copied from at full speed. Once for each region, not for each engine."""
+        """Pin host memory so that copies from it run at full speed. Once for each region, not for each engine."""
         ...
 
     def unpin(self, address: int) -> None: ...
@@ -118,11 +120,11 @@ class GpuMemory(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for all that this process has begun on the GPU."""
+        """Wait for all work that this process has begun on the GPU."""
         ...
 
     def tensor(self, address: int, num_bytes: int, owner: object) -> Any:
-        """The bytes for `torch.from_dlpack` or `numpy.from_dlpack`, uint8; `owner` lives as long as any tensor does."""
+        """The bytes for `torch.from_dlpack` or `numpy.from_dlpack`, uint8; every tensor keeps `owner` alive."""
         ...
 
     def mem_info(self) -> tuple[int, int]:
@@ -130,5 +132,5 @@ class GpuMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Unmap, release and free all that is left. Idempotent."""
+        """Unmap, release and free everything that is left. Idempotent."""
         ...

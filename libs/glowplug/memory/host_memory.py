@@ -1,8 +1,8 @@
-"""Host memory in the place of a GPU: chunks of a memfd, put behind reserved addresses with MAP_FIXED. Linux only.
+"""Host memory in the place of a GPU: chunks of a memfd, mapped at reserved addresses with MAP_FIXED. Linux only.
 
 It behaves as a GPU does where that matters: a fresh mapping faults until access is granted, contents stay with their
-chunk, another process has the same memory by descriptor, and released chunks go back to the system (a hole is punched).
-Copies are done when they begin. Keep it small: a process may have 65,530 mappings.
+chunk, another process maps the same memory by descriptor, and released chunks go back to the system (a hole is
+punched). A copy is complete when it begins. Keep it small: a process may have 65,530 mappings.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ R = TypeVar("R")
 def _alone(
     method: Callable[Concatenate["HostMemory", P], R],
 ) -> Callable[Concatenate["HostMemory", P], R]:
-    """One thread at a time."""
+    """Run a method under the lock, one thread at a time."""
 
     def locked(self: "HostMemory", /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._lock:
@@ -52,7 +52,7 @@ class _Done:
         return True
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Return at once: the copy is done."""
 
 
 class HostMemory:
@@ -68,7 +68,7 @@ class HostMemory:
         os.ftruncate(self._file, self.total_bytes)
         self._unused = list(range(self.total_bytes - chunk_bytes, -1, -chunk_bytes))  # offsets
         self._places: dict[Chunk, tuple[int, int]] = {}  # chunk -> descriptor of its file, offset there
-        self._files = {os.fstat(self._file).st_ino: self._file}  # ours, and those of processes we import from
+        self._files = {os.fstat(self._file).st_ino: self._file}  # our file, and those of imported chunks
         self._mappings = Mappings(chunk_bytes)
         self._next = 0
         self._lock = threading.RLock()
@@ -147,10 +147,10 @@ class HostMemory:
         return self._named(self._files[there.st_ino], offset)
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Host memory is copied from as it is."""
+        """Do nothing: host memory needs no pinning."""
 
     def unpin(self, address: int) -> None:
-        """As `pin`."""
+        """Do nothing, as `pin`."""
 
     def copy_in(self, address: int, host_address: int, num_bytes: int) -> _Done:
         self._may_touch("copy_in", address, num_bytes, write=True)
@@ -162,7 +162,7 @@ class HostMemory:
         ctypes.memmove(host_address, address, num_bytes)
 
     def synchronize(self) -> None:
-        """Copies are done when they begin."""
+        """Return at once: copies are done when they begin."""
 
     def tensor(self, address: int, num_bytes: int, owner: object) -> Any:
         self._may_touch("tensor", address, num_bytes, write=False)

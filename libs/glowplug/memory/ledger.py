@@ -1,7 +1,8 @@
 """The byte ledger: every byte of every GPU of a node has at most one named owner (ARCHITECTURE.md).
 
-Weights that several holders read in the same pages (`Gpu.shared`) are granted once: to the one holder there is, or to
-all of them together as soon as there are two, whoever came first. When all but one have gone, they are its own again.
+Weights that several holders read in the same pages (`Gpu.shared`) are granted once: to a single holder, or to all of
+them together as soon as there are two, whichever came first. When all but one have gone, the weights are granted to
+that one again.
 
 `grant`, `release` and `shrink` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps
 a whole `Gpu` at a time, so that a reader never sees half a grant.
@@ -18,11 +19,11 @@ from glowplug.domain.units import show_bytes
 def grant(
     gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int], shared: tuple[str, int] | None = None
 ) -> Gpu:
-    """`gpu` with the bytes granted to `holder`, all of them or none. `shared` (key, bytes): of its weights, so many are
-    read in the same pages as those of other holders with that key.
+    """Return `gpu` with the bytes granted to `holder`, all of them or none. `shared` (key, bytes): how many bytes of
+    its weights are read in the same pages as those of other holders with that key.
 
-    Raises OutOfMemory when they do not fit, ValueError for negative bytes, a holder that holds already, and a part of
-    its weights that is larger than they are, or not the part that the others share.
+    Raises OutOfMemory when they do not fit, ValueError for negative bytes, for a holder that has a grant already, and
+    for shared bytes that exceed its weights or differ from those that the others share.
     """
     if any(num_bytes < 0 for num_bytes in bytes_by_owner.values()):
         raise ValueError(f"{holder}: negative bytes {dict(bytes_by_owner)}")
@@ -44,8 +45,8 @@ def grant(
 
 
 def release(gpu: Gpu, holder: str) -> Gpu:
-    """`gpu` without what `holder` holds; the same `gpu` when that is nothing. What it shares stays as long as another
-    holder is there."""
+    """Return `gpu` without the grants of `holder`; the same `gpu` if it has none. Shared weights stay while another
+    holder reads them."""
     kept, asleep = (tuple(g for g in held if g.holder != holder) for held in (gpu.grants, gpu.sleepers))
     if (len(kept), len(asleep)) == (len(gpu.grants), len(gpu.sleepers)):
         return gpu
@@ -57,7 +58,7 @@ def release(gpu: Gpu, holder: str) -> Gpu:
 
 
 def _share(gpu: Gpu, holder: str, key: str, num_bytes: int) -> Gpu:
-    """`gpu` with `num_bytes` of the weights of `holder`, which are granted to it alone, under that key."""
+    """Return `gpu` with `num_bytes` of the weights of `holder`, so far granted to it alone, shared under that key."""
     known, own = gpu.shares(key), [g.num_bytes for g in gpu.grants if g.holder == holder and g.owner in WEIGHT_OWNERS]
     if len(own) != 1 or not 0 < num_bytes <= own[0] or (known is not None and known.num_bytes != num_bytes):
         raise ValueError(f"{holder} cannot share {num_bytes} bytes of {gpu.gpu_id} as {key}: {known}")
@@ -70,7 +71,7 @@ def _share(gpu: Gpu, holder: str, key: str, num_bytes: int) -> Gpu:
 
 
 def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
-    """`gpu` without `holder` among those who share `weights`; its grants are gone already."""
+    """Return `gpu` without `holder` among those who share `weights`; the holder's grants are gone already."""
     left = replace(weights, holders=tuple(one for one in weights.holders if one != holder))
     if weights.counts and not left.counts:
         gpu = _add(gpu, left.holders[0], left.num_bytes)
@@ -79,7 +80,8 @@ def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
 
 
 def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
-    """`gpu` with so many bytes more (or fewer) in the grant of the weights of `holder`, which stays if it is empty."""
+    """Return `gpu` with so many bytes more (or fewer) in the weights' grant of `holder`, which stays even when
+    empty."""
     changed = tuple(
         replace(g, num_bytes=g.num_bytes + num_bytes) if g.holder == holder and g.owner in WEIGHT_OWNERS else g
         for g in gpu.grants
@@ -88,9 +90,10 @@ def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
 
 
 def shrink(gpu: Gpu, holder: str, owner: GrantOwner, num_bytes: int) -> Gpu:
-    """`gpu` with what `holder` holds for `owner` cut down to `num_bytes`; the same `gpu` when it holds just that.
+    """Return `gpu` with the bytes of `holder` for `owner` cut down to `num_bytes`; the same `gpu` if it has exactly
+    those.
 
-    Raises ValueError when it holds less, for negative bytes, and for weights that it shares.
+    Raises ValueError when the holder has less, for negative bytes, and for weights that it shares.
     """
     if owner in WEIGHT_OWNERS and any(holder in weights.holders for weights in gpu.shared):
         raise ValueError(f"{holder} shares its weights on {gpu.gpu_id}, and cannot keep a part of them")
@@ -108,7 +111,8 @@ def shrink(gpu: Gpu, holder: str, owner: GrantOwner, num_bytes: int) -> Gpu:
 
 
 def _with_role(gpu: Gpu) -> Gpu:
-    """WarmServe Fig. 5: weights of a running engine make a GPU dedicated, prewarmed ones alone make it universal."""
+    """Set the role by WarmServe Fig. 5: weights of a running engine make a GPU dedicated, prewarmed ones alone
+    universal."""
     owners = {g.owner for g in gpu.grants}
     if owners & {GrantOwner.WEIGHTS, GrantOwner.KV}:
         return replace(gpu, role=GpuRole.DEDICATED)
@@ -123,7 +127,7 @@ class ByteLedger:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every GPU with its grants now, by index."""
+        """Every GPU with its present grants, by index."""
         return tuple(self._gpus.values())
 
     def exchange(
@@ -133,7 +137,7 @@ class ByteLedger:
         bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
         shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free what `releases` hold and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one step;
+        """Free the grants of `releases` and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one step;
         `shared` as in `grant`.
 
         Raises OutOfMemory when they do not fit (or a GPU is not of this node), ValueError as `grant`; nothing changes
@@ -149,9 +153,9 @@ class ByteLedger:
         self._gpus = gpus
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
-        """Cut what `holder` holds for `owner` down to `num_bytes`; returns the bytes freed.
+        """Cut the bytes of `holder` for `owner` down to `num_bytes`; returns the bytes freed.
 
-        Raises ValueError when it holds less there, for negative bytes, or when the GPU is not of this node.
+        Raises ValueError when the holder has less there, for negative bytes, or when the GPU is not of this node.
         """
         gpu = self._gpus.get(gpu_id)
         if gpu is None:
@@ -160,16 +164,16 @@ class ByteLedger:
         return gpu.used_bytes - self._gpus[gpu_id].used_bytes
 
     def release(self, holder: str) -> int:
-        """Free all that `holder` holds on any GPU; returns the bytes freed."""
+        """Free all grants of `holder` on any GPU; returns the bytes freed."""
         before = sum(gpu.free_bytes for gpu in self._gpus.values())
         self._gpus = {gpu_id: release(gpu, holder) for gpu_id, gpu in self._gpus.items()}
         return sum(gpu.free_bytes for gpu in self._gpus.values()) - before
 
     @property
     def holders(self) -> frozenset[str]:
-        """Everyone who holds bytes."""
+        """Ids of all holders of bytes."""
         return frozenset(g.holder for gpu in self._gpus.values() for g in gpu.all_grants)
 
     def held_bytes(self, holder: str) -> int:
-        """What it holds alone."""
+        """Bytes granted to the holder alone, on all GPUs."""
         return sum(g.num_bytes for gpu in self._gpus.values() for g in gpu.all_grants if g.holder == holder)

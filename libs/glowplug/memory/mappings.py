@@ -1,4 +1,4 @@
-"""What one process has reserved, created and mapped: the refusals that are the same on every kind of GPU."""
+"""The ranges, chunks and mappings of one process, and the refusals that are the same on every kind of GPU."""
 
 from dataclasses import dataclass, field
 
@@ -9,17 +9,17 @@ from glowplug.memory.gpu_memory import Access, Chunk, WrongMapping
 class _Range:
     num_bytes: int
     chunks: dict[int, Chunk] = field(default_factory=dict)  # address -> chunk
-    access: dict[int, Access] = field(default_factory=dict)  # address -> what may be done there; absent: nothing
+    access: dict[int, Access] = field(default_factory=dict)  # address -> access; absent: none
 
 
 class Mappings:
-    """Pure. Each `may_*` raises WrongMapping for what a GPU would refuse and changes nothing; the others write down
-    what has been done. All addresses are first bytes of chunks."""
+    """Pure. Each `may_*` raises WrongMapping for what a GPU would refuse and changes nothing; the others record what
+    has been done. All addresses are first bytes of chunks."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._ranges: dict[int, _Range] = {}
-        self._num_mappings: dict[Chunk, int] = {}  # of every chunk that this process has
+        self._num_mappings: dict[Chunk, int] = {}  # every chunk of this process -> its mappings
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -28,11 +28,11 @@ class Mappings:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Every chunk that this process has, mapped or not."""
+        """Every chunk of this process, mapped or not."""
         return list(self._num_mappings)
 
     def mapped(self, address: int) -> list[int]:
-        """Addresses of the range at `address` with a chunk behind them, in order."""
+        """Addresses in the range at `address` where a chunk is mapped, in order."""
         return sorted(self._ranges[address].chunks)
 
     # ranges
@@ -41,7 +41,7 @@ class Mappings:
         self._ranges[address] = _Range(num_bytes)
 
     def may_free(self, address: int) -> int:
-        """Its bytes."""
+        """Return the bytes of the range at `address`, if it may be freed."""
         if address not in self._ranges:
             raise WrongMapping("free", f"no range begins at {address:#x}")
         if self._ranges[address].chunks:
@@ -57,7 +57,7 @@ class Mappings:
         self._num_mappings[chunk] = 0
 
     def has(self, call: str, chunk: Chunk) -> None:
-        """Raises WrongMapping for a chunk that this process does not have."""
+        """Check that the chunk is one of this process. Raises WrongMapping if not."""
         if chunk not in self._num_mappings:
             raise WrongMapping(call, f"chunk {chunk} is not one of this process")
 
@@ -81,7 +81,7 @@ class Mappings:
         self._num_mappings[chunk] += 1
 
     def run(self, call: str, address: int, num_bytes: int) -> list[Chunk]:
-        """The chunks behind a run of addresses, in order. Raises WrongMapping where one is missing."""
+        """The chunks mapped at a run of addresses, in order. Raises WrongMapping where one is missing."""
         one = self._range(call, address, num_bytes)
         found = [one.chunks.get(at) for at in range(address, address + num_bytes, self._chunk_bytes)]
         if None in found:
@@ -101,7 +101,7 @@ class Mappings:
             one.access.pop(at, None)
 
     def may_touch(self, call: str, address: int, num_bytes: int, *, write: bool) -> None:
-        """Raises WrongMapping where access does not allow a copy, at any byte: not only at whole chunks."""
+        """Check that access allows a copy at every byte, not only at whole chunks. Raises WrongMapping if not."""
         start = address - self._inside(call, address, num_bytes)
         one, allowed = self._ranges[start], {Access.READ_WRITE} if write else {Access.READ, Access.READ_WRITE}
         first = address - (address - start) % self._chunk_bytes
@@ -116,7 +116,7 @@ class Mappings:
         return self._ranges[address - offset]
 
     def _inside(self, call: str, address: int, num_bytes: int) -> int:
-        """How far into its range an address is."""
+        """Offset of an address in its range."""
         for start, one in self._ranges.items():
             if start <= address and num_bytes > 0 and address + num_bytes <= start + one.num_bytes:
                 return address - start

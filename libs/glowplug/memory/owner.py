@@ -1,11 +1,12 @@
 """The owner of a GPU's chunks, a process of its own: `python -m glowplug.memory.owner SOCKET --help`.
 
 It creates chunks and lends them to loaders and engines over a Unix socket (peers.py); it never maps or copies, so no
-fault of a device or of an engine reaches it. The connection is the lock: when it ends, by whatever death, what the
-client held alone is free again. Others may attach chunks under a name (the weights of a model), and are counted.
+fault of a device or of an engine reaches it. The connection is the lock: when it ends, for whatever reason, the chunks
+that the client held alone are free again. Other clients may attach chunks under a name (the weights of a model), and
+are counted as holders.
 
-Killed, it loses nothing that is in use: clients keep their memory and hand it to the next owner when they find the
-socket again (`adopt`), which until then has only what the GPU still has free.
+If the owner is killed, no memory in use is lost: clients keep theirs and hand it to the next owner when they find the
+socket again (`adopt`); until then that owner has only what the GPU still has free.
 """
 
 import argparse
@@ -35,13 +36,13 @@ from glowplug.memory.peers import PeerGone, peer_of, receive, receive_descriptor
 from glowplug.memory.pool import ChunkPool
 from glowplug.memory.requests import Adopt, Attach, Give, Holdings, Publish, Request, Take
 
-_STALLED_S = 10.0  # of a client that stops in the middle of a message: it is hung up on, and the others wait so long
+_STALLED_S = 10.0  # a client silent in the middle of a message is disconnected; until then the others wait
 _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Weights that others may attach."""
+    """Published weights, which other clients may attach."""
 
     ids: tuple[str, ...]
     num_bytes: int
@@ -50,28 +51,29 @@ class _Named:
 @dataclass(eq=False, slots=True)
 class _Client:
     connection: socket.socket
-    name: str  # as a holder in the pool
+    name: str  # its name as a holder in the pool
     pid: int
 
 
 class Refused(ValueError):
-    """A client asked for what it may not have; the message says why."""
+    """A client asked for something it may not have; the message says why."""
 
 
 @dataclass(slots=True)
 class _Answer:
     fields: dict[str, Any]
-    chunks: list[Chunk] = field(default_factory=list)  # whose descriptors go with it
+    chunks: list[Chunk] = field(default_factory=list)  # chunks whose descriptors follow the answer
 
 
 class Owner:
-    """One thread, one client's request at a time. Chunks have ids that no other owner gives: "generation-number"."""
+    """Serves all clients in one thread, one request at a time. Chunk ids are unique across owners:
+    "generation-number"."""
 
     def __init__(self, memory: GpuMemory, num_chunks: int, path: Path) -> None:
         self._memory, self._path = memory, path
         self._pool = ChunkPool(memory, num_chunks)
         self._generation = secrets.token_hex(6)
-        self._ids: dict[Chunk, str] = {}  # of chunks that have been lent since they were free
+        self._ids: dict[Chunk, str] = {}  # ids of chunks lent since they were last free
         self._chunks: dict[str, Chunk] = {}
         self._named: dict[str, _Named] = {}
         self._num_clients = 0
@@ -79,7 +81,7 @@ class Owner:
         self._selector = selectors.DefaultSelector()
 
     def serve(self, stop: socket.socket | None = None) -> None:
-        """Until `stop` can be read."""
+        """Serve until `stop` is readable."""
         with _listening(self._path) as listener, contextlib.closing(self._selector), contextlib.ExitStack() as at_end:
             at_end.callback(self._hang_up)
             self._selector.register(listener, selectors.EVENT_READ, None)
@@ -95,7 +97,7 @@ class Owner:
         try:
             connection, _ = listener.accept()
             pid, uid = peer_of(connection)
-        except OSError:  # it has gone again, or there is no descriptor left for it: it asks again
+        except OSError:  # the client has gone, or no descriptor is left: it will retry
             time.sleep(_PAUSE_S)
             return
         if uid != os.geteuid():
@@ -118,7 +120,7 @@ class Owner:
                 answer = _Answer({"error": "refused", "message": str(error)})
             send(client.connection, answer.fields)
             send_descriptors(client.connection, self._memory, answer.chunks)
-        except (OSError, GpuError):  # PeerGone among them; what it was to get is free again
+        except (OSError, GpuError):  # including PeerGone; the chunks meant for the client are free again
             self._end(client)
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> _Answer:
@@ -179,8 +181,9 @@ class Owner:
         return answer
 
     def _adopt(self, client: _Client, request: Adopt) -> _Answer:
-        """Several clients may bring the same chunk. Raises PeerGone, which ends the client, for chunks of this owner:
-        what it held was free when its connection ended."""
+        """Take over the chunks that a former owner lent to this client. Several clients may bring the same chunk.
+        Raises PeerGone, which ends the client, for chunks of this owner: they were freed when the client's connection
+        ended."""
         descriptors = receive_descriptors(client.connection, len(request.ids))
         for one, (descriptor, offset) in zip(request.ids, descriptors, strict=True):
             try:
@@ -202,8 +205,8 @@ class Owner:
         return _Answer({})
 
     def _holdings(self) -> _Answer:
-        """What an agent that has been restarted fills its ledger from. Chunks with several holders are counted once, as
-        shared."""
+        """Report the chunks of each process, from which a restarted agent fills its ledger. Chunks with several holders
+        count once, as shared."""
         by_client = {one.name: self._pool.held(one.name) for one in self._clients.values()}
         num_holders = Counter(chunk for held in by_client.values() for chunk in held)
         holders = [
@@ -220,7 +223,7 @@ class Owner:
         return _Answer({"holders": holders, "chunk_bytes": self._memory.chunk_bytes, **counts})
 
     def _of(self, client: _Client, ids: Iterable[str]) -> list[Chunk]:
-        """Chunks that the client holds. Raises Refused."""
+        """Return the client's chunks with these ids. Raises Refused for one that the client does not hold."""
         held = set(self._pool.held(client.name))
         chunks = [self._chunks.get(one) for one in ids]
         if not all(chunk in held for chunk in chunks):
@@ -235,7 +238,7 @@ class Owner:
         return _Answer({"ids": [self._ids[chunk] for chunk in chunks]}, list(chunks))
 
     def _forget(self, freed: list[Chunk]) -> None:
-        """Chunks that are free: nothing is published of them any more, and those of another owner are gone."""
+        """Forget the ids of freed chunks, and the names that were published for them."""
         gone = {chunk: self._ids.pop(chunk) for chunk in freed}
         for one in gone.values():
             del self._chunks[one]
@@ -245,8 +248,8 @@ class Owner:
 
 @contextlib.contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
-    """A socket that only this user can reach; one that an owner left behind is replaced. Raises BlockingIOError while
-    another owner serves there."""
+    """Listen on a socket that only this user can reach; a former owner's socket is replaced. Raises BlockingIOError
+    while another owner serves there."""
     with path.with_suffix(".lock").open("w") as lock, socket.socket(socket.AF_UNIX) as listener:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
@@ -266,7 +269,7 @@ def _memory_of(kind: str, total: str, chunk: str, device: int) -> GpuMemory:
 
 
 def main() -> int:
-    """Serve until SIGTERM; 2 when there is no such GPU."""
+    """Serve until SIGTERM; returns 2 when there is no such GPU."""
     parser = argparse.ArgumentParser(description="the owner of one GPU's memory")
     parser.add_argument("socket", type=Path)
     parser.add_argument("--kind", choices=("host", "cuda"), default="cuda")
@@ -275,7 +278,7 @@ def main() -> int:
     parser.add_argument("--total", required=True, help="how much of the GPU, e.g. 110GiB: engines' contexts need some")
     args = parser.parse_args()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # it bounds the descriptors on their way too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # bounds the descriptors in transit too
     ended, stop = socket.socketpair()
     signal.signal(signal.SIGTERM, lambda *_: ended.close())
     try:

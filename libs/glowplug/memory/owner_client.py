@@ -1,4 +1,4 @@
-"""Chunks of a GPU's owner in another process: what a loader or an engine borrows over the owner's socket (owner.py)."""
+"""The client of a GPU's memory owner: a loader or an engine borrows chunks over the owner's socket (owner.py)."""
 
 import contextlib
 import socket
@@ -14,15 +14,16 @@ _RETRY_S = 0.01
 
 
 class OwnerGone(ConnectionError):
-    """The owner has ended. What was borrowed is still there: `rejoin` tells the next owner."""
+    """The owner has ended. Borrowed chunks are still usable: `rejoin` reports them to the next owner."""
 
 
 class OwnerClient:
-    """One connection, for one thread. It is one holder, whatever names its slots have: when the process or the
-    connection ends, what it holds alone is free. The memory's own chunks (`create`) are not of the owner."""
+    """One connection, for one thread. It is one holder, whatever the names of its slots: when the process or the
+    connection ends, the chunks it holds alone are free. Chunks from the memory's own `create` do not belong to the
+    owner."""
 
     def __init__(self, memory: GpuMemory, path: Path, timeout_s: float = 10.0) -> None:
-        """Raises OwnerGone when no owner listens for `timeout_s`."""
+        """Connect to the owner. Raises OwnerGone when none listens for `timeout_s`."""
         self._memory, self._path, self._timeout_s = memory, path, timeout_s
         self._ids: dict[Chunk, str] = {}
         self._names: dict[str, tuple[list[str], int]] = {}  # published or attached here -> ids, bytes
@@ -38,19 +39,20 @@ class OwnerClient:
 
     @property
     def held(self) -> list[Chunk]:
-        """All that it has borrowed."""
+        """All borrowed chunks."""
         return list(self._ids)
 
     def take(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Raises OutOfGpuMemory and OwnerGone."""
+        """Borrow free chunks, all or none. Raises OutOfGpuMemory and OwnerGone."""
         return self._borrow({"verb": "take", "num_chunks": num_chunks})[0]
 
     def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Raises OwnerGone."""
+        """Borrow as many free chunks as there are, at most `num_chunks`. Raises OwnerGone."""
         return self._borrow({"verb": "take", "num_chunks": num_chunks, "at_most": True})[0]
 
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Of unmapped chunks; returns them, though others may hold some. Raises WrongMapping, OwnerGone."""
+        """Give back unmapped chunks; returns them, even where other clients still hold them. Raises WrongMapping,
+        OwnerGone."""
         given = list(chunks)
         ids = []
         for chunk in given:
@@ -61,15 +63,15 @@ class OwnerClient:
         return given
 
     def publish(self, name: str, chunks: Sequence[Chunk], num_bytes: int) -> None:
-        """Let others attach these chunks as `name`. They may still be written by their holders: protect them before.
-        Raises GpuError where the name is taken, and OwnerGone."""
+        """Let others attach these chunks as `name`. Their holders may still write to them: protect them before. Raises
+        GpuError where the name is taken, and OwnerGone."""
         ids = [self._ids[chunk] for chunk in chunks]
         self._ask({"verb": "publish", "name": name, "ids": ids, "num_bytes": num_bytes})
         self._names[name] = ids, num_bytes
 
     def attach(self, name: str) -> tuple[list[Chunk], int]:
-        """Chunks of what another published, in order, and its bytes; map them with Access.READ. Raises GpuError where
-        there is nothing of that name, and OwnerGone."""
+        """Borrow the chunks published as `name`; returns them in order, and the bytes in them. Map them with
+        Access.READ. Raises GpuError where nothing has that name, and OwnerGone."""
         chunks, answer = self._borrow({"verb": "attach", "name": name})
         self._names[name] = answer["ids"], answer["num_bytes"]
         return chunks, answer["num_bytes"]
@@ -80,8 +82,8 @@ class OwnerClient:
         return self._ask({"verb": "holdings"})
 
     def rejoin(self, timeout_s: float | None = None) -> None:
-        """Find the next owner and hand it what is held here. Raises OwnerGone when none comes in time, or when the old
-        one is still there: it has given our chunks to others, and this process must not use them any more."""
+        """Connect to the next owner and hand it the chunks held here. Raises OwnerGone when none comes in time, or when
+        the old one is still there: that owner has lent our chunks to others, and this process must stop using them."""
         self._connection.close()
         self._connection = self._connect(timeout_s)
         chunks = list(self._ids)
@@ -94,7 +96,7 @@ class OwnerClient:
             raise OwnerGone(f"{self._path}: the owner does not take what is held here: {error}") from error
 
     def close(self) -> None:
-        """What it holds alone is free at once: unmap before. Idempotent."""
+        """Disconnect, which frees the chunks held here alone: unmap them before. Idempotent."""
         self._connection.close()
 
     def _connect(self, timeout_s: float | None = None) -> socket.socket:
@@ -120,7 +122,7 @@ class OwnerClient:
             raise OwnerGone(f"{self._path}: {error}") from error
 
     def _borrow(self, message: dict[str, Any]) -> tuple[list[Chunk], dict[str, Any]]:
-        """A chunk that is held here already (attached twice) is not imported a second time."""
+        """Ask for chunks and import them. A chunk held here already (attached twice) is not imported a second time."""
         answer = self._ask(message)
         known = {one: chunk for chunk, one in self._ids.items()}
         try:

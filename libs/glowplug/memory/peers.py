@@ -1,6 +1,6 @@
-"""Messages between the owner of a GPU's memory and its clients: JSON with its length in front, and descriptors.
+"""Messages between the owner of a GPU's memory and its clients: JSON after its length, and descriptors.
 
-Nothing that runs code is on this socket (no pickle). Descriptors follow their message in batches of at most BATCH, each
+No message on this socket can run code (no pickle). Descriptors follow their message in batches of at most BATCH, each
 beside one byte, since the kernel takes no more of them at once (SCM_MAX_FD).
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from glowplug.memory.gpu_memory import Chunk, GpuMemory
 
 BATCH = 250
-_READ_S = 10.0  # for the other side to take descriptors that are on their way
+_READ_S = 10.0  # time for the other side to take descriptors in transit
 _POLL_S = 0.001
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 16 << 20
@@ -27,24 +27,24 @@ _OFFSETS = struct.Struct("<Q")
 
 
 class PeerGone(ConnectionError):
-    """The other side has ended, or speaks something else."""
+    """The other side has ended, or does not follow the protocol."""
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other side, as the kernel says."""
+    """(pid, uid) of the other side, by the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Raises OSError."""
+    """Send one message. Raises OSError."""
     body = json.dumps(message).encode()
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Raises PeerGone and OSError."""
+    """Receive one message. Raises PeerGone and OSError."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if length > _MOST_BYTES:
         raise PeerGone(f"a message of {length} bytes")
@@ -67,7 +67,7 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def send_descriptors(connection: socket.socket, memory: GpuMemory, chunks: Sequence[Chunk]) -> None:
-    """The memory of these chunks: descriptors with offsets beside them. Raises OSError and GpuError."""
+    """Send the memory of these chunks: descriptors with offsets beside them. Raises OSError and GpuError."""
     for first in range(0, len(chunks), BATCH):
         exported = [memory.export_fd(chunk) for chunk in chunks[first : first + BATCH]]
         try:
@@ -80,8 +80,8 @@ def send_descriptors(connection: socket.socket, memory: GpuMemory, chunks: Seque
 
 
 def _send_batch(connection: socket.socket, descriptors: Sequence[int]) -> None:
-    """The kernel has no more of them on their way than RLIMIT_NOFILE for one user: then the other side has to read
-    first. Raises OSError, once it has not for too long."""
+    """Send descriptors, waiting while too many are in transit: the kernel allows RLIMIT_NOFILE for one user, and the
+    other side has to read first. Raises OSError once it has not read for _READ_S."""
     deadline = time.monotonic() + _READ_S
     while True:
         try:
@@ -94,7 +94,7 @@ def _send_batch(connection: socket.socket, descriptors: Sequence[int]) -> None:
 
 
 def receive_chunks(connection: socket.socket, memory: GpuMemory, num: int) -> list[Chunk]:
-    """Import so many chunks. Raises PeerGone, OSError and GpuError."""
+    """Receive and import so many chunks. Raises PeerGone, OSError and GpuError."""
     chunks = []
     for descriptor, offset in receive_descriptors(connection, num):
         try:
@@ -105,7 +105,7 @@ def receive_chunks(connection: socket.socket, memory: GpuMemory, num: int) -> li
 
 
 def receive_descriptors(connection: socket.socket, num: int) -> Iterator[tuple[int, int]]:
-    """(descriptor, offset) of each; whoever takes one closes it. Raises PeerGone and OSError."""
+    """Yield (descriptor, offset) of each; the caller closes each descriptor it takes. Raises PeerGone and OSError."""
     for first in range(0, num, BATCH):
         size = min(BATCH, num - first)
         offsets = [one for (one,) in _OFFSETS.iter_unpack(_exactly(connection, size * _OFFSETS.size))]

@@ -1,7 +1,7 @@
-"""The page pool: chunks are created once and then only move from one holder to another (WarmServe section 4.2).
+"""The pool of chunks: each is created once and then only moves from one holder to another (WarmServe section 4.2).
 
-Creating physical memory is what costs on a GPU; mapping it elsewhere costs little. A chunk may have several holders
-(the engines that share one model's weights) and is free once the last of them has given it back.
+On a GPU creating physical memory is expensive, mapping it elsewhere cheap. A chunk may have several holders (the
+engines that share one model's weights) and is free once the last of them has given it back.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ from glowplug.memory.gpu_memory import Chunk, GpuMemory, OutOfGpuMemory
 
 
 class Chunks(Protocol):
-    """Where slots get chunks from and give them back to: a pool of this process (ChunkPool), or that of an owner
-    (OwnerClient)."""
+    """The source of chunks for slots: a pool of this process (ChunkPool), or that of an owner (OwnerClient)."""
 
     @property
     def memory(self) -> GpuMemory: ...
@@ -23,27 +22,27 @@ class Chunks(Protocol):
     def num_free(self) -> int: ...
 
     def take(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Free chunks, all that are asked for or none. Raises OutOfGpuMemory."""
+        """Take free chunks, all or none. Raises OutOfGpuMemory."""
         ...
 
     def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """As many free chunks as there are, at most `num_chunks`."""
+        """Take as many free chunks as there are, at most `num_chunks`."""
         ...
 
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """`holder` is done with them; returns those that are free now."""
+        """Give back chunks of `holder`; returns those that are free now."""
         ...
 
 
 class ChunkPool:
     """Chunks of one GPU with their holders, by name. Single writer. A chunk keeps its bytes when it changes holders:
-    all are of one user. `num_chunks` is what the pool means to have; less, where the GPU has less to give."""
+    all belong to one user. `num_chunks` is the intended number; the pool has fewer where the GPU has less to give."""
 
     def __init__(self, memory: GpuMemory, num_chunks: int) -> None:
         self.memory, self.num_chunks = memory, num_chunks
         self._free: list[Chunk] = []
         self._adopted: set[Chunk] = set()
-        self._holders: dict[Chunk, set[str]] = {}  # of chunks that are not free
+        self._holders: dict[Chunk, set[str]] = {}  # holders of each chunk that is not free
         self.fill()
 
     @property
@@ -59,17 +58,17 @@ class ChunkPool:
         return frozenset().union(*self._holders.values())
 
     def held(self, holder: str) -> list[Chunk]:
-        """What `holder` holds, alone or with others."""
+        """The chunks of `holder`, alone or with others."""
         return [chunk for chunk, holders in self._holders.items() if holder in holders]
 
     def fill(self) -> None:
-        """Create what is missing, as far as the GPU has memory: others may have had it and be gone now."""
+        """Create missing chunks as far as the GPU has memory, which others may have used before."""
         with contextlib.suppress(OutOfGpuMemory):
             while self.num_free + self.num_held < self.num_chunks:
                 self._free.append(self.memory.create())
 
     def take(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Free chunks, all that are asked for or none. Raises OutOfGpuMemory."""
+        """Take free chunks, all or none. Raises OutOfGpuMemory."""
         if num_chunks > self.num_free:
             self.fill()
         if num_chunks > self.num_free:
@@ -80,16 +79,16 @@ class ChunkPool:
         return taken
 
     def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """As many free chunks as there are, at most `num_chunks`."""
+        """Take as many free chunks as there are, at most `num_chunks`."""
         return self.take(holder, min(num_chunks, self.num_free))
 
     def share(self, chunks: Sequence[Chunk], holder: str) -> None:
-        """`holder` holds them too. Raises KeyError, changing nothing, for a chunk that is free."""
+        """Add `holder` to the holders of these chunks. Raises KeyError, changing nothing, for a chunk that is free."""
         for held in [self._holders[chunk] for chunk in chunks]:
             held.add(holder)
 
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """`holder` is done with them; returns those that are free now. Raises KeyError, changing nothing, for a chunk
+        """Give back chunks of `holder`; returns those that are free now. Raises KeyError, changing nothing, for a chunk
         that it does not hold."""
         given = list(dict.fromkeys(chunks))
         if not all(holder in self._holders[chunk] for chunk in given):
@@ -109,19 +108,19 @@ class ChunkPool:
         return freed
 
     def leave(self, holder: str) -> list[Chunk]:
-        """As `give`, of all that it holds."""
+        """Give back all chunks of `holder`; returns those that are free now."""
         return self.give(holder, self.held(holder))
 
     def adopt(self, chunk: Chunk, holder: str) -> None:
-        """Take in a chunk that another pool created and `holder` still has. Others may still use it unknown to us, so
-        it is released when its known holders are done, and never given to another. Free chunks beyond `num_chunks` go
-        back to the GPU."""
+        """Add a chunk that another pool created and `holder` still has. Unknown processes may still use it, so it is
+        released when its known holders are done, and never given to another. Free chunks beyond `num_chunks` go back to
+        the GPU."""
         self._adopted.add(chunk)
         self._holders[chunk] = {holder}
         while self._free and self.num_free + self.num_held > self.num_chunks:
             self.memory.release(self._free.pop())
 
     def close(self) -> None:
-        """Give the free chunks back to the GPU; what is held stays with its holders."""
+        """Release the free chunks to the GPU; held ones stay with their holders."""
         while self._free:
             self.memory.release(self._free.pop())

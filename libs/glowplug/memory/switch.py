@@ -1,4 +1,4 @@
-"""From one model to another on a GPU, step by step (WarmServe section 4.2): prewarm, activate, donate, evict."""
+"""The steps from one model to another on a GPU (WarmServe section 4.2): prewarm, activate, donate, evict."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,18 +10,18 @@ from glowplug.memory.pool import Chunks
 from glowplug.memory.slots import Slot
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
-RUN_CHUNKS = 8  # mapped with one grant of access, and copied while the next are mapped
-URGENT_BYTES = 1 << 30  # of KV cache, before the first request
+RUN_CHUNKS = 8  # chunks mapped with one grant of access, and copied while the next are mapped
+URGENT_BYTES = 1 << 30  # of KV cache, to have before the first request
 _POLL_S = 0.0001
 
 
 class WeightsLate(TimeoutError):
-    """No byte of the weights has come for too long."""
+    """No byte of the weights has arrived for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Weights in host memory: where they lie, how many they are, and how many are there already (the watermark of
+    """Weights in host memory: their address, their size, and how many bytes are ready (the watermark of
     weights/region.py, whose file is mapped at `address`)."""
 
     address: int
@@ -29,7 +29,8 @@ class Source:
     num_ready: Callable[[], int]
 
     def wait_for(self, num_bytes: int, patience_s: float) -> int:
-        """Bytes that are there, at least `num_bytes`. Raises WeightsLate when none comes for `patience_s`."""
+        """Wait until at least `num_bytes` are ready; returns how many are. Raises WeightsLate when none arrives for
+        `patience_s`."""
         ready, last_at = self.num_ready(), time.monotonic()
         while ready < num_bytes:
             time.sleep(_POLL_S)
@@ -42,7 +43,7 @@ class Source:
 
 
 def num_chunks(memory: GpuMemory, num_bytes: int) -> int:
-    """Chunks that hold so many bytes."""
+    """Number of chunks that hold so many bytes."""
     return -(-num_bytes // memory.chunk_bytes)
 
 
@@ -54,9 +55,9 @@ def prewarm(
     urgency: CopyClass = CopyClass.PREWARM,
     patience_s: float = 60.0,
 ) -> None:
-    """Weights into an empty slot: a run of chunks is mapped and its copy begins as soon as the source has come so far;
-    the next run is mapped meanwhile. Returns when all are there. Raises OutOfGpuMemory before anything is mapped, and
-    WeightsLate and GpuError; the slot is empty then and its chunks are back in the pool."""
+    """Load weights into an empty slot: each run of chunks is mapped, and its copy begins as soon as the source has the
+    bytes; the next run is mapped meanwhile. Returns when all are copied. Raises OutOfGpuMemory before anything is
+    mapped, and WeightsLate and GpuError; the slot is empty then and its chunks are back in the pool."""
     if slot.num_chunks:
         raise ValueError(f"slot {slot.name} has {slot.num_chunks} chunks behind it already")
     memory = pool.memory
@@ -71,7 +72,7 @@ def prewarm(
             pieces += copier.begin(slot.address + offset, source.address + offset, end - offset, urgency)
         copier.wait(pieces)
     except BaseException:
-        copier.wait(pieces)  # nothing may be unmapped under a copy
+        copier.wait(pieces)  # do not unmap under a running copy
         slot.cut(0)
         pool.give(slot.name, chunks)
         raise
@@ -81,9 +82,9 @@ def prewarm(
 def activate(
     winner: Slot, others: Iterable[Slot], pool: Chunks, most_bytes: int | None = None, run_chunks: int = RUN_CHUNKS
 ) -> Iterator[int]:
-    """A prewarmed model is to serve: the other slots lose their chunks, and the winner's KV cache grows behind its
-    weights into all that is free, or `most_bytes` of it. Yields the bytes of KV cache so far, first as soon as
-    URGENT_BYTES are there, then after each run: the engine serves meanwhile. Nothing on the GPU may use the others."""
+    """Make a prewarmed model serve: the other slots lose their chunks, and the winner's KV cache grows behind its
+    weights into all free memory, or `most_bytes` of it. Yields the bytes of KV cache so far, first once URGENT_BYTES
+    are there, then after each run, while the engine serves. No work on the GPU may use the other slots."""
     pool.memory.synchronize()
     losers = list(others)
     urgent = num_chunks(pool.memory, URGENT_BYTES)
@@ -105,8 +106,8 @@ def activate(
 
 
 def donate(slot: Slot, pool: Chunks, *, num_running: int, max_concurrency: int, kv_bytes_used: int) -> int:
-    """While its instance drains: bytes of its KV cache that go back to the pool for other models' weights, as many
-    whole chunks as WarmServe Eq. 1 allows. The engine's blocks there are free already and stay so."""
+    """Give part of a draining instance's KV cache back to the pool for other models' weights, as many whole chunks as
+    WarmServe Eq. 1 allows; returns their bytes. The engine's blocks in them must be free and stay so."""
     may_go = prewarmable_bytes(num_running, max_concurrency, kv_bytes_used, slot.kv_bytes)
     size = pool.memory.chunk_bytes
     chunks = slot.cut(slot.num_chunks - may_go // size)
@@ -115,6 +116,6 @@ def donate(slot: Slot, pool: Chunks, *, num_running: int, max_concurrency: int, 
 
 
 def evict(slot: Slot, pool: Chunks, keep_weights: bool = False) -> int:
-    """Give its chunks back to the pool, all of them or the KV cache's; returns the bytes that are free now."""
+    """Give a slot's chunks back to the pool, all of them or the KV cache's; returns the bytes that are free now."""
     chunks = slot.cut(slot.num_weight_chunks if keep_weights else 0)
     return len(pool.give(slot.name, chunks)) * pool.memory.chunk_bytes

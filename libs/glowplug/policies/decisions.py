@@ -1,4 +1,4 @@
-"""Every Decision on one page. A decision carries its reason and the scores of its rivals."""
+"""The decisions of all policies. Each carries its reason, and most carry the scores of the rivals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from glowplug.domain.decision import Rival
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """The instance one request goes to; "" to hold it. Made per request, so it carries no rivals."""
+    """The instance that one request goes to; "" holds the request. Made per request, so it carries no rivals."""
 
     instance_id: str
     reason: str
@@ -16,7 +16,7 @@ class RouteDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDecision:
-    """How many instances one model should have, and which to drain when fewer."""
+    """The number of instances one model should have, and which to drain when there are more."""
 
     model_key: str
     num_wanted: int
@@ -24,16 +24,16 @@ class ScaleDecision:
     resume: tuple[str, ...] = ()  # draining instances to take back
     reason: str = ""
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
-    group_size: int = 1  # of those missing, so many may come of one start (HydraServe section 6.1)
-    num_required: int = 0  # instances needed, without those that are only not let go yet
-    stands_until: float = 0.0  # a look before would give the same answer, if nothing about the model changes
+    group_size: int = 1  # missing instances that one start may supply (HydraServe section 6.1)
+    num_required: int = 0  # instances that demand needs; `num_wanted` may also keep some that are not released yet
+    stands_until: float = 0.0  # epoch s until which this decision holds unless something about the model changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDecision:
     """One pipeline stage of an instance: the GPUs of one node that it takes (several: a tensor group), and the bytes on
-    each. `fetch_bytes` of the model come first, those from `first_byte` on; 0 means all of it. `part_bytes`: what it
-    fetches where a node has seen how the layers are cut, else 0."""
+    each. The stage fetches `fetch_bytes` of the model first, starting at `first_byte`; 0 means the whole model.
+    `part_bytes`: what the stage fetches where a node has reported how the layers are cut, else 0."""
 
     node_id: str
     gpu_ids: tuple[str, ...]
@@ -45,10 +45,10 @@ class StageDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceDecision:
-    """Where one instance goes. `stages` empty means nowhere now; `possible` False means no GPU could ever hold it.
+    """The place of one instance. `stages` empty means nowhere now; `possible` False means no GPU could ever hold it.
 
-    `source` is the dormant instance it grows from, `drops` the replicas that give way at once, both on the node of the
-    (then only) stage.
+    `source` is the dormant instance that the new one grows from, `drops` the replicas evicted at once; both are on the
+    node of the (then only) stage.
     """
 
     stages: tuple[StageDecision, ...] = ()
@@ -57,8 +57,8 @@ class PlaceDecision:
     possible: bool = True
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
-    whole_gpus: bool = False  # it wants GPUs that serve nobody
-    is_late: bool = False  # its bytes would fit, but not in time: other seconds or objectives may be told otherwise
+    whole_gpus: bool = False  # the instance wants GPUs that serve no other
+    is_late: bool = False  # the bytes would fit, but the start would be too late for the objectives
 
     @property
     def node_id(self) -> str:
@@ -75,10 +75,10 @@ class PlaceDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictDecision:
-    """Which holders give their bytes back, in order. Empty when what may go is not enough."""
+    """The holders that give their bytes back, in order. Empty when all that may be evicted would not free enough."""
 
     victims: tuple[str, ...] = ()
     freed_bytes: int = 0
-    need_bytes: int = 0  # that were lacking
+    need_bytes: int = 0  # bytes that were lacking
     reason: str = ""
     rivals: tuple[Rival, ...] = ()

@@ -1,8 +1,8 @@
 """Options of a policy, written behind its name: `name:field=value:field=value`.
 
-They are the fields of its own params, dotted where those nest: `hydraserve:allocation.overlap=false`. Where a policy
-departs from its paper, the literal formula is one of them. A number is above 0 where its default is, else from 0 up; so
-it is where the field's metadata are `worth.FROM_ZERO`.
+Options are the fields of the policy's own params, dotted where those nest: `hydraserve:allocation.overlap=false`. Where
+a policy departs from its paper, an option selects the literal formula. A number must be above 0 if its default is, else
+at least 0; 0 is also allowed where the field's metadata are `worth.FROM_ZERO`.
 """
 
 import math
@@ -13,23 +13,21 @@ from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching import union as union_caching
-from glowplug.policies.caching.mcache_importance import ImportanceParams, RateParams, mcache
-from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
 from glowplug.policies.worth import FROM_ZERO
 
 Policy = Callable[..., Any]
-_LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like"})  # of the routing policies, those with constants
+_LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like", "union"})  # routing policies that have constants
+_BY_WORTH = frozenset({"mcache", "union"})  # caching policies that have constants
 
 
 def base_name(name: str) -> str:
-    """The name without its options."""
+    """The policy's name without its options."""
     return name.partition(":")[0]
 
 
 def options_of(name: str) -> dict[str, str]:
-    """Field -> value as written. Raises ValueError for a part that is neither."""
+    """The options behind a policy's name: field -> value as written. Raises ValueError for a part that is not
+    field=value."""
     found: dict[str, str] = {}
     for part in name.split(":")[1:]:
         field, equals, value = part.partition("=")
@@ -45,24 +43,39 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         options = options_of(name)
         if not options:
             return policy
-        if policy in (mcache, union_caching.union):
-            own = ImportanceParams() if policy is mcache else RateParams()
-            laid_over(own, options)  # what is wrong with them is said at once
-            return lambda cache: policy(replace(cache, importance=laid_over(cache.importance, options)))
+        if kind == "caching" and base_name(name) in _BY_WORTH:
+            return _of_a_cache(base_name(name), policy, options)
         if kind == "routing" and base_name(name) in _LOOK_AHEAD:
-            laid_over(BalancerParams(), options)
-            return lambda params: policy(laid_over(params, options))
-        if kind == "routing" and base_name(name) == "union":
-            laid_over(union_params(BalancerParams()), options)
-            return lambda params: preserve_load_aware(laid_over(union_params(params), options))
+            return _of_a_balancer(base_name(name), policy, options)
         return _function(policy, options)
     except ValueError as error:
         raise BadRequest(f"{kind} policy {base_name(name)!r}: {error}", param=f"policy_{kind}") from error
 
 
+def _of_a_cache(base: str, policy: Policy, options: Mapping[str, str]) -> Policy:
+    """Lay options over what a cache says of itself. Raises ValueError for a wrong one now, not at the first call."""
+    from glowplug.policies.caching.mcache_importance import ImportanceParams, RateParams
+
+    laid_over(ImportanceParams() if base == "mcache" else RateParams(), options)
+    return lambda cache: policy(replace(cache, importance=laid_over(cache.importance, options)))
+
+
+def _of_a_balancer(base: str, policy: Policy, options: Mapping[str, str]) -> Policy:
+    """Lay options over a router's params, or over those that the union makes of them. Raises ValueError for a wrong
+    one."""
+    from glowplug.policies.routing.port import BalancerParams
+    from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
+
+    if base == "union":
+        laid_over(union_params(BalancerParams()), options)
+        return lambda params: preserve_load_aware(laid_over(union_params(params), options))
+    laid_over(BalancerParams(), options)
+    return lambda params: policy(laid_over(params, options))
+
+
 def laid_over(params: Any, options: Mapping[str, str], beneath: str = "") -> Any:
-    """A dataclass with options in place of its fields, each as its field's type. Raises ValueError naming the field,
-    with what it lies `beneath`."""
+    """Return `params` (a dataclass) with options in place of its fields, each converted to its field's type. Raises
+    ValueError naming the field, prefixed by the path `beneath` which it is nested."""
     inner: dict[str, dict[str, str]] = {}
     changes: dict[str, Any] = {}
     hints = get_type_hints(type(params))
@@ -103,9 +116,9 @@ def _value(path: str, text: str, default: Any, hint: Any, from_zero: bool) -> An
 
 
 def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kinds whose policies have `params`: functions, and factories of forecasters."""
+    """Bind options to a policy that takes `params`: a function, or a factory of forecasters."""
     given = signature(policy).parameters.get("params")
     if given is None or not is_dataclass(given.default):
         raise ValueError("it has no options")
     made = partial(policy, params=laid_over(given.default, options))
-    return update_wrapper(made, policy)  # with what it says of itself
+    return update_wrapper(made, policy)  # keeps the policy's name and docstring

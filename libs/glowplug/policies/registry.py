@@ -1,102 +1,92 @@
-"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<KIND>=name`, with options behind it where
-the policy has any (`options`)."""
+"""Policies by kind and name, and where each of them is defined. A service picks one from configuration:
+`GLOWPLUG_POLICY_<KIND>=name`, with options behind the name where the policy has any (`options`)."""
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching import union as union_caching
-from glowplug.policies.caching.mcache_importance import mcache
-from glowplug.policies.caching.recency import Arc, Lfu, Lru, Srrip
-from glowplug.policies.eviction import lru, swapserve
-from glowplug.policies.eviction import union as union_eviction
 from glowplug.policies.options import base_name, configured
-from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
-from glowplug.policies.placement import hydraserve as hydraserve_placement
-from glowplug.policies.placement import union as union_placement
-from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
-from glowplug.policies.prediction.learned import combined, preserve_workload
-from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
-from glowplug.policies.prewarming import baselines as prewarming_baselines
-from glowplug.policies.prewarming import union as union_prewarming
-from glowplug.policies.prewarming import warmserve as warmserve_prewarming
-from glowplug.policies.routing.counted import first_room, least_loaded, minimum_use, round_robin
-from glowplug.policies.routing.llumnix_like import llumnix_like
-from glowplug.policies.routing.preserve_load_aware import preserve_load_aware
-from glowplug.policies.routing.preserve_load_aware import union as route_union
-from glowplug.policies.scaling import baselines as scaling_baselines
-from glowplug.policies.scaling import hydraserve, preserve, union, warmserve
-from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
 
 Policy = Callable[..., Any]
 
-KINDS: dict[str, dict[str, Policy]] = {
+# Module below glowplug.policies and name in it. A process imports only the policies that it has chosen: the modules of
+# all kinds together cost each of a fleet's dozen processes a tenth of its start.
+KINDS: Final[dict[str, dict[str, str]]] = {
     "routing": {
-        "least_loaded": least_loaded,
-        "round_robin": round_robin,
-        "minimum_use": minimum_use,
-        "first_room": first_room,
-        "preserve_load_aware": preserve_load_aware,
-        "llumnix_like": llumnix_like,
-        "union": route_union,
+        "least_loaded": "routing.counted:least_loaded",
+        "round_robin": "routing.counted:round_robin",
+        "minimum_use": "routing.counted:minimum_use",
+        "first_room": "routing.counted:first_room",
+        "preserve_load_aware": "routing.preserve_load_aware:preserve_load_aware",
+        "llumnix_like": "routing.llumnix_like:llumnix_like",
+        "prefix": "routing.prefix:prefix",
+        "sticky": "routing.prefix_baselines:sticky",
+        "llmd_like": "routing.prefix_baselines:llmd_like",
+        "union": "routing.prefix:union",
     },
+    "fairness": {"vtc": "fairness.vtc:vtc", "fifo": "fairness.fifo:fifo"},
     "placement": {
-        "first_fit": first_fit.place,
-        "serverlessllm": serverlessllm.place,
-        "warmserve": warmserve_placement.place,
-        "warmserve_unplaced": warmserve_placement.unplaced,
-        "hydraserve": hydraserve_placement.place,
-        "muxserve_like": muxserve_like.place,
-        "union": union_placement.place,
+        "first_fit": "placement.first_fit:place",
+        "serverlessllm": "placement.serverlessllm:place",
+        "warmserve": "placement.warmserve_placement:place",
+        "warmserve_unplaced": "placement.warmserve_placement:unplaced",
+        "hydraserve": "placement.hydraserve:place",
+        "muxserve_like": "placement.muxserve_like:place",
+        "union": "placement.union:place",
     },
     "scaling": {
-        "reactive": scaling_baselines.reactive,
-        "warmserve": warmserve.scale,
-        "warmserve_one_way": warmserve.one_way,
-        "hydraserve": hydraserve.scale,
-        "preserve": preserve.scale,
-        "proactive": preserve.proactive,
-        "hybrid": preserve.hybrid,
-        "llumnix_like": llumnix_scale,
-        "static": scaling_baselines.static,
-        "muxserve_like": scaling_baselines.muxserve_like,
-        "union": union.scale,
+        "reactive": "scaling.baselines:reactive",
+        "warmserve": "scaling.warmserve:scale",
+        "warmserve_one_way": "scaling.warmserve:one_way",
+        "hydraserve": "scaling.hydraserve:scale",
+        "preserve": "scaling.preserve:scale",
+        "proactive": "scaling.preserve:proactive",
+        "hybrid": "scaling.preserve:hybrid",
+        "llumnix_like": "scaling.llumnix_like:scale",
+        "static": "scaling.baselines:static",
+        "muxserve_like": "scaling.baselines:muxserve_like",
+        "union": "scaling.union:scale",
     },
-    "eviction": {"lru": lru.evict, "swapserve": swapserve.evict, "union": union_eviction.evict},
+    "eviction": {
+        "lru": "eviction.lru:evict",
+        "swapserve": "eviction.swapserve:evict",
+        "union": "eviction.union:evict",
+    },
     "prediction": {
-        "none": Nothing,
-        "combined": combined,
-        "last_window": LastWindow,
-        "moving_average": MovingAverage,
-        "seasonal_naive": SeasonalNaive,
-        "warmserve_csp": WarmserveCsp,
-        "preserve_workload": preserve_workload,
+        "none": "prediction.baselines:Nothing",
+        "combined": "prediction.learned:combined",
+        "last_window": "prediction.baselines:LastWindow",
+        "moving_average": "prediction.baselines:MovingAverage",
+        "seasonal_naive": "prediction.baselines:SeasonalNaive",
+        "warmserve_csp": "prediction.warmserve_csp:WarmserveCsp",
+        "preserve_workload": "prediction.learned:preserve_workload",
     },
     "prewarming": {
-        "none": prewarming_baselines.nothing,
-        "keep_last": prewarming_baselines.keep_last,
-        "warmserve": warmserve_prewarming.plan,
-        "warmserve_literal": warmserve_prewarming.literal,
-        "warmserve_unplaced": warmserve_prewarming.unplaced,
-        "warmserve_unproactive": warmserve_prewarming.unproactive,
-        "union": union_prewarming.plan,
+        "none": "prewarming.baselines:nothing",
+        "keep_last": "prewarming.baselines:keep_last",
+        "warmserve": "prewarming.warmserve:plan",
+        "warmserve_literal": "prewarming.warmserve:literal",
+        "warmserve_unplaced": "prewarming.warmserve:unplaced",
+        "warmserve_unproactive": "prewarming.warmserve:unproactive",
+        "union": "prewarming.union:plan",
     },
     "caching": {
-        "lru": lambda _: Lru(),
-        "lfu": lambda _: Lfu(),
-        "arc": lambda cache: Arc(cache.capacity_bytes),
-        "srrip": lambda _: Srrip(),
-        "mcache": mcache,
-        "union": union_caching.union,
+        "lru": "caching.recency:lru",
+        "lfu": "caching.recency:lfu",
+        "mcache": "caching.mcache_importance:mcache",
+        "union": "caching.union:union",
     },
 }
 
 
 def choose(kind: str, name: str) -> Policy:
-    """The policy `name` of `kind`, with the options behind its name. Raises BadRequest naming the field and what there
-    is."""
+    """Return the policy `name` of `kind`, with the options behind its name applied. Raises BadRequest naming the field
+    and the names there are."""
     policies, base = KINDS[kind], base_name(name)
     if base not in policies:
         known = ", ".join(sorted(policies)) or "none yet"
         raise BadRequest(f"no {kind} policy named {base!r} (there are: {known})", param=f"policy_{kind}")
-    return configured(kind, name, policies[base])
+    module, _, attribute = policies[base].partition(":")
+    policy: Policy = getattr(import_module(f"glowplug.policies.{module}"), attribute)
+    return configured(kind, name, policy)

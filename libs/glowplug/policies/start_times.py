@@ -1,17 +1,17 @@
-"""How long each stage of a start takes: learned over the whole fleet, with a documented prior for each engine.
+"""The seconds of each stage of a start: learned over the whole fleet, with a documented prior for each engine.
 
-This is the one place that answers the question. The placer learns here and keeps the rows in the store (table
-`start_times`); it predicts every start that it orders and sends the figures with the command, so that the phases of an
-instance carry them. Eq. 5 of HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
+All of Glowplug reads start times here. The placer learns them and keeps the rows in the store (table `start_times`); it
+predicts every start that it orders and sends the figures with the command, so that the phases of an instance carry
+them. Eq. 5 of HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
 
 A start is looked up from the nearest to the farthest: the same model; else models of its size class (weights within a
-factor of two); else any model of its engine; else the engine's prior. Each of them on the same kind of GPU and for the
-same kind of start, of which those from nothing (cold, from disk, from host memory) differ in their fetch alone. What is
-taken from other models is scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the
-median of the last `KEPT` starts: one that met a busy machine moves nothing.
+factor of two); else any model of its engine; else the engine's prior. Each lookup is for the same kind of GPU and the
+same kind of start; the starts from nothing (cold, from disk, from host memory) differ in their fetch alone. A figure
+from another model is scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the
+median of the last `KEPT` starts, so that one start on a busy machine changes nothing.
 
-A load that ran beside its fetch says nothing of one that follows it: of a streamed start only what the load took behind
-the last byte is learned (`tail_s`), for streamed starts alone.
+The time of a load that ran beside its fetch does not predict a load after a fetch: of a streamed start only the seconds
+that the load took after the last byte are learned (`tail_s`), for streamed starts alone.
 
 The seconds that no stage covers (polls, notices) are learned as `rest_s`, so that the sum is the whole start.
 """
@@ -26,38 +26,38 @@ from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phas
 from glowplug.domain.model import Model
 
 START_TIMES = "start_times"  # the table of the store; the placer writes it
-KEPT = 3  # starts of one row: one that was slow by chance moves no median, two do (of 3 and 5, 3 was closer, bench)
-MAX_ROWS = 5000  # of models times kinds; the one that has not been seen for longest goes first
-MAX_START_S = 86_400.0  # a start that took longer is a clock that was set
-MAX_SCALE = 100.0  # between two models: beyond it their priors say nothing of each other
-NOT_SEEN = -1.0  # of a stage that this start does not show alone
+KEPT = 3  # starts per row: one slow by chance does not move the median, two do (bench: 3 was closer than 5)
+MAX_ROWS = 5000  # rows of all models and kinds; past that, the row updated longest ago is dropped
+MAX_START_S = 86_400.0  # a longer start means that a clock was set
+MAX_SCALE = 100.0  # most by which a figure is scaled between two models
+NOT_SEEN = -1.0  # the seconds of a stage that others hid in this start
 
 
 class StartKind(StrEnum):
-    """What a start finds."""
+    """The state from which a start begins."""
 
-    COLD = "cold"  # its weights come into host memory first, over the network
-    DISK = "disk"  # ... from the node's own copy on disk
-    CACHED = "cached"  # they lie in host memory, or there are none to bring
-    WAKE = "wake"  # its engine sleeps outside the GPU (SWAPPED_OUT)
-    GROWTH = "growth"  # a replica holds its weights (PREWARMED)
-    JOIN = "join"  # a replica of it is on its way: what is left of that one's start, then a growth
+    COLD = "cold"  # the weights are fetched into host memory first, over the network
+    DISK = "disk"  # the weights are fetched from the node's own copy on disk
+    CACHED = "cached"  # the weights are in host memory, or there are none to fetch
+    WAKE = "wake"  # the engine sleeps outside the GPU (SWAPPED_OUT)
+    GROWTH = "growth"  # a replica holds the weights (PREWARMED)
+    JOIN = "join"  # a replica is being started: the rest of its start, then a growth
 
 
 Scope = Literal["model", "size", "engine", "prior"]  # whose starts a figure comes from
 
-FROM_NOTHING = (StartKind.COLD, StartKind.CACHED, StartKind.DISK)  # of no engine, awake or not: alike but for the fetch
+FROM_NOTHING = (StartKind.COLD, StartKind.CACHED, StartKind.DISK)  # without an engine: they differ only in the fetch
 _KINDS = {kind.value: kind for kind in StartKind}
 _OF_STATE = {InstanceState.SWAPPED_OUT: StartKind.WAKE, InstanceState.PREWARMED: StartKind.GROWTH}
 
 
 def kind_from(source: InstanceState) -> StartKind:
-    """The start of an instance that grows from one in that state."""
+    """The kind of start of an instance that grows from one in state `source`."""
     return _OF_STATE.get(source, StartKind.JOIN)
 
 
 def slowest(kinds: Iterable[StartKind]) -> StartKind:
-    """Of an instance whose stages are such starts from nothing: that which waits longest for its weights."""
+    """The kind that waits longest for its weights, for an instance whose stages start from nothing in these ways."""
     return min(kinds, key=(StartKind.COLD, StartKind.DISK, StartKind.CACHED).index)
 
 
@@ -70,15 +70,15 @@ class StageTimes:
     load_s: float = 0.0
     warmup_s: float = 0.0
     rest_s: float = 0.0  # covered by no stage
-    tail_s: float = NOT_SEEN  # of a load that is streamed, behind the last byte; no part of `whole_s`
+    tail_s: float = NOT_SEEN  # of a streamed load, after the last byte; not part of `whole_s`
 
     @property
     def whole_s(self) -> float:
-        """From the command to READY where nothing is streamed: what follows the fetch waits for all of it."""
+        """Seconds from the command to READY where nothing is streamed: the load begins after the whole fetch."""
         return max(self.launch_s, self.fetch_s) + self.load_s + self.warmup_s + self.rest_s
 
     def by_phase(self) -> dict[str, float]:
-        """As the phases of an instance name them; stages that this start does not have are left out."""
+        """Seconds by the phase names of an instance; stages that this start does not have are left out."""
         seconds = {phase.value: getattr(self, name) for name, phase in _PHASES.items()}
         return {name: took for name, took in seconds.items() if took > 0}
 
@@ -92,25 +92,26 @@ _PREDICTED = tuple(name for name in _FIELDS if name != "tail_s")  # of every sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is expected of an engine of which no start has been seen. A rate of 0 is the placer's setting."""
+    """Expected seconds of an engine before any of its starts was seen. Where a rate is 0, the placer's setting
+    applies."""
 
     launch_s: float = 0.0
-    library_s: float = 0.0  # of the launch: imports, which a streaming engine does beside the load (Eq. 5's t_l)
+    library_s: float = 0.0  # part of the launch: imports, which a streaming engine does beside the load (Eq. 5's t_l)
     load_s: float = 0.0  # besides moving the bytes
     load_bytes_per_s: float = 0.0
     warmup_s: float = 0.0
     fetch_s: float = 0.0  # besides moving the bytes
     fetch_bytes_per_s: float = 0.0  # of a network that the engine models by itself; 0: none
-    tail_s: float = 0.0  # of a streamed load, behind the last byte; 0: the last chunk's way over PCIe (Eq. 5)
+    tail_s: float = 0.0  # of a streamed load, after the last byte; 0: the last chunk's transfer over PCIe (Eq. 5)
     look_s: float = 0.0  # to see that weights lie in host memory
     rest_s: float = 0.0
     wake_s: float = 0.0  # besides moving the bytes, at `load_bytes_per_s`
     growth_s: float = 0.0
     prefill_s: float = 0.0  # first token of a warm instance
-    reads_args: bool = False  # `engine_args` of its models say otherwise, by these names, and `time_scale`
+    reads_args: bool = False  # its models' `engine_args` may override these fields by name, and `time_scale`
 
     def of(self, model: Model) -> "Prior":
-        """The prior of one model: its own arguments stand before the engine's."""
+        """Return the prior of one model: the model's own arguments override the engine's prior."""
         if not self.reads_args or not model.engine_args:
             return self
         scale = _number(model, "time_scale", 0.0) or 1.0
@@ -125,30 +126,31 @@ class Prior:
 
 
 PRIORS: Mapping[str, Prior] = {
-    # Its own model of time (engines/emulated_host/profiles.py: ColdStart; tests/unit/policies hold the two together).
+    # The emulated engine's own times (engines/emulated_host/profiles.py: ColdStart; a unit test compares the two).
     "emulated": Prior(
         launch_s=2.0, load_bytes_per_s=10e9, warmup_s=0.5, look_s=0.002, rest_s=0.05,
         wake_s=0.05, growth_s=0.01, prefill_s=0.05, reads_args=True,
     ),
-    # SmolLM2-135M on two cores at load 4 (`python -m bench.predictions llamacpp`): medians of 27 starts. Weights are
-    # mapped, not copied, so that their bytes count for little.
+    # SmolLM2-135M on two cores at load 4: medians of 27 starts. Weights are
+    # mapped, not copied, so their bytes cost little time.
     "llamacpp": Prior(
         launch_s=0.12, load_s=0.3, load_bytes_per_s=1e9, warmup_s=0.03, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.25, tail_s=0.02,
     ),
-    # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start is ten times as long:
-    # it is learned with the first.
+    # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start takes ten times as
+    # long, which the first one teaches.
     "vllm": Prior(
         launch_s=0.3, load_s=1.5, load_bytes_per_s=2e9, warmup_s=0.5, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.1, tail_s=0.6,
     ),
 }  # fmt: skip
 UNKNOWN = Prior()
+ADAPTER_LOAD_S = 0.02  # of an adapter into an engine that serves its base, besides moving its bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSample:
-    """One start as it was, beside what the prior says of its model. A stage is NOT_SEEN where others hid it."""
+    """One measured start, beside the prior of its model. A stage is NOT_SEEN where other stages hid it."""
 
     instance_id: str
     ended_at: float
@@ -176,32 +178,32 @@ _Read = tuple[str, str, str, int | None]  # a prediction's model_key, engine, ki
 
 @dataclass(slots=True, kw_only=True)
 class StartTimes:
-    """Learns from instances that are READY, predicts from all of them. Changes only by `learn`, `restore`, `forget`."""
+    """Start times of the fleet, learned from READY instances. Only `learn`, `restore` and `forget` change them."""
 
     priors: Mapping[str, Prior] = field(default_factory=lambda: PRIORS)
-    otherwise: Prior = UNKNOWN  # of an engine without one
-    network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate
-    pcie_bytes_per_s: float = 32e9  # host memory to GPU, likewise
+    otherwise: Prior = UNKNOWN  # prior of an engine that has none
+    network_bytes_per_s: float = 2e9  # where a node's network card reports no rate
+    pcie_bytes_per_s: float = 32e9  # host memory to GPU, where neither node nor engine declares a rate
     rows: dict[str, StartRow] = field(default_factory=dict)
     _groups: dict[_Group, tuple[StartSample, ...]] = field(default_factory=dict)
     _gpu_kinds: dict[str, str] = field(default_factory=dict)  # engine -> kind of GPU of its newest start
-    _known: dict[tuple[object, ...], tuple[StageTimes, _Read]] = field(default_factory=dict)  # predictions that hold
-    growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> the quickest growth seen: it waited for no
-    # weights
+    _known: dict[tuple[object, ...], tuple[StageTimes, _Read]] = field(default_factory=dict)  # cached predictions
+    growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> the quickest growth seen, one that
+    # waited for no weights
 
     # learning
 
     def learn(self, instance: Instance, model: Model) -> StartRow | None:
-        """Take the start of an instance that serves; None where it teaches nothing (again)."""
+        """Learn the start of a serving instance. Returns its row, or None where the start teaches nothing new."""
         if instance.state is not InstanceState.READY or not instance.serves or instance.model_key != model.key:
             return None
         took, kind = _measured(instance), _kind_of(instance)
         if took is None or kind is None:
             return None
         row = StartRow(
-            key=_key(model.key, instance.engine, instance.gpu_kind, kind),
+            key=_key(model.key, _starter(model, instance.engine), instance.gpu_kind, kind),
             model_key=model.key,
-            engine=instance.engine,
+            engine=_starter(model, instance.engine),
             gpu_kind=instance.gpu_kind,
             kind=kind,
             size_class=size_class(model),
@@ -216,7 +218,7 @@ class StartTimes:
         return self.rows[row.key]
 
     def restore(self, rows: Mapping[str, StartRow]) -> list[StartRow]:
-        """Take the table; returns the rows that it lacks, or has less of. Rows that no start has made are left out."""
+        """Merge the stored table. Returns the rows that the table lacks or has fewer samples of. Skips unsound rows."""
         rows = {key: row for key, row in rows.items() if _is_sound(row)}
         for key, row in rows.items():
             merged = replace(row, samples=_with(row.samples, self._kept(row)))
@@ -225,7 +227,7 @@ class StartTimes:
         return [row for key, row in self.rows.items() if rows.get(key) != row]
 
     def forget(self, is_gone: Callable[[str], bool]) -> list[str]:
-        """Drop the rows of models that are no more; returns their keys."""
+        """Drop the rows of models that are gone. Returns the keys of those rows."""
         gone = [key for key, row in self.rows.items() if is_gone(row.model_key)]
         for key in gone:
             self.growths_s.pop(self.rows.pop(key).model_key, None)
@@ -234,7 +236,7 @@ class StartTimes:
         return gone
 
     def _kept(self, row: StartRow) -> tuple[StartSample, ...]:
-        """What is known by its key; weights of another size begin anew."""
+        """The samples known for the row's key; none if the weights were of another size then."""
         known = self.rows.get(row.key)
         return known.samples if known is not None and known.size_class == row.size_class else ()
 
@@ -271,28 +273,28 @@ class StartTimes:
     # predicting
 
     def knows(self, model: Model) -> bool:
-        """Whether anything but zeros would be predicted of that model."""
-        return model.engine in self.priors or model.engine in self._gpu_kinds or self.otherwise is not UNKNOWN
+        """Return whether a prediction for that model is more than zeros."""
+        return model.engine in self.priors or _starter(model) in self._gpu_kinds or self.otherwise is not UNKNOWN
 
     def _prior(self, model: Model) -> Prior:
         return self.priors.get(model.engine, self.otherwise).of(model)
 
     def predict(self, model: Model, kind: StartKind, gpu_kind: str = "", pcie_bytes_per_s: float = 0.0) -> StageTimes:
-        """The stages of a start. `gpu_kind` "": that of the engine's newest start. `pcie_bytes_per_s`: declared by
-        its node, 0 for none; it stands before the engine's prior, and behind what was seen."""
-        gpu_kind = gpu_kind or self._gpu_kinds.get(model.engine, "")
+        """Predict the stages of a start. `gpu_kind` "": that of the engine's newest start. `pcie_bytes_per_s`: declared
+        by the node, 0 for none; it overrides the engine's prior, and measured starts override both."""
+        gpu_kind = gpu_kind or self._gpu_kinds.get(_starter(model), "")
         asked = (model.key, model.revision, model.weights_bytes, kind, gpu_kind, pcie_bytes_per_s)
         known = self._known.get(asked)
         if known is None:
             prior = self.prior_times(model, kind, pcie_bytes_per_s)
             found = {name: self._stage(name, model, kind, gpu_kind, prior) for name in _PREDICTED}
             widest = None if any(size is None for _, size in found.values()) else size_class(model)
-            read = (model.key, model.engine, gpu_kind, widest)
+            read = (model.key, _starter(model), gpu_kind, widest)
             known = self._known[asked] = StageTimes(**{name: took for name, (took, _) in found.items()}), read
         return known[0]
 
     def prior_times(self, model: Model, kind: StartKind, pcie_bytes_per_s: float = 0.0) -> StageTimes:
-        """What the engine's prior says of a start of that model."""
+        """The stages of a start of that model by its engine's prior alone."""
         prior = self._prior(model)
         rate = pcie_bytes_per_s or prior.load_bytes_per_s or self.pcie_bytes_per_s
         moved_s = model.weights_bytes / model.num_gpus / rate
@@ -301,10 +303,12 @@ class StartTimes:
         if kind is StartKind.GROWTH:
             return StageTimes(load_s=prior.growth_s)
         fetch_s = prior.look_s
-        if kind in (StartKind.COLD, StartKind.DISK):  # of a disk nothing is assumed: its node measures it
+        if kind in (StartKind.COLD, StartKind.DISK):  # a disk has no prior: its node measures it
             fetch_s = prior.fetch_s + model.fetch_bytes / self.network_bytes_per_s
         elif prior.fetch_bytes_per_s:
             fetch_s = model.weights_bytes / prior.fetch_bytes_per_s
+        if model.base:  # its host runs: nothing is launched
+            return StageTimes(fetch_s=fetch_s, load_s=ADAPTER_LOAD_S + moved_s, rest_s=prior.rest_s)
         return StageTimes(
             fetch_s=fetch_s,
             launch_s=prior.launch_s,
@@ -315,34 +319,34 @@ class StartTimes:
         )
 
     def tail_s(self, model: Model, gpu_kind: str = "") -> float:
-        """Of a streamed load of that model, behind the last byte. 0 where its engine has no prior of it: then it is the
-        last chunk's way over PCIe."""
+        """Seconds that a streamed load of that model takes after the last byte. 0 where the engine has no prior for
+        them: they are then the last chunk's transfer over PCIe."""
         if not self._prior(model).tail_s:
             return 0.0
-        gpu_kind = gpu_kind or self._gpu_kinds.get(model.engine, "")
+        gpu_kind = gpu_kind or self._gpu_kinds.get(_starter(model), "")
         prior = self.prior_times(model, StartKind.COLD)
         return max(0.0, self._stage("tail_s", model, StartKind.COLD, gpu_kind, prior)[0])
 
     def library_share(self, model: Model) -> float:
-        """How much of a launch a streaming engine does beside the load."""
+        """The share of a launch that a streaming engine does beside the load."""
         prior = self._prior(model)
         return prior.library_s / prior.launch_s if prior.launch_s else 0.0
 
     def prefill_s(self, model: Model) -> float:
-        """Of a model whose requests have shown none."""
+        """Seconds to the first token by the engine's prior, for a model without measured requests."""
         return self._prior(model).prefill_s
 
     def latest(self, model: Model, kinds: Iterable[StartKind]) -> StartKind | None:
-        """That of some kinds which the model has started by last; None: by none."""
-        rows = [row for kind in kinds if (row := self._row(model, kind, self._gpu_kinds.get(model.engine, "")))]
+        """The kind, among `kinds`, by which the model was started last; None if by none of them."""
+        rows = [row for kind in kinds if (row := self._row(model, kind, self._gpu_kinds.get(_starter(model), "")))]
         return max(rows, key=lambda row: (row.samples[-1].ended_at, row.kind)).kind if rows else None
 
     def has_seen(self, model: Model) -> bool:
-        """Whether a start of that model has been measured, on the engine's newest kind of GPU."""
+        """Return whether a start of that model has been measured, on the engine's newest kind of GPU."""
         return self.latest(model, StartKind) is not None
 
     def measured_by(self, model: Model, kind: StartKind, gpu_kind: str, stage: str = "load_s") -> tuple[Scope, int]:
-        """Whose starts a prediction of that stage comes from, and of how many it is the median."""
+        """Whose starts predict that stage, and the number of starts of which the prediction is the median."""
         kinds = _alike(kind, stage)
         groups: list[tuple[Scope, int | None]] = [("size", size_class(model)), ("engine", None)]
         for one in kinds:
@@ -351,16 +355,16 @@ class StartTimes:
                 return "model", num
         for scope, size in groups:
             for one in kinds:
-                samples = self._groups.get((model.engine, gpu_kind, one, size), ())
+                samples = self._groups.get((_starter(model), gpu_kind, one, size), ())
                 if num := sum(getattr(s.took, stage) >= 0 for s in samples):
                     return scope, num
         return "prior", 0
 
     def _row(self, model: Model, kind: StartKind, gpu_kind: str) -> StartRow | None:
-        return self.rows.get(_key(model.key, model.engine, gpu_kind, kind))
+        return self.rows.get(_key(model.key, _starter(model), gpu_kind, kind))
 
     def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> _Stage:
-        """One stage, by the nearest starts that show it, and the size class in which they were found (None: any)."""
+        """Seconds of one stage by the nearest starts that show it, and the size class of those starts (None: any)."""
         kinds = _alike(kind, name)
         mine: float = getattr(prior, name)
         for one in kinds:
@@ -369,17 +373,23 @@ class StartTimes:
                 return float(median(seen)), size_class(model)
         for size in (size_class(model), None):
             for one in kinds:
-                samples = self._groups.get((model.engine, gpu_kind, one, size), ())
+                samples = self._groups.get((_starter(model), gpu_kind, one, size), ())
                 if scaled := [_scaled(s, name, mine) for s in samples if getattr(s.took, name) >= 0]:
                     return float(median(scaled)), size
         return mine, None
 
 
 def _alike(kind: StartKind, stage: str) -> tuple[StartKind, ...]:
-    """The kinds of start that show what this stage of `kind` takes, its own first."""
+    """The kinds of start that show how long this stage of `kind` takes, `kind` itself first."""
     if kind not in FROM_NOTHING or stage == "fetch_s":
         return (kind,)
     return (kind, *(other for other in FROM_NOTHING if other is not kind))
+
+
+def _starter(model: Model, engine: str = "") -> str:
+    """Whose starts are alike: those of one engine ("": the model's); an adapter's, which launch none, among each
+    other."""
+    return f"{engine or model.engine}+adapter" if model.base else engine or model.engine
 
 
 def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:
@@ -387,7 +397,7 @@ def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:
 
 
 def size_class(model: Model) -> int:
-    """Models of one class have weights within a factor of two."""
+    """The size class of a model: weights within a factor of two of each other share one."""
     return model.weights_bytes.bit_length()
 
 
@@ -398,7 +408,7 @@ def _is_sound(row: StartRow) -> bool:
 
 
 def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
-    """What another model took, as it would be for one with that prior."""
+    """Seconds that another model's sample took, scaled to a model with that prior."""
     took: float = getattr(sample.took, name)
     its: float = getattr(sample.prior, name)
     if its <= 0 or prior_s <= 0:
@@ -407,23 +417,23 @@ def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
 
 
 def _with(kept: tuple[StartSample, ...], more: Iterable[StartSample]) -> tuple[StartSample, ...]:
-    """The newest `KEPT` of both, each once, oldest first."""
+    """The newest `KEPT` samples of both, without duplicates, oldest first."""
     by_id = {sample.instance_id: sample for sample in (*kept, *more)}
     return tuple(sorted(by_id.values(), key=lambda s: (s.ended_at, s.instance_id))[-KEPT:])
 
 
 def _kind_of(instance: Instance) -> StartKind | None:
-    """None: of an agent that names another kind, of a start that was broken off and begun again, and of one that
-    joined another, whose seconds are those of when it came."""
-    if not instance.start_kind:  # of an agent that does not tell
+    """The kind of start an instance made. None if the agent names an unknown kind, or the start was broken off and
+    begun again, or it joined a replica's start, whose rest depends on when it joined."""
+    if not instance.start_kind:  # this agent does not report the kind
         return StartKind.WAKE if instance.source else StartKind.COLD
     kind = _KINDS.get(instance.start_kind)
     return None if kind is StartKind.JOIN else kind
 
 
 def _measured(instance: Instance) -> StageTimes | None:
-    """Seconds from its phases. None for clocks that cannot be. What the later stages of a pipeline wait for is no
-    part of a start: of it only the process and its warm-up are taken."""
+    """Seconds of the stages, from the instance's phases. None if the clocks are impossible. Of a pipeline only launch
+    and warm-up are taken: its stages wait for each other in between."""
     whole_s = instance.ready_at - instance.created_at
     if instance.created_at <= 0 or not 0 < whole_s <= MAX_START_S:
         return None

@@ -1,9 +1,9 @@
-"""Whole systems by name: a policy of every kind with the settings that go with them. `union` joins the five papers;
-the other names are each paper alone, and the baselines they were compared with.
+"""Whole systems by name: a policy of every kind with the settings that go with them. `union` joins the five papers; the
+other names are each paper alone, and the baselines they were compared with.
 
-This is the one definition of each. A fleet (`GLOWPLUG_POLICIES=warmserve`), a scenario (`policies: warmserve`, or
-`--set policies=warmserve`) and the rows of `bench/papers` all read it here. What is set by itself goes before what its
-system says. What holds for every system alike is in docs/policies.md.
+Each system is defined only here. A fleet (`GLOWPLUG_POLICIES=warmserve`), a scenario (`policies: warmserve`, or `--set
+policies=warmserve`) and the rows of `bench/papers` all read it here. A setting given by itself overrides its system's.
+docs/policies.md says what holds for every system alike.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`policies` by kind, and `params`: settings of each service beside them. Every system says all of both, so that
-    nothing of another one is left over where it is laid over a scenario."""
+    """A policy of every kind (`policies`) and settings by service (`params`). Every system defines all of both, so that
+    a scenario keeps nothing of its previous system."""
 
     about: str
     policies: Mapping[str, str]
@@ -33,6 +33,7 @@ def _system(
 ) -> System:
     chosen = {
         "routing": "least_loaded",
+        "fairness": "fifo",
         "prediction": "none",
         "scaling": "reactive",
         "placement": "first_fit",
@@ -60,6 +61,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         turns="balanced",
         victims="least_worth",
         routing="union",
+        fairness="vtc",
         prediction="combined",
         scaling="union",
         placement="union",
@@ -69,7 +71,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "warmserve": _system(
         "WarmServe alone",
-        stop_becomes="prewarmed",  # section 4: what stops keeps its own weights
+        stop_becomes="prewarmed",  # section 4: a stopped instance keeps its weights on the GPU
         reservation="paper",  # section 4.1, Eq. 1
         prediction="warmserve_csp",
         scaling="warmserve_one_way",  # section 4.1: instances in their grace period "no longer receive" requests
@@ -85,7 +87,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "swapserve": _system(
         "SwapServeLLM alone",
-        stop_becomes="swapped_out",  # section 4: an engine is started once and lies paused from then on
+        stop_becomes="swapped_out",  # section 4: an engine is started once and paused from then on
         evict_becomes="swapped_out",
         victims="shortest_queue",  # section 3.5, between GPUs as on one
         eviction="swapserve",
@@ -95,7 +97,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "sllm_gpu": _system(
         "baseline: what drained stays on its GPU until memory is needed, under WarmServe's autoscaler",
         stop_becomes="prewarmed",
-        scaling="warmserve_one_way",  # WarmServe section 7.1 names none of its own: the autoscaler they share
+        scaling="warmserve_one_way",  # WarmServe section 7.1 names no other: all systems share this autoscaler
         placement="serverlessllm",
         prewarming="keep_last",
     ),

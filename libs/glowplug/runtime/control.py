@@ -13,7 +13,8 @@ from fastapi import FastAPI
 from glowplug.bus.port import Bus
 from glowplug.controllers.port import Controller, Elected
 from glowplug.controllers.reads import Reads
-from glowplug.domain.errors import NoCapacity
+from glowplug.domain.errors import ModelNotFound, NoCapacity
+from glowplug.domain.model import Model
 from glowplug.runtime.forward import ToLeader
 from glowplug.runtime.identity import Identity
 from glowplug.runtime.leader import Candidate, ElectedShell
@@ -60,10 +61,19 @@ class ControlService:
 
     def controller(self, kind: type[C]) -> C:
         """The controller, for REST. Raises NoCapacity (503) while the service connects."""
+        controller = self._connected().controller
+        assert isinstance(controller, kind)
+        return controller
+
+    async def ask(self, stimulus: Any) -> None:
+        """Have the controller handle a stimulus; its errors come out here. Raises NoCapacity (503) while the service
+        connects."""
+        await self._connected().ask(stimulus)
+
+    def _connected(self) -> Shell:
         if self.shell is None:
             raise NoCapacity(f"the {self.world.service} is still connecting", retry_after_s=1)
-        assert isinstance(self.shell.controller, kind)
-        return self.shell.controller
+        return self.shell
 
     def about(self) -> dict[str, Any]:
         """What `/health` tells beside being alive: the role, and who leads."""
@@ -190,6 +200,14 @@ class ControlService:
             await bus.subscribe(telemetry, shell.on_event)
         if facts := self.reads.fact_filters():
             await bus.subscribe(facts, shell.on_event, durable=f"{shell.service_id}-facts")
+
+
+def find_model(models: Mapping[str, Model], name: str) -> Model:
+    """By key, name or alias. Raises ModelNotFound."""
+    for model in models.values():
+        if name == model.key or name in model.names:
+            return model
+    raise ModelNotFound(f"no model {name!r} is deployed", param="model")
 
 
 async def _beside(shell: Shell, background: Background | None) -> None:

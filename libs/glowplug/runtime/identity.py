@@ -8,8 +8,6 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
-import httpx
-
 from glowplug.events.envelope import MalformedEvent, from_json, to_json
 from glowplug.state.port import Store, StoreUnavailable
 
@@ -51,7 +49,9 @@ class Identity:
                 )
             await self._write()
         except StoreUnavailable as error:
-            log.warning("whether %s is the only one of its name is not known: %s", self._service_id, error)
+            log.warning(
+                "this process cannot find out whether another one has the service id %s: %s", self._service_id, error
+            )
 
     async def watch(self) -> None:
         """For ever: keep the name, and say so loudly when another living process has taken it too."""
@@ -69,7 +69,7 @@ class Identity:
                         self._service_id,
                     )
             except StoreUnavailable as error:
-                log.debug("the name %s is not renewed: %s", self._service_id, error)
+                log.debug("the claim to the service id %s is not renewed: %s", self._service_id, error)
 
     async def release(self) -> None:
         """Give the name back, if it is ours."""
@@ -78,7 +78,7 @@ class Identity:
             if raw is not None and from_json(raw, Holder).process == self._mine.process:
                 await self._store.delete(PROCESSES, self._service_id)
         except (StoreUnavailable, MalformedEvent) as error:
-            log.debug("the name %s is not given back: %s", self._service_id, error)
+            log.debug("the service id %s is not given back: %s", self._service_id, error)
 
     async def _other(self) -> Holder | None:
         """Another process that has the name, if it lives."""
@@ -98,6 +98,8 @@ class Identity:
 
 async def _answers(holder: Holder) -> bool:
     """Whether that very process answers where it said it was."""
+    import httpx  # hardly ever needed: a process that ended well has given its name back
+
     try:
         async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
             about = (await client.get(f"{holder.url}/live")).json()

@@ -49,7 +49,9 @@ class Candidate:
         term: Callable[[int], Coroutine[Any, Any, None]],
         stopping: asyncio.Event,
         clock: Callable[[], float] = unstopping_clock,
+        does: str = "",
     ) -> None:
+        self._does = does  # what the leader does, where that is not the whole service
         self.service, self.service_id, self.url, self._lease_s = service, service_id, url, lease_s
         self._store, self._metrics, self._serve, self._stopping = store, metrics, term, stopping
         self._clock = clock
@@ -86,7 +88,7 @@ class Candidate:
             async with asyncio.timeout(self._lease_s / RENEWALS):
                 lease = await self._put(ask)
         except (StoreUnavailable, TimeoutError) as error:
-            log.warning("the lease of the %s: the store does not answer (%s)", self.service, error)
+            log.warning("the %s cannot reach the store about its lease: %s", self.service, error)
             change = election.failed(self._clock())
         else:
             now = self._clock()
@@ -107,10 +109,12 @@ class Candidate:
 
     async def _change(self, change: Change) -> None:
         if change is Change.STEP_DOWN:
-            log.warning("%s leads no more; %s does", self.service_id, self.leader_id or "no process")
+            what = self._does or "leads"
+            log.warning("%s no longer %s; %s does", self.service_id, what, self.leader_id or "no process")
             await self._end_term()
         elif change is Change.LEAD:
-            log.info("%s leads from now on, epoch %d", self.service_id, self._election.epoch)
+            what = self._does or "is the leader"
+            log.info("%s %s now, with epoch %d", self.service_id, what, self._election.epoch)
             await self._end_term()
             self._metrics.leader.set(1)
             name = f"{self.service} leading"
@@ -129,7 +133,7 @@ class Candidate:
             async with asyncio.timeout(self._lease_s / RENEWALS):
                 await self._store.drop_lease(self.service, self._election.holder)
         except (StoreUnavailable, TimeoutError) as error:
-            log.warning("the lease of the %s stays until it runs out: %s", self.service, error)
+            log.warning("the %s could not give its lease back, which runs out by itself: %s", self.service, error)
 
 
 class ElectedShell(Shell):

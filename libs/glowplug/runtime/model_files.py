@@ -3,7 +3,10 @@
 Unknown keys are refused. Sizes may be written "300MiB", durations "30s" or "5m".
 """
 
-from collections.abc import Callable
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +17,14 @@ from glowplug.domain.bounds import OutOfBounds
 from glowplug.domain.errors import EngineMisconfigured, GlowplugError, InvalidModelFile, WeightsUnavailable
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
-from glowplug.engines import vllm_sample
+from glowplug.engines import lora, vllm_sample
 from glowplug.engines.declaration import WeightsForm
 from glowplug.engines.drivers import NAMES, declaration, driver
 from glowplug.engines.port import Ability
-from glowplug.engines.samples import sample_weights_path
+from glowplug.engines.samples import eight_bits_path, sample_weights_path
 from glowplug.memory.discovery import HOST
+from glowplug.runtime import plain_yaml
+from glowplug.runtime.split_weights import in_one_piece
 from glowplug.weights.files import read_regular
 from glowplug.weights.measure import Measure, not_asked
 from glowplug.weights.source import (
@@ -34,9 +39,13 @@ from glowplug.weights.source import (
     scheme_of,
     suffix,
 )
+from glowplug.weights.split_gguf import NotJoinable
 
+log = logging.getLogger(__name__)
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2
+OF_BASE = frozenset({"weights", "weights_bytes", "kv_bytes", "context_tokens", "max_concurrency", "num_gpus"})
+OF_BASE |= {"weights_shared", "asleep", "system_prompt", "engine_args"}  # an adapter has these of its base
 
 
 def _written(parse: Callable[[str], Any], accepted: Any) -> BeforeValidator:
@@ -50,57 +59,63 @@ Bytes = Annotated[int, _written(parse_bytes, int | str)]
 Seconds = Annotated[float, _written(parse_seconds, float | str)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of what a person writes: unknown keys and numbers that are none are refused."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class WeightsFile(_Strict):
+class WeightsFile(Strict):
     """Where the weights are: a path, file:, http(s):, hf:org/name[@revision][:file], s3://, gs:// or sample:<name>."""
 
-    uri: str = Field(max_length=4096)
-    sha256: str = Field("", pattern=r"^([0-9a-fA-F]{64})?$")
-    num_bytes: Bytes = Field(0, ge=0)
+    uri: str = Field(max_length=4096, description="path, file:, http(s):, hf:, s3:, gs: or sample:")
+    sha256: str = Field("", pattern=r"^([0-9a-fA-F]{64})?$", description="checked where it is given")
+    num_bytes: Bytes = Field(0, ge=0, description="0: as the source says")
 
 
-class SloFile(_Strict):
-    ttft_s: Seconds = Field(0.0, ge=0)
-    tpot_s: Seconds = Field(0.0, ge=0)
+class SloFile(Strict):
+    """What users are promised; 0 promises nothing."""
+
+    ttft_s: Seconds = Field(0.0, ge=0, description="time to the first token")
+    tpot_s: Seconds = Field(0.0, ge=0, description="time between tokens")
 
 
 def _invalid(field: str, why: object) -> InvalidModelFile:
     return InvalidModelFile(f"{field}: {why}", param=field)
 
 
-class ModelFile(_Strict):
+class ModelFile(Strict):
     """One served model, as its owner writes it."""
 
-    name: str = Field(min_length=1, max_length=200)
-    engine: str = Field(pattern=f"^({'|'.join(NAMES)})$")
+    name: str = Field(min_length=1, max_length=200, description="what clients send as model")
+    engine: str = Field("", pattern=f"^({'|'.join(NAMES)})?$", description="of an adapter: that of its base")
     weights: WeightsFile | str = Field("", description="a uri, or uri with sha256 and num_bytes")
+    base: str = Field("", max_length=200, description="name of the model whose engines serve this LoRA adapter")
+    adapter: WeightsFile | str = Field("", description="of a LoRA adapter, in place of weights")
     weights_bytes: Bytes = Field(0, ge=0, description="GPU bytes for weights; 0: the size of the weights")
     kv_bytes: Bytes = Field(DEFAULT_KV_BYTES, ge=0, description="GPU bytes for the KV cache")
-    context_tokens: int = Field(2048, ge=16, le=10_000_000)
-    max_concurrency: int = Field(8, ge=1, le=4096)
-    max_queue: int = Field(256, ge=0, le=1_000_000)
-    max_wait_s: Seconds = Field(60.0, ge=0)
+    context_tokens: int = Field(2048, ge=16, le=10_000_000, description="prompt and answer together")
+    max_concurrency: int = Field(8, ge=1, le=4096, description="requests that one instance runs at once")
+    max_queue: int = Field(256, ge=0, le=1_000_000, description="requests that wait at once; more get 429")
+    max_wait_s: Seconds = Field(60.0, ge=0, description="longest wait of a request for an instance")
     keep_alive_s: Seconds = Field(30.0, ge=-1, description="idle time before the last instance drains; -1 never")
-    min_instances: int = Field(0, ge=0, le=1000)
-    max_instances: int = Field(1, ge=1, le=1000)
+    min_instances: int = Field(0, ge=0, le=1000, description="instances that run at once at least")
+    max_instances: int = Field(1, ge=1, le=1000, description="instances that run at once at most")
     num_gpus: int = Field(1, ge=1, le=64, description="GPUs of one node that one instance spreads over, evenly")
     weights_shared: bool = Field(
         False, description="instances are to read the weights in host memory: on one GPU they count once for all"
     )
-    on_cold: OnCold = OnCold.HOLD
-    pinned: bool = False
-    preload: bool = False
+    on_cold: OnCold = Field(OnCold.HOLD, description="while no instance runs, requests wait or are refused")
+    pinned: bool = Field(False, description="never evicted, always at least one instance")
+    preload: bool = Field(False, description="started when deployed")
     asleep: bool = Field(
         False, description="started once when deployed, and asleep from then on while nothing is asked of it"
     )
-    priority: int = Field(0, ge=-1000, le=1000)
-    aliases: list[str] = Field(default_factory=list, max_length=32)
-    system_prompt: str = Field("", max_length=100_000)
+    priority: int = Field(0, ge=-1000, le=1000, description="a higher one is placed earlier and evicted later")
+    aliases: list[str] = Field(default_factory=list, max_length=32, description="further names for clients to send")
+    system_prompt: str = Field("", max_length=100_000, description="of requests that bring none")
     slo: SloFile = SloFile()
-    engine_args: dict[str, Any] = Field(default_factory=dict)
+    engine_args: dict[str, Any] = Field(default_factory=dict, description="arguments for the engine, one in a line")
 
     def to_model(self, source: str, base: Path | None = None, measure: Measure = not_asked) -> Model:
         """Raises InvalidModelFile naming the field. Relative weight paths are taken from `base`. The size of weights on
@@ -109,6 +124,10 @@ class ModelFile(_Strict):
             key = model_key(self.name)
         except ValueError as error:
             raise _invalid("name", error) from error
+        if self.base or self.adapter:
+            return self._adapter(key, source, base, measure)
+        if not self.engine:
+            raise _invalid("engine", "Field required")
         engine = declaration(self.engine)
         given = self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights)
         weights = _resolve(given, base)
@@ -132,7 +151,7 @@ class ModelFile(_Strict):
             raise _invalid(
                 "kv_bytes", "a further instance that shares its weights is granted its KV cache alone: give the size"
             )
-        fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
+        fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases", "adapter"})
         try:
             model = Model(
                 **fields,
@@ -143,12 +162,56 @@ class ModelFile(_Strict):
                 slo=Slo(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s),
                 source=source,
             )
-            check_engine(model)
-            return model
+            return check_engine(model)
         except OutOfBounds as error:
             raise InvalidModelFile(str(error), param=error.field) from error
         except EngineMisconfigured as error:
             raise InvalidModelFile(error.message, param=error.param) from error
+
+    def _adapter(self, key: str, source: str, base: Path | None, measure: Measure) -> Model:
+        """What the file says of a LoRA adapter. The deployment adds what is its base's
+        (controllers/autoscaler/adapting.py)."""
+        for name, other in (("base", "adapter"), ("adapter", "base")):
+            if not getattr(self, name):
+                raise _invalid(name, f"{other} is given, and an adapter has both")
+        if wrong := sorted(OF_BASE & self.model_fields_set):
+            raise _invalid(wrong[0], "an adapter takes this from its base: leave it out")
+        given = self.adapter if isinstance(self.adapter, WeightsFile) else WeightsFile(uri=self.adapter)
+        try:
+            weights, base_key = _resolve(given, base), model_key(self.base)
+        except InvalidModelFile as error:
+            raise InvalidModelFile(error.message.replace("weights:", "adapter:", 1), param="adapter") from error
+        except ValueError as error:
+            raise _invalid("base", error) from error
+        path, facts = local_path(weights.uri), None
+        try:
+            if path is not None and path.exists():
+                facts = lora.read(path)
+        except (lora.InvalidAdapter, OSError) as error:
+            raise _invalid("adapter", error) from error
+        num_bytes = weights.num_bytes or _size(weights.uri) or self._measured(weights.uri, measure)
+        if not num_bytes:
+            raise _invalid("adapter", "give num_bytes, its size cannot be read from here")
+        engine = facts.engine if facts is not None else self.engine
+        if self.engine not in ("", engine):
+            raise _invalid("adapter", f"it is one for {engine}, not for {self.engine}")
+        dropped = {"weights", "slo", "aliases", "adapter", "engine", "base", *OF_BASE}
+        try:
+            return Model(
+                **self.model_dump(exclude=dropped),
+                key=key,
+                engine=engine,
+                base=base_key,
+                adapter_rank=facts.rank if facts is not None else 0,
+                weights=replace(weights, num_bytes=num_bytes),
+                weights_bytes=num_bytes,
+                kv_bytes=0,
+                aliases=tuple(self.aliases),
+                slo=Slo(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s),
+                source=source,
+            )
+        except OutOfBounds as error:
+            raise InvalidModelFile(str(error), param=error.field) from error
 
     def _measured(self, uri: str, measure: Measure) -> int:
         """Bytes of weights on another machine, as their source says; 0 where it does not say."""
@@ -156,7 +219,7 @@ class ModelFile(_Strict):
             return 0
         try:
             info: SourceInfo | None = measure(uri)
-            if info is not None:
+            if info is not None and not self.base:
                 _check_form(self.engine, uri, info.is_directory)
         except WeightsUnavailable as error:
             if error.param == "weights":  # the address does not say which of them
@@ -195,19 +258,34 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
 
 
 def _sample(name: str) -> Path:
-    """The file (smollm2) or the Hugging Face directory (smollm2-hf) of the model that an installed package brings."""
+    """Of the model that an installed package brings, the file (smollm2), the same in eight bits (smollm2-q8), or the
+    Hugging Face directory (smollm2-hf)."""
     if name == "smollm2-hf":
         return vllm_sample.sample_dir()
-    if name != "smollm2":
-        raise InvalidModelFile(f"weights: no sample named {name!r} (there are smollm2, smollm2-hf)", param="weights")
+    find = {"smollm2": sample_weights_path, "smollm2-q8": eight_bits_path}.get(name)
+    if find is None:
+        known = "smollm2, smollm2-q8, smollm2-hf"
+        raise InvalidModelFile(f"weights: no sample named {name!r} (there are {known})", param="weights")
     try:
-        return sample_weights_path()
+        return find()
     except GlowplugError as error:
         raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
 
 
-def check_engine(model: Model) -> None:
-    """Raises EngineMisconfigured where the driver of the model's engine says that no start of it can succeed.
+def fewer_slots(asked: int, model: Model) -> str:
+    """What to say of a model that runs fewer requests at once than its file asks for; "" where it does not."""
+    if model.max_concurrency >= asked:
+        return ""
+    return (
+        f"max_concurrency: an instance runs {model.max_concurrency} at once, not {asked}: kv_bytes holds no more of "
+        f"{model.context_tokens} tokens (context_tokens); requests beyond wait"
+    )
+
+
+def check_engine(model: Model) -> Model:
+    """The model, with no higher max_concurrency than its engine will run where its weights can be read here: whoever
+    decides by it decides by what is true. Raises EngineMisconfigured where the driver of the model's engine says that
+    no start of it can succeed.
 
     Weights are looked at when they lie on this machine; others are known by their address alone.
     """
@@ -215,22 +293,32 @@ def check_engine(model: Model) -> None:
     engine.arguments.check(model.engine_args)
     uri, reads = model.weights.uri, f"{model.engine} reads {engine.weights.kind}"
     if not uri:
-        return
+        return model
     path = local_path(uri)
     if path is None:
         if (several := is_directory(uri)) is not None:
             _check_form(model.engine, uri, several)
         if (ending := suffix(uri)) in engine.weights.other_suffixes:
             raise EngineMisconfigured(f"weights: {redacted(uri)} ends in {ending}, and {reads}", param="weights")
-        return
+        return model
     try:
         if not path.exists():
-            return  # a node may see it
-        if why := engine.weights.unreadable(path):
-            raise EngineMisconfigured(f"weights: {why}, and {reads}", param="weights")
-        engine.weights.check(model, path)
+            return model  # a node may see it
+        with in_one_piece(path) as whole:
+            if why := engine.weights.unreadable(whole):
+                raise EngineMisconfigured(f"weights: {why}, and {reads}", param="weights")
+            engine.weights.check(model, whole)
+            return replace(model, max_concurrency=engine.weights.num_slots(model, whole))
+    except NotJoinable as error:
+        raise EngineMisconfigured(f"weights: {path}: {error}", param="weights") from error
     except OSError as error:
         raise EngineMisconfigured(f"weights: {path} cannot be read: {error.strerror}", param="weights") from error
+    except EngineMisconfigured:
+        raise
+    except Exception as error:  # whatever a reader of a person's file did not think of: the file is refused
+        log.exception("the weights at %s cannot be read", path)
+        text = f"weights: {path} cannot be read: {type(error).__name__}: {error}"
+        raise EngineMisconfigured(text, param="weights") from error
 
 
 def _check_form(engine: str, uri: str, several: bool) -> None:
@@ -241,7 +329,8 @@ def _check_form(engine: str, uri: str, several: bool) -> None:
 
 
 def _size(uri: str) -> int:
-    """Bytes of a local file or directory now; 0 when it cannot be read. Not a promise: the file may be replaced."""
+    """Bytes of a local file (all parts of a split one) or directory now; 0 when it cannot be read. Not a promise: the
+    file may be replaced."""
     path = local_path(uri) if uri else None
     if path is None:
         return 0
@@ -249,7 +338,10 @@ def _size(uri: str) -> int:
         if path.is_dir():
             files = (f for f in path.rglob("*") if not any(p.startswith(".") for p in f.relative_to(path).parts))
             return sum(f.stat().st_size for f in files if f.is_file())  # hidden ones are not fetched
-        return path.stat().st_size
+        with in_one_piece(path) as whole:
+            return whole.stat().st_size
+    except NotJoinable as error:
+        raise InvalidModelFile(f"weights: {path}: {error}", param="weights") from error
     except OSError:
         return 0
 
@@ -259,25 +351,40 @@ def parse(data: Any, source: str, base: Path | None = None, measure: Measure = n
     try:
         return ModelFile.model_validate(data).to_model(source, base, measure)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        message = "there is no such key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise InvalidModelFile(f"{where}: {message.removeprefix('Value error, ')}", param=where) from error
+        raise first_fault(error) from error
 
 
-def load(path: Path, measure: Measure = not_asked) -> list[Model]:
-    """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, whose message leaves the
-    name of the file to the code that reports it."""
+def first_fault(error: ValidationError) -> InvalidModelFile:
+    """The first wrong field of what a person wrote, as the error that names it."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "file"
+    return InvalidModelFile(f"{where}: {message_of(first)}", param=where)
+
+
+def message_of(fault: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says to a person."""
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return "there is no such key" if fault["type"] == "extra_forbidden" else message
+
+
+def read_yaml(path: Path, max_bytes: int = MAX_FILE_BYTES) -> list[Any]:
+    """The documents of a YAML file, without empty ones. Raises InvalidModelFile, whose message leaves the name of the
+    file to the code that reports it."""
     try:
-        text = read_regular(path, MAX_FILE_BYTES).decode("utf-8")
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+        text = read_regular(path, max_bytes).decode("utf-8")
+        return [d for d in plain_yaml.load_all(text) if d is not None]
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InvalidModelFile(f"{line}{error.problem or error.context}") from error
     except OSError as error:
         raise InvalidModelFile(f"cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidModelFile(str(error).splitlines()[0]) from error
+
+
+def load(path: Path, measure: Measure = not_asked) -> list[Model]:
+    """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, as `read_yaml` does."""
+    documents = read_yaml(path)
     if not documents:
         raise InvalidModelFile("no model in it")
     for document in documents:
@@ -287,13 +394,18 @@ def load(path: Path, measure: Measure = not_asked) -> list[Model]:
     keys = [m.key for m in models]
     twice = next((k for k in keys if keys.count(k) > 1), "")
     if twice:
-        raise InvalidModelFile(f"model {twice!r} stands in it twice", param="name")
+        raise InvalidModelFile(f"the file declares model {twice!r} twice", param="name")
     return models
 
 
 def json_schema() -> dict[str, Any]:
-    """The published JSON schema of a model file."""
-    schema = ModelFile.model_json_schema()
+    """The published JSON schema of a model file: deploy/models/model.schema.json."""
+    made_by = "Written by `python -m glowplug.runtime.model_files > deploy/models/model.schema.json`"
+    schema = {"$comment": made_by, **ModelFile.model_json_schema()}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Glowplug model file"
     return schema
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2))

@@ -6,8 +6,8 @@ tests/unit/runtime/test_privileges.py holds the declaration against the services
 tests/contract/test_privileges.py tries what it forbids on real servers, and docs/adr/0016-least-privilege.md says what
 it does not separate. The configurations of containers:
 
-    python -m glowplug.runtime.privileges nats > deploy/docker/nats-users.conf       # and deploy/k8s/base
-    python -m glowplug.runtime.privileges valkey > deploy/docker/valkey-users.sh     # and deploy/k8s/base
+    python -m glowplug.runtime.privileges nats > deploy/k8s/base/nats-users.conf       # compose reads them too
+    python -m glowplug.runtime.privileges valkey > deploy/k8s/base/valkey-users.sh
 
 NATS checks the subject of each message a client sends and of each subscription. Three things follow from how it works,
 and receivers rely on them:
@@ -33,11 +33,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from glowplug.events import subjects
-from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM
+from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM, USAGE_STREAM, stream_of
 from glowplug.state.keys import PREFIX
 
 STREAMS_OWNER: Final = "placer"  # the one user that makes and changes streams; it commands agents anyway
-STREAMS: Final = (FACTS_STREAM, COMMANDS_STREAM)
+STREAMS: Final = (FACTS_STREAM, COMMANDS_STREAM, USAGE_STREAM)
+CHECKED: Final = (FACTS_STREAM, COMMANDS_STREAM)  # which streams a client sends messages to that only test them
 LOGS: Final = ("decisions",)  # which of the tables are logs
 
 # Commands of Valkey. The connection itself asks for the first ones. No user gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG,
@@ -68,11 +69,13 @@ class Rights:
 def _filters(kind: str) -> Iterator[str]:
     """The filters of events that are declared as `kind`."""
     if kind == "everything":
-        yield from (subjects.FACTS, subjects.TELEMETRY, subjects.COMMANDS_ALL)
+        yield from (subjects.FACTS, subjects.USAGE, subjects.TELEMETRY, subjects.COMMANDS_ALL)
     elif kind.endswith(".*"):
         yield subjects.entity_facts(kind.removesuffix(".*"))
     else:
         yield subjects.facts_of(kind)
+        if subjects.is_usage(kind):
+            yield subjects.among_facts(kind)
 
 
 def _declared() -> dict[str, Rights]:
@@ -116,17 +119,20 @@ def permissions(user: str) -> dict[str, dict[str, list[str]]]:
     """{"publish": {"allow": ..., "deny": ...}, "subscribe": ...} of NATS."""
     rights = RIGHTS[user]
     allow = [subjects.of_event(kind) for kind in rights.publishes]
+    allow += [subjects.among_facts(kind) for kind in rights.publishes if subjects.is_usage(kind)]  # an older service's
     if rights.publishes:
-        allow += [subjects.checks(stream) for stream in STREAMS]
+        allow += [subjects.checks(stream) for stream in CHECKED]
     allow += [f"$JS.API.STREAM.INFO.{stream}" for stream in STREAMS]
     deny: list[str] = []
     if user == STREAMS_OWNER:
         allow += [f"$JS.API.STREAM.{verb}.{stream}" for stream in STREAMS for verb in ("CREATE", "UPDATE")]
     if rights.inspects:
         allow += [f"$JS.API.CONSUMER.LIST.{stream}" for stream in STREAMS]
-    if rights.follows:
-        only = f".{rights.follows[0]}" if len(rights.follows) == 1 else ""  # it stands in the subject of the call
-        allow += [f"$JS.API.CONSUMER.CREATE.{FACTS_STREAM}.*{only}", *_reading(FACTS_STREAM, "*")]
+    for stream in (FACTS_STREAM, USAGE_STREAM):
+        followed = [filter_ for filter_ in rights.follows if stream_of(filter_) == stream]
+        if followed:
+            only = f".{followed[0]}" if len(followed) == 1 else ""  # it stands in the subject of the call
+            allow += [f"$JS.API.CONSUMER.CREATE.{stream}.*{only}", *_reading(stream, "*")]
     if rights.obeys:
         name = _COMMAND_READERS.get(user, "*")
         allow.append(f"$JS.API.CONSUMER.CREATE.{COMMANDS_STREAM}.{name}.{subjects.to_service(user)}")
@@ -150,9 +156,10 @@ def store_rules(user: str) -> list[str]:
     writes, logs = set(rights.writes), set(LOGS)
     reads = writes | set(rights.reads)
     commands = {*_CONNECTING}
-    commands |= {"hget", "hgetall"} if reads - logs else set()
+    commands |= {"eval_ro", "hget", "hgetall"} if reads - logs else set()
     commands |= {"lrange"} if reads & logs else set()
     commands |= {"hset", "hdel"} if writes - logs else set()
+    commands |= {"wait"} if writes else set()  # for a replica, where there is one
     commands |= {"lpush", "ltrim"} if writes & logs else set()
     keys = [f"%R~{PREFIX}:{name}" for name in sorted(reads - writes)]
     keys += [f"~{PREFIX}:{name}" for name in sorted(writes)]

@@ -27,9 +27,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glowplug import __version__
-from glowplug.domain.errors import GlowplugError, TooLarge, Unauthorized
+from glowplug.domain.access import ApiKey, Role
+from glowplug.domain.errors import GlowplugError, RoleRequired, TooLarge, Unauthorized
 from glowplug.runtime.identity import PROCESS
-from glowplug.runtime.web import WebRules
+from glowplug.runtime.web import MAX_BODY_BYTES, WebRules
 from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.tally import exposition
 
@@ -43,7 +44,9 @@ PAGE_HEADERS: Final = {
 }
 log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
-MAX_BODY_BYTES: Final = 8 << 20  # a body is read whole before anybody asks for the admin token
+FindKey = Callable[[str], Awaitable[ApiKey | None]]
+ACTOR_HEADER: Final = "x-glowplug-actor"  # for whom the console asks; believed of holders of the admin token
+MAX_ACTOR_CHARS: Final = 200
 # On every answer that does not say otherwise: it runs and loads nothing, is framed nowhere, and is what it says it is.
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -58,14 +61,53 @@ def error_body(message: str, kind: str, code: str, param: str | None = None) -> 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def admin(token: str) -> Callable[..., Awaitable[None]]:
-    """A dependency that lets only holders of the admin token through; open when no token is set (loopback)."""
+async def no_keys(_: str) -> ApiKey | None:
+    """What a service asks that knows no named keys."""
+    return None
 
-    async def check(given: HTTPAuthorizationCredentials | None = Depends(_bearer)) -> None:
-        if token and not (given and hmac.compare_digest(given.credentials.encode(), token.encode())):
-            raise Unauthorized("the admin token is missing or wrong")
+
+def admin(
+    token: str,
+    refusal: str = "the admin token is missing or wrong",
+    *,
+    least: Role = Role.ADMIN,
+    find: FindKey = no_keys,
+    changes: bool = True,
+) -> Callable[..., Awaitable[None]]:
+    """A dependency that lets holders of the token through, and those of a living key (`find`) whose role includes
+    `least`; open when no token is set (loopback). Calls other than reading are logged with who asked for them, unless
+    they change nothing (`changes`). Raises Unauthorized, and RoleRequired for a key whose role is too small."""
+
+    async def check(request: Request, given: HTTPAuthorizationCredentials | None = Depends(_bearer)) -> None:
+        presented = given.credentials if given else ""
+        if _is_open(token, presented):
+            actor = request.headers.get(ACTOR_HEADER, "")[:MAX_ACTOR_CHARS] or "the admin token"
+        else:
+            key = await find(presented) if presented else None
+            if key is None or key.role is Role.NONE:
+                raise Unauthorized(refusal)
+            actor = f"key {key.prefix}"
+            if not key.role.includes(least):
+                raise RoleRequired(f"The {actor} has the role {key.role}, and this needs the role {least}.")
+        if changes and request.method not in ("GET", "HEAD"):
+            log.info("%s asked for %s %s", actor if token else "anybody", request.method, request.url.path)
 
     return check
+
+
+def _is_open(token: str, presented: str) -> bool:
+    """Return whether no token is asked for, or this is it, in a time that does not tell how much of it is right."""
+    return not token or hmac.compare_digest(presented.encode(), token.encode())
+
+
+def opened_by(token: str) -> Callable[[str], bool]:
+    """Whether an `Authorization` header opens what `admin(token)` guards."""
+
+    def opens(header: str) -> bool:
+        kind, _, given = header.partition(" ")
+        return _is_open(token, given if kind.lower() == "bearer" else "")
+
+    return opens
 
 
 def make_app(

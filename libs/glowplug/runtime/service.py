@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 import socket
@@ -18,12 +19,13 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
+from glowplug.runtime import log_rest
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.privileges import inbox_of, makes_streams
-from glowplug.runtime.rest import Guarded
+from glowplug.runtime.rest import Guarded, admin
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
-from glowplug.runtime.tasks import end
+from glowplug.runtime.tasks import Stop, end
 from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from glowplug.telemetry import logs
@@ -31,6 +33,8 @@ from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
+FAILED = 70  # exit code of a service an essential part of which has ended by an error (EX_SOFTWARE)
+EXIT_WITHIN_S = 10.0  # after its work is over a process that still runs says where it hangs, and is ended
 ASKS_FIRST = ("router", "autoscaler", "placer")  # without their commands and request.waiting nothing cold starts
 
 
@@ -121,15 +125,26 @@ async def announce(shell: Shell, url: str, data_url: str = "") -> None:
 
 
 async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.Task[None], str]:
-    """Serve `app` in this loop. Returns the running task and the base URL that others use."""
+    """Serve `app`, and the log of this process beside it, in this loop. Returns the running task and the base URL that
+    others use."""
+    app.include_router(log_rest.routes(logs.RING, admin(settings.admin_token)))
     sock = listen(settings.host, settings.port)
     port = sock.getsockname()[1]
     guarded = Guarded(app, settings.web_rules())
     config = uvicorn.Config(guarded, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = _Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(_run_server(server, sock))
     return task, http_url(settings.advertise_host or reachable(settings.host), port)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, whose loop wakes once a second instead of ten times: for the date of its answers. Nothing here sets
+    `should_exit`: a service ends its server by cancelling it."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(1.0)
 
 
 async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
@@ -143,7 +158,8 @@ async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main(stopping)` on uvloop; SIGTERM and SIGINT set `stopping`. A taken port and a wrong setting
-    end with one clear line."""
+    end with one clear line; where an essential part has failed the process ends with the code FAILED. What is left over
+    after `main` has EXIT_WITHIN_S to end, then the stacks of all threads are printed and the process exits with 1."""
     try:
         import uvloop
 
@@ -152,19 +168,29 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         loop_factory = None
 
     async def body() -> None:
-        stopping = asyncio.Event()
+        stopping = Stop()
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, stopping.set)
         await main(stopping)
+        # All work is over. What still runs and does not end (a library's task, a thread) must not hold the process.
+        faulthandler.dump_traceback_later(EXIT_WITHIN_S, exit=True)
+        await end(asyncio.all_tasks() - {asyncio.current_task()})
+        if isinstance(stopping.failure, PortTaken | ServiceIdTaken):
+            raise stopping.failure  # a wrong setting, wherever it is found
+        if stopping.failure is not None:  # it is in the log; the exit code is for those who watch processes
+            raise SystemExit(FAILED)
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        try:
-            runner.run(body())
-        except (PortTaken, ServiceIdTaken) as error:
-            raise SystemExit(f"glowplug: {error}") from error
-        except ValidationError as error:
-            raise SystemExit(f"glowplug: {explain(error)}") from error
-        except BadRequest as error:  # a setting that only its reader can judge: a policy's name
-            name = f"GLOWPLUG_{error.param.upper()}: " if error.param else ""
-            raise SystemExit(f"glowplug: {name}{error.message}") from error
+    runner = asyncio.Runner(loop_factory=loop_factory)
+    try:
+        runner.run(body())
+    except (PortTaken, ServiceIdTaken) as error:
+        raise SystemExit(f"glowplug: {error}") from error
+    except ValidationError as error:
+        raise SystemExit(f"glowplug: {explain(error)}") from error
+    except BadRequest as error:  # a setting that only its reader can judge: a policy's name
+        name = f"GLOWPLUG_{error.param.upper()}: " if error.param else ""
+        raise SystemExit(f"glowplug: {name}{error.message}") from error
+    finally:
+        runner.close()
+        faulthandler.cancel_dump_traceback_later()

@@ -2,8 +2,9 @@
 
 import logging
 import socket
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,6 +15,7 @@ from glowplug.policies.systems import SYSTEMS, System
 from glowplug.runtime.web import AllowedHosts, WebRules, parse_origins
 from glowplug.weights.source import SourceOptions
 
+T = TypeVar("T")
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
 
 
@@ -26,6 +28,11 @@ NodeId = Annotated[str, BeforeValidator(_without_dots)]
 `ip-10-0-0-1-internal`."""
 
 
+def advanced(default: Any, **bounds: Any) -> Any:
+    """A field of a settings class that docs/configuration.md lists by name and default only."""
+    return Field(default, json_schema_extra={"advanced": True}, **bounds)
+
+
 class ServiceSettings(BaseSettings):
     """Base of each service's settings; a service adds its own fields."""
 
@@ -35,24 +42,24 @@ class ServiceSettings(BaseSettings):
 
     service_id: str = Field("", pattern=r"^[A-Za-z0-9_-]*$", max_length=128)  # one per process; empty: "<service>-1"
     host: str = "127.0.0.1"  # address the ports listen on
-    advertise_host: str = Field("", pattern=r"^[A-Za-z0-9._:-]*$")  # name others reach us by; empty: the one above
+    advertise_host: str = Field("", pattern=r"^[A-Za-z0-9._:-]*$")  # name that others use; empty: `host`
     port: int = Field(0, ge=0, le=65535)  # admin REST; 0 lets the kernel choose
-    nats_url: str = "nats://127.0.0.1:4222"  # best as a user of this service's own: docs/network.md
+    nats_url: str = "nats://127.0.0.1:4222"  # several of one cluster: with commas; users: docs/network.md
     nats_replicas: int = Field(1, ge=1, le=5)  # copies of each stream in a NATS cluster
-    redis_url: str = "redis://127.0.0.1:6379/0"  # or unix:///path/to/socket
+    redis_url: str = "redis://127.0.0.1:6379/0"  # rediss://, unix:///path, redis+sentinel://HOST:PORT,.../MASTER
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk
-    admin_token: str = ""  # asked of every changing call of the admin port; empty: none is asked
-    api_key: str = ""  # asked of every call of the data port; empty: none is asked
-    allowed_hosts: str = ""  # names its ports answer to beside its own: a.example,*.example.org; `*` is any name
-    allowed_origins: str = ""  # other sites whose pages may use its ports: https://a.example; `*` is any site
-    policies: str = ""  # another system than the union (docs/policies.md); what is set by itself goes before it
+    admin_token: str = ""  # asked of every changing call of an admin port; empty: none
+    api_key: str = ""  # asked of every call of the data port; empty: none
+    allowed_hosts: str = ""  # further names its ports answer to: a.example,*.example.org; `*`: any
+    allowed_origins: str = ""  # other sites whose pages may use its ports: https://a.example; `*`: any
+    policies: str = ""  # a system of docs/policies.md; empty: the union; settings of its own go before it
     log_level: str = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
-    log_prompts: bool = False  # the console keeps message texts that spans bring with them
-    otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
-    tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
-    resync_s: float = Field(2.0, gt=0)  # how often tables are read again
-    drain_s: float = Field(10.0, ge=0)  # how long a stopping service finishes what it has
+    log_prompts: bool = advanced(False)  # the console keeps texts of messages in spans
+    otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # of traces; empty: none
+    tick_s: float = advanced(0.5, gt=0)  # how often a controller sees time pass
+    resync_s: float = advanced(2.0, gt=0)  # how often tables are read again
+    drain_s: float = Field(10.0, ge=0)  # how long a stopping service may finish its work
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -69,6 +76,12 @@ class ServiceSettings(BaseSettings):
     def own_names(self) -> tuple[str, ...]:
         """Hosts by which others reach this process."""
         return (self.host, self.advertise_host, socket.gethostname())
+
+    def filled(self, kind: type[T], **others: Any) -> T:
+        """A dataclass of `kind`: each of its fields that is a setting by the same name, and `others`."""
+        assert is_dataclass(kind)
+        same = {field.name for field in fields(kind)} & type(self).model_fields.keys()
+        return kind(**{name: getattr(self, name) for name in same} | others)
 
     def web_rules(self) -> WebRules:
         """Which requests its ports answer."""
@@ -118,23 +131,21 @@ def settings_of_system(system: System) -> dict[str, Any]:
 class SourceSettings(ServiceSettings):
     """Of a service that asks sources of weights."""
 
-    redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # https hosts that may be redirected to from others
-    s3_endpoint: str = ""  # of `s3:` weights; empty: as the AWS variables say
-    s3_region: str = ""  # of `s3:` weights; empty: as the AWS variables say
+    redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # hosts that another host's redirect may lead to
+    s3_endpoint: str = ""  # of `s3:` weights; empty: the AWS variables'
 
     def source_options(self) -> SourceOptions:
         """How sources are asked."""
         return SourceOptions(
             redirect_hosts=tuple(host.strip() for host in self.redirect_hosts.split(",") if host.strip()),
             s3_endpoint=self.s3_endpoint,
-            s3_region=self.s3_region,
         )
 
 
 class ElectedSettings(ServiceSettings):
     """Of a service whose processes elect one leader among them."""
 
-    leader_lease_s: float = Field(0.0, ge=0)  # a leader silent for so long is replaced by a standby; 0: no election
+    leader_lease_s: float = Field(0.0, ge=0)  # after this long without its leader, a standby leads; 0: no election
 
     @field_validator("leader_lease_s")
     @classmethod

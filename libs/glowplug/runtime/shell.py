@@ -1,6 +1,7 @@
 """The shell that lets one pure controller touch the bus and the store: one inbox, one loop, effects in order."""
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -11,6 +12,7 @@ from glowplug.bus.port import Bus, BusUnavailable
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.port import Controller
 from glowplug.controllers.reads import Reads
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import StaleEpoch
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS, to_json
@@ -18,7 +20,7 @@ from glowplug.events.facts import DecisionMade
 from glowplug.runtime.tasks import end
 from glowplug.runtime.unreadable import Unreadable
 from glowplug.state.port import NotATable, Store, StoreUnavailable
-from glowplug.state.rows import read_rows
+from glowplug.state.rows import TableReader
 from glowplug.telemetry import semconv
 from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.metrics import ShellMetrics
@@ -33,8 +35,9 @@ Executor = Callable[[Any, Event | None], Awaitable[None]]
 
 class Shell:
     """Runs a controller. `executors` maps a service's own effect types to what performs them; they must not block
-    for long (start a task and send its outcome back with `put`). Raises MissingExecutor when an effect of `reads` has
-    none."""
+    for long (start a task and send its outcome back with `put`). Ticks come every `tick_s`; while `is_quiet` says that
+    no time runs out, after `quiet_tick_s`, or `tick_s` after whatever else comes. Raises MissingExecutor when an effect
+    of `reads` has none."""
 
     def __init__(
         self,
@@ -51,13 +54,17 @@ class Shell:
         executors: Mapping[type[Any], Executor] | None = None,
         tick_s: float = 0.5,
         resync_s: float = 2.0,
+        quiet_tick_s: float = 0.0,
+        is_quiet: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.service, self.service_id, self.controller = service, service_id, controller
         self.bus, self.store, self.tracing, self.metrics, self.epoch = bus, store, tracing, metrics, epoch
-        self._tables, self._executors = reads.tables, executors or {}
+        self._tables = {table: TableReader(table, cls) for table, cls in reads.tables.items()}
+        self._executors = executors or {}
         reads.check_executors(self.executed())
         self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
+        self._quiet_tick_s, self._is_quiet, self._stirred = quiet_tick_s, is_quiet, asyncio.Event()
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
         self._transaction = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
@@ -111,19 +118,22 @@ class Shell:
         if not isinstance(stimulus, Event):
             await self._handle(stimulus)
             return
-        with labelled(stimulus.traceparent, event_id=stimulus.event_id, event_type=stimulus.type):
+        ids = ids_of(stimulus.data)
+        with labelled(stimulus.traceparent, event_id=stimulus.event_id, event_type=stimulus.type, **ids):
             await self._handle(stimulus)
 
     async def _handle(self, stimulus: Any) -> None:
         kind = stimulus.type if isinstance(stimulus, Event) else type(stimulus).__name__
         self.metrics.stimuli.labels(self.service, kind).inc()
+        if not isinstance(stimulus, Tick):
+            self._stirred.set()
         started = time.perf_counter()
         handled_at = self._clock()
         try:
             effects = self.controller.handle(stimulus, handled_at)
         except StaleEpoch as error:
             self.metrics.stale.labels(self.service).inc()
-            log.warning("refused: %s", error)
+            log.warning("a command of a replaced process is refused: %s", error)
             return
         self.metrics.handle_s.labels(self.service).observe(time.perf_counter() - started)
         event = stimulus if isinstance(stimulus, Event) else None
@@ -142,10 +152,10 @@ class Shell:
                 await self._execute(effect, event, traceparent)
             except BusUnavailable as error:
                 self.metrics.bus_failures.labels(self.service).inc()
-                log.warning("bus refused %s: %s", _name(effect), error)
+                log.warning("failed to publish %s on the bus: %s", _name(effect), error)
             except StoreUnavailable as error:
                 self.metrics.store_failures.labels(self.service).inc()
-                log.warning("store refused %s: %s", _name(effect), error)
+                log.warning("failed to write %s to the store: %s", _name(effect), error)
 
     def _span(self, event: Event, effects: list[Effect], started_at: float) -> str:
         attributes: dict[str, str | float | int | bool] = {semconv.ATTR_EVENT_TYPE: event.type}
@@ -163,6 +173,7 @@ class Shell:
         if isinstance(effect, Record):
             decision = effect.decision
             self.metrics.decisions.labels(decision.kind, decision.policy).inc()
+            _say(decision, effect.cause or event)
             await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
             effect = Publish(DecisionMade(decision=decision), effect.cause)
         if isinstance(effect, Publish):
@@ -193,6 +204,7 @@ class Shell:
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await self._while_quiet()
             due = loop.time() + self._tick_s
             await asyncio.sleep(self._tick_s)
             self.metrics.bus_connected.set(self.bus.connected)
@@ -203,6 +215,14 @@ class Shell:
                 await self.ask(Tick())  # one at a time: a slow world does not pile up ticks
             except Exception:
                 log.exception("%s failed on Tick", self.service)
+
+    async def _while_quiet(self) -> None:
+        """Wait as long as no tick is needed before the next `tick_s` has passed."""
+        if self._is_quiet():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._quiet_tick_s - self._tick_s):
+                    await self._stirred.wait()
+        self._stirred.clear()
 
     async def _resync_loop(self) -> None:
         while True:
@@ -220,16 +240,23 @@ class Shell:
                 if rows is None:
                     continue
                 async with self._transaction:
-                    await self.execute(self.controller.restore(table, rows, self._clock()))
+                    effects = self.restore(table, rows)
+                    if effects:
+                        self._stirred.set()
+                    await self.execute(effects)
         except StoreUnavailable as error:
             return self._not_synced(error)
         return self._synced()
+
+    def restore(self, table: str, rows: dict[str, Any]) -> list[Effect]:
+        """Give the controller a whole table."""
+        return self.controller.restore(table, rows, self._clock())
 
     async def _read(self, table: str) -> dict[str, Any] | None:
         """One table, without the rows that cannot be read. Where no table stands it is as good as empty to who starts,
         and None, what is known stays, to who has read it before."""
         try:
-            rows, unreadable = read_rows(table, await self.store.load(table), self._tables[table])
+            rows, unreadable = self._tables[table].read(await self.store.load(table))
         except NotATable as error:
             self._unreadable.whole(table, str(error))
             return None if self.restored else {}
@@ -244,11 +271,36 @@ class Shell:
 
     def _not_synced(self, error: StoreUnavailable) -> bool:
         self.metrics.store_connected.set(0)
-        log.warning("store: %s", error)
+        log.warning("the store did not answer with the tables: %s", error)
         return False
 
     async def stop(self) -> None:
         await end(self._tasks)
+
+
+def ids_of(data: Any) -> dict[str, str]:
+    """The ids by which a log line about an event is found: its model, instance and request."""
+    about = getattr(data, "instance", data)
+    found = {}
+    for label, name in (("model", "model_key"), ("instance", "instance_id"), ("request_id", "request_id")):
+        if value := getattr(about, name, ""):
+            found[label] = value
+    return found
+
+
+def _say(decision: DecisionRecord, cause: Event | None) -> None:
+    """Put a decision into the log, with the ids that lead to its page, its request and its trace."""
+    traceparent = decision.traceparent or (cause.traceparent if cause is not None else "")
+    ids = {
+        "decision_id": decision.decision_id,
+        "model": decision.model_key,
+        "instance": decision.instance_id,
+        "node": decision.node_id,
+        "request_id": decision.request_id,
+        "trace_id": traceparent[3:35] if is_sampled(traceparent) else "",
+    }
+    told = {name: value for name, value in ids.items() if value}
+    log.info("decided to %s: %s", decision.kind, decision.reason, extra=told)
 
 
 def _name(effect: Effect) -> str:

@@ -23,12 +23,22 @@ async def end(tasks: Iterable["asyncio.Task[Any] | None"]) -> None:
         log.warning("%d tasks did not end", len(pending))
 
 
+class Stop(asyncio.Event):
+    """Set when a process is to stop; `failure`: the error of an essential part that ended, where that is why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: BaseException | None = None
+
+
 def essential(task: "asyncio.Task[Any]", stopping: asyncio.Event) -> "asyncio.Task[Any]":
     """A part its service is nothing without: when it ends by an error the service stops, to be started again whole."""
 
     def ended(done: "asyncio.Task[Any]") -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
             log.critical("%s ended; the service stops", done.get_name(), exc_info=error)
+            if isinstance(stopping, Stop):
+                stopping.failure = error
             stopping.set()
 
     task.add_done_callback(ended)

@@ -29,9 +29,13 @@ class Unreadable:
             self._gauge(table).set(len(problems))
         fresh = [key for key in problems if problems[key] != known.get(key)]
         for key in fresh[:NAMED]:
-            log.warning("row %r of %s is left out, it cannot be read: %s", shown(key), table, problems[key])
+            log.warning("row %r of %s cannot be read and is left out: %s", shown(key), table, problems[key])
         if len(fresh) > NAMED:
-            log.warning("%d more rows of %s are left out", len(fresh) - NAMED, table)
+            log.warning("%d more rows of %s cannot be read and are left out", len(fresh) - NAMED, table)
+
+    def num(self, table: str) -> int:
+        """How many rows of a table were left out at its last reading."""
+        return len(self._known.get(table, ()))
 
     def whole(self, table: str, problem: str) -> None:
         """What stands there is no table at all; it counts as one row."""

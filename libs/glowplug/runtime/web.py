@@ -16,13 +16,15 @@ from urllib.parse import urlsplit
 from glowplug.domain.errors import GlowplugError
 
 EVERY: Final = "*"
+MAX_BODY_BYTES: Final = 8 << 20  # of an admin port: a body is read whole before anybody asks for the admin token
 _HOST: Final = re.compile(r"(?:\[([0-9a-z:.%_-]+)\]|([a-z0-9._-]+))(?::[0-9]*)?", re.IGNORECASE | re.ASCII)
 _PATTERN: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?", re.ASCII)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _READS: Final = frozenset(("GET", "HEAD"))
 _OWN_SITES: Final = frozenset(("same-origin", "none"))  # none: typed into the address bar, or a bookmark
 # What a page may send to another site without asking it first (a "simple" request).
-_SIMPLE_TYPES: Final = frozenset(("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"))
+FORM: Final = "multipart/form-data"
+_SIMPLE_TYPES: Final = frozenset(("text/plain", "application/x-www-form-urlencoded", FORM))
 Header = Callable[[str], str | None]
 
 
@@ -110,11 +112,11 @@ class WebRules:
     origins: frozenset[str] = frozenset()
 
     def refusal(
-        self, method: str, hosts: Iterable[str], header: Header, *, only_json: bool = True
+        self, method: str, hosts: Iterable[str], header: Header, *, only_json: bool = True, reads_forms: bool = False
     ) -> GlowplugError | None:
         """Why a request is not answered, None when it is. `hosts` are its Host headers, `header` gives any other by
         its name in lower case. `only_json`: a change sent as text or as a form is refused
-        from every sender, else from pages alone."""
+        from every sender, else from pages alone. `reads_forms`: a form with a file is what belongs here."""
         hosts = list(hosts)
         for host in hosts:
             if not self.hosts.allows(host):
@@ -127,11 +129,12 @@ class WebRules:
         is_of_page = bool(origin or site)
         if is_of_page and not self._may(method, hosts, header, origin, site):
             who = f"A page of {origin[:100]}" if origin else "A page of another site"
-            return ForeignOrigin(
-                f"{who} may not use this port. GLOWPLUG_ALLOWED_ORIGINS names those that may.", param="Origin"
-            )
+            let_in = f"GLOWPLUG_ALLOWED_ORIGINS={origin[:100] or 'https://its.address'}"
+            text = f"{who} may not use this port. Start Glowplug with {let_in} to let it in; `*` lets in every site."
+            return ForeignOrigin(text, param="Origin")
         kind = (header("content-type") or "").partition(";")[0].strip().lower()
-        if kind in _SIMPLE_TYPES and (is_of_page or only_json) and method not in _READS:
+        is_form = reads_forms and kind == FORM
+        if kind in _SIMPLE_TYPES and not is_form and (is_of_page or only_json) and method not in _READS:
             return UnsupportedMediaType(f"Send it as application/json, not as {kind}.", param="Content-Type")
         return None
 

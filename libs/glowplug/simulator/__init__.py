@@ -1,1 +1,1 @@
-"""The other shell around the controllers: a virtual clock, fluid links and a batching engine instead of machines."""
+"""The simulator: a shell around the services' controllers with a virtual clock, shared links and a batching engine."""

@@ -1,4 +1,4 @@
-"""What must hold after every event of every run. The first that does not says when, and what."""
+"""Invariants that must hold after every event of every run. The first violation names the time and what broke."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,8 @@ from glowplug.simulator.traffic import Traffic
 
 
 class Checker:
-    """Takes a run step by step and looks at its parts after each. A failure names the run: `Run.label`."""
+    """A checker that steps through a run and checks its parts after each event. A failure names the run:
+    `Run.label`."""
 
     def __init__(self, run: Run, control: ControlPlane, nodes: Mapping[str, SimNode], traffic: Traffic) -> None:
         self._run, self._control, self._nodes, self._traffic = run, control, nodes, traffic
@@ -25,7 +26,7 @@ class Checker:
         kernel.run(end_s)
 
     def look(self) -> None:
-        """Raises AssertionError."""
+        """Check all invariants now. Raises AssertionError."""
         now_s = self._run.kernel.now_s
         self.demand(now_s >= self._last_s, f"time ran back from {self._last_s}")
         self._last_s = now_s
@@ -40,14 +41,14 @@ class Checker:
                 self.look_at(node, now_s)
 
     def demand(self, holds: bool, what: str) -> None:
-        """Raises AssertionError, with the run and the time, unless it `holds`."""
+        """Raise AssertionError, with the run and the time, unless the condition `holds`."""
         assert holds, f"{self._run.label}, at {self._run.kernel.now_s - self._run.began_s:.6f} s: {what}"
 
     def look_at(self, node: SimNode, now_s: float) -> None:
-        """One node. Raises AssertionError."""
+        """Check the invariants of one node. Raises AssertionError."""
         self.demand(not (wrong := node.agent.violations()), f"{node.node_id}: {'; '.join(wrong)}")
         held = node.agent.ledger.holders
-        known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # its source's name, at first
+        known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # by its source's name, at first
         for gpu in node.agent.ledger.gpus:
             self.demand(0 <= gpu.used_bytes <= gpu.total_bytes, f"{gpu.gpu_id} holds {gpu.used_bytes} bytes")
             self.demand(all(g.num_bytes >= 0 for g in gpu.grants), f"{gpu.gpu_id} has a grant below 0")

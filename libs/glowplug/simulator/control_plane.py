@@ -1,9 +1,9 @@
-"""The control plane in virtual time: the controllers of the services, a bus that delivers, a store that keeps.
+"""The control plane in virtual time: the controllers of the services, a bus and a store.
 
-Nothing here decides. A stimulus goes into a controller; its effects become events for their readers (as its
-reads.py declares), rows of a table, or work for a node or for the traffic. `Calm` delivers every event once, in order.
-`Chaos` loses, doubles, delays and reorders them by its seed; services may then be killed or replaced by another leader,
-and the store emptied, and what was lost is made good by the tables, which each service reads again and again.
+Nothing here decides. A stimulus goes into a controller; the controller's effects become events for their readers (as
+each reads.py declares), rows of a table, or work for a node or for the traffic. `Calm` delivers every event once, in
+order. `Chaos` loses, doubles, delays and reorders events by its seed; tests may then also kill services, replace them
+by another leader, or empty the store. Services recover by reading the tables again and again.
 """
 
 import copy
@@ -39,32 +39,32 @@ from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS
-from glowplug.events.facts import DecisionMade, RequestFinished, RouterLoadReported
+from glowplug.events.facts import DecisionMade, RequestFinished, RouterLoadReported, RouterRequestsFinished
 from glowplug.fleet.demand import ONLY_CHANGES
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.registry import choose
 from glowplug.simulator.kernel import Kernel, Timer
 from glowplug.simulator.setup import Params, PolicyNames
 
-Make = Callable[[int], Any]  # a controller, for an epoch
+Make = Callable[[int], Any]  # makes a controller for an epoch
 
 
 class Delivery(Protocol):
-    """How the bus carries an event to one reader."""
+    """The way in which the bus delivers an event to one reader."""
 
-    is_sure: bool  # nothing is ever lost
+    is_sure: bool  # no event is ever lost
 
     def delays_s(self) -> Sequence[float]:
-        """How long each copy of the event takes; none when it is lost."""
+        """The delay of each copy of an event, in seconds; empty when the event is lost."""
         ...
 
     def phase_s(self, period_s: float) -> float:
-        """When the first of what happens every `period_s` happens."""
+        """The time of the first occurrence of something that recurs every `period_s`, in [0, period_s)."""
         ...
 
 
 class Calm:
-    """Each event comes once, `bus_s` later."""
+    """Delivery of each event once, after `bus_s`."""
 
     is_sure = True
 
@@ -80,7 +80,8 @@ class Calm:
 
 @dataclass
 class Chaos:
-    """Events are lost, doubled, delayed and so reordered, and services tick out of step: all by the seed."""
+    """Delivery that loses, doubles, delays and so reorders events, and lets services tick out of step, all by the
+    seed."""
 
     seed: int
     lose: float = 0.05
@@ -100,23 +101,23 @@ class Chaos:
 
 
 class Executor(Protocol):
-    """Whoever carries out the effects of one service that are neither events nor rows."""
+    """An executor of those effects of one service that are neither events nor rows."""
 
     @property
     def executes(self) -> Collection[type[Any]]:
-        """The effects that it knows."""
+        """The types of effects that this executor carries out."""
         ...
 
     def execute(self, effect: Any) -> None: ...
 
     def restarted(self, name: str) -> None:
-        """The service was killed, and another process of it has begun with what the tables say."""
+        """Note that the service was killed and started again from the tables."""
         ...
 
 
 class ControlPlane:
-    """Every service of one run. Whoever carries out their effects is registered by `add_node` and `add_router`.
-    `models` are deployed when it starts; `history` are the windows before, by model_key, that the predictor knows."""
+    """Every service of one run. `add_node` and `add_router` register the executors of their effects. `models` are
+    deployed at the start; `history` are the earlier windows that the predictor knows, by model_key."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class ControlPlane:
         self.on_event: list[Callable[[Event], None]] = []
         self.on_decision: list[Callable[[DecisionRecord], None]] = []
         self.on_save: list[Callable[[str, Any, float], None]] = []
-        self.down: set[str] = set()  # services that are gone
+        self.down: set[str] = set()  # services that have broken down
         self.active: dict[str, None] = {}  # models whose load may have changed since the router's last report
         self._executors: dict[str, Executor] = {}
         self._makers: dict[str, Make] = {}
@@ -158,8 +159,13 @@ class ControlPlane:
         names = {kind: getattr(policies, kind) for kind in ("placement", "eviction", "prewarming")}
         route, forecast = choose("routing", policies.routing), choose("prediction", policies.prediction)
         is_forecast = policies.prediction != "none"
+        fairness = choose("fairness", policies.fairness)
         # There is one router, and it learns nothing from its own report.
-        self._add("router", lambda _: RouterController(params.router, route, priors={}), replace(ROUTER, telemetry=()))
+        self._add(
+            "router",
+            lambda _: RouterController(params.router, route, fairness, priors={}),
+            replace(ROUTER, telemetry=()),
+        )
         self._add(
             "autoscaler",
             lambda epoch: AutoscalerController(scale, policies.scaling, epoch, params.autoscaler),
@@ -167,14 +173,14 @@ class ControlPlane:
         )
         self._add(
             "placer",
-            # Without priors: what a simulated engine takes is its scenario's, and is learned as it goes.
+            # Without priors: start times come from the scenario and are learned during the run.
             lambda epoch: PlacerController(place, evict, names, epoch, params.placer, prewarm=prewarm, priors={}),
             reads_of(place, prewarm),
         )
         self._add(
             "predictor",
             lambda _: PredictorController(params.predictor, forecast, history=history),
-            PREDICTOR if is_forecast else Reads(service="predictor"),  # no policy would see what it counts
+            PREDICTOR if is_forecast else Reads(service="predictor"),  # without a policy its counts are of no use
         )
 
     def _add(self, name: str, make: Make, reads: Reads) -> None:
@@ -185,11 +191,11 @@ class ControlPlane:
                 self._readers.setdefault(payload, []).append(name)
 
     def add_router(self, executor: Executor) -> None:
-        """Who carries out the router's effects. Raises MissingExecutor."""
+        """Register the executor of the router's effects. Raises MissingExecutor."""
         self._execute_by("router", executor)
 
     def add_node(self, node_id: str, make_agent: Make, make_prefetcher: Make, executor: Executor) -> None:
-        """A node with its two services; their effects go to `executor`. Raises MissingExecutor."""
+        """Add a node with its agent and prefetcher, whose effects go to `executor`. Raises MissingExecutor."""
         self._add(node_id, make_agent, AGENT)
         self._add(f"prefetcher-{node_id}", make_prefetcher, self._prefetcher)
         for name in (node_id, f"prefetcher-{node_id}"):
@@ -212,13 +218,13 @@ class ControlPlane:
 
     @property
     def reads_ends(self) -> bool:
-        """Whether any service reads how requests end."""
-        return RequestFinished in self._readers
+        """Return whether any service reads the ends of requests."""
+        return RouterRequestsFinished in self._readers
 
     # time
 
     def start(self) -> None:
-        """Deploy the models and let time pass for everybody."""
+        """Deploy the models and start the ticks of all services."""
         self._deploy()
         params = self.params
         self._begin(params.router_tick_s, "router")
@@ -234,7 +240,7 @@ class ControlPlane:
                 self.kernel.after(self.delivery.phase_s(params.resync_s), self._resync, name)
 
     def _deploy(self) -> None:
-        for model in self._models:
+        for model in sorted(self._models, key=lambda one: bool(one.base)):  # bases before their adapters
             self.give("autoscaler", operator.Deploy(model=model))
 
     def _begin(self, period_s: float, name: str) -> None:
@@ -260,14 +266,15 @@ class ControlPlane:
             self.execute(name, controller.restore(table, rows, self.kernel.now_s), None)
 
     def _close_window(self) -> None:
-        """Time passes for the predictor when a window closes, and has nothing to do between."""
+        """Tick the predictor at the end of each of its windows, the only time at which it has something to do."""
         self.give("predictor", Tick())
         predictor: PredictorController = self.services["predictor"]
         width = predictor.window_s
         self.kernel.at((self.kernel.now_s // width + 1) * width, self._close_window)
 
     def _tick_node(self, node_id: str) -> None:
-        """Ticks at `agent_tick_s` while anything is under way there; `idle_tick_s` are enough for the rest."""
+        """Tick a node's services every `agent_tick_s` while anything is under way on the node; `idle_tick_s`
+        otherwise."""
         agent: AgentController = self.services[node_id]
         prefetcher: PrefetcherController = self.services[f"prefetcher-{node_id}"]
         if not (prefetcher.jobs or any(_moves(one) for one in agent.instances)):
@@ -285,7 +292,7 @@ class ControlPlane:
     # the router's reports
 
     def load_changed(self, model_key: str) -> None:
-        """The router holds or runs something else than it reported: it says so now, or as soon as it may again."""
+        """Have the router report a changed load now, or as soon as `load_soonest_s` allows."""
         self.active[model_key] = None
         due_s = max(self.kernel.now_s, self._reported_at + self.params.load_soonest_s)
         if self._report_due is None or due_s < self._report_due.at_s:
@@ -297,9 +304,8 @@ class ControlPlane:
         self._report_due = self.kernel.at(at_s, self._report_load)
 
     def _report_load(self) -> None:
-        """The first report is whole, and so is each where one may be lost. The others are about models that hold or run
-        something, or did in the report before. One comes no sooner than `load_soonest_s` after the one before, and at
-        least every `load_every_s`."""
+        """Report the router's loads, at the latest `load_every_s` after the last report. The first report covers all
+        models, and so does each where events may be lost; the others cover models that have or just had requests."""
         is_whole = not (self._has_reported and self.delivery.is_sure)
         self._has_reported = True
         loads = self.router.loads() if is_whole else {key: self.router.load(key) for key in self.active}
@@ -309,10 +315,10 @@ class ControlPlane:
         self._reported_at, self._report_due = self.kernel.now_s, None
         self._report_at(self.kernel.now_s + self.params.load_every_s)
 
-    # what goes wrong
+    # faults
 
     def restart(self, name: str) -> None:
-        """Kill a service (as with kill -9) and start it again: the store survives, and what an agent wrote down."""
+        """Kill a service (as with kill -9) and start it again; the store and an agent's own memory survive."""
         self.services[name] = self._makers[name](self._next_epoch(name))
         self._restore(name)
         if name in self._executors:
@@ -321,8 +327,8 @@ class ControlPlane:
             self._deploy()
 
     def elect(self, name: str, *, lingers: bool = False) -> None:
-        """Another process of a service begins to lead. It has followed the one before and read the tables. That one, if
-        it `lingers`, has not noticed, and goes on: it receives what the new leader does, and sends at its old epoch."""
+        """Make another process of a service lead, which has followed the old leader and read the tables. `lingers`: the
+        old leader has not noticed and goes on, receiving the same events and sending at its old epoch."""
         earlier, epoch = self.services[name], self._next_epoch(name)
         if lingers:
             self._go_on(f"{name}-0", name, epoch - 1)
@@ -342,7 +348,7 @@ class ControlPlane:
             self.kernel.after(self.params.resync_s, self._resync, alias)
 
     def empty_store(self) -> None:
-        """The store loses every row."""
+        """Delete every row of the store."""
         for rows in self.tables.values():
             rows.clear()
 
@@ -353,7 +359,7 @@ class ControlPlane:
     # stimuli and effects
 
     def give(self, name: str, stimulus: Any) -> None:
-        """One stimulus for one service; its effects are carried out at once."""
+        """Give a service one stimulus and carry out its effects at once; a stale command is dropped."""
         if name in self.down:
             return
         try:
@@ -384,14 +390,27 @@ class ControlPlane:
                 self._executors[name].execute(effect)
 
     def publish(self, name: str, payload: Any, cause: Event | None) -> None:
-        """One event to everybody who reads its kind."""
+        """Publish one event to all services that read its kind."""
+        event = self._told(name, payload, cause)
+        if isinstance(payload, PREFETCHER.commands):
+            self._wake(payload.target)
+        self._deliver(event)
+
+    def ended(self, request: RequestFinished) -> None:
+        """Publish the end of a request, and a router's report of it alone to those who read all ends."""
+        event = self._told("router", request, None)
+        report = RouterRequestsFinished(router_id=request.router_id, requests=(request,))
+        self._deliver(replace(event, type=report.TYPE, data=report))
+
+    def _told(self, name: str, payload: Any, cause: Event | None) -> Event:
         event = self.event(name, payload, cause)
         for listener in self.on_event:
             listener(event)
-        if isinstance(payload, PREFETCHER.commands):
-            self._wake(payload.target)
-        readers = self.readers_of(payload)
-        # what is sure to come, comes to all at one time; else each reader has its own delays
+        return event
+
+    def _deliver(self, event: Event) -> None:
+        readers = self.readers_of(event.data)
+        # sure delivery reaches all readers at one time; otherwise each reader has its own delays
         groups = [readers] if readers and self.delivery.is_sure else [[reader] for reader in readers]
         for group in groups:
             for delay_s in self.delivery.delays_s():
@@ -402,7 +421,7 @@ class ControlPlane:
             self.give(reader, event)
 
     def event(self, name: str, payload: Any, cause: Event | None) -> Event:
-        """A payload as `name` publishes it now."""
+        """The event with which the service `name` publishes a payload now."""
         self._num_events += 1
         return Event(
             event_id=f"e{self._num_events}",
@@ -415,7 +434,8 @@ class ControlPlane:
         )
 
     def readers_of(self, payload: Any) -> Sequence[str]:
-        """Of services that every node has, those of the node it is about; of a fact about none, those of all nodes."""
+        """The services that read a payload. Of services that every node has, only those of the payload's node; of all
+        nodes if the payload is about none."""
         one_each = self._readers.get(type(payload), [])
         if isinstance(payload, AGENT.commands):
             return [payload.target]
@@ -429,6 +449,6 @@ class ControlPlane:
 
 
 def _moves(instance: Instance) -> bool:
-    """Whether its agent has to look after it as time goes by."""
+    """Return whether an instance is changing state, so that its agent needs frequent ticks."""
     state = instance.state
     return not (state is InstanceState.READY or state.is_dormant or state.is_gone)

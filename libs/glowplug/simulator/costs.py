@@ -1,4 +1,4 @@
-"""What a step of an engine costs: affine in tokens, sequences and context, fitted on published profiles.
+"""The time of an engine's step: affine in tokens, sequences and context, fitted to published profiles.
 
 The constants are least squares over measured profiles of each model and GPU, kept where batch x length <= 2048 tokens
 (2-11 % mean error). `tok` tokens and `sq` squared prompt lengths of a prefill batch, `batch` sequences and `ctx`
@@ -22,22 +22,22 @@ class StepCosts:
     decode_base_s: float
     decode_s_per_sequence: float = 0.0
     decode_s_per_context: float = 0.0
-    num_stages: int = 1  # of a pipeline whose stages work on different prompts of a prefill step at once
+    num_stages: int = 1  # of a pipeline whose stages work on different prompts of one prefill step
 
     def prefill_s(self, num_tokens: int, num_tokens2: int) -> float:
-        """A prefill step over prompts of `num_tokens` in all, `num_tokens2` the sum of their squares.
+        """Seconds of a prefill step over prompts of `num_tokens` in all; `num_tokens2` is the sum of their squares.
 
-        On s stages one prompt takes as long as on one GPU; of n equal ones, each a micro-batch, the last leaves the
-        pipeline after (s + n - 1) / (s n) of the time they take one after the other.
+        On s stages one prompt takes as long as on one GPU; n equal prompts, each a micro-batch, take (s + n - 1) / (s
+        n) of the time that they would take one after the other.
         """
         per_token = self.prefill_s_per_token * num_tokens + self.prefill_s_per_token2 * num_tokens2
         if self.num_stages > 1 and num_tokens:
-            longest = num_tokens2 / (num_tokens * num_tokens)  # one n-th when all are equal
+            longest = min(1.0, num_tokens2 / (num_tokens * num_tokens))  # one n-th when all are equal
             per_token *= (1 + (self.num_stages - 1) * longest) / self.num_stages
         return self.prefill_base_s + per_token
 
     def decode_s(self, num_sequences: int, num_context: int, num_steps: int = 1) -> float:
-        """`num_steps` decode steps of the same sequences, whose context grows by one token each and step."""
+        """Seconds of `num_steps` decode steps of the same sequences, each of which grows by one token per step."""
         first = (
             self.decode_base_s + self.decode_s_per_sequence * num_sequences + self.decode_s_per_context * num_context
         )
@@ -62,15 +62,16 @@ class StepCosts:
         return guess
 
     def scaled(self, ratio: float) -> "StepCosts":
-        """The same engine on a GPU that takes `ratio` times as long."""
+        """The costs of the same engine on a GPU that takes `ratio` times as long."""
         terms = {one.name: getattr(self, one.name) * ratio for one in fields(self) if one.name != "num_stages"}
         return replace(self, **terms)
 
     def pipelined(self, num_stages: int, hop_s: float) -> "StepCosts":
-        """The same model over `num_stages` GPUs with nothing else on them (HydraServe Eq. 2, w = s).
+        """The costs of the same model over `num_stages` GPUs with nothing else on them (HydraServe Eq. 2, w = s).
 
         A token visits every stage and returns to the first: `num_stages` hops, one fewer for the first token (erratum
-        E13). The stages work on different micro-batches at once, so what grows with the batch costs a stage's share.
+        E13). The stages work on different micro-batches at once, so the terms that grow with the batch are divided by
+        `num_stages`.
         """
         if num_stages == 1:
             return self
@@ -85,7 +86,8 @@ class StepCosts:
 
     @classmethod
     def of_ms(cls, prefill: tuple[float, float, float], decode: tuple[float, float, float]) -> "StepCosts":
-        """Of milliseconds: base, per token and per token squared; base, per sequence and per token of context."""
+        """Make costs from milliseconds. `prefill`: base, per token, per token squared; `decode`: base, per sequence,
+        per token of context."""
         (base, token, token2), (step, sequence, context) = (
             [term / 1e3 for term in terms] for terms in (prefill, decode)
         )

@@ -1,7 +1,7 @@
-"""Cases carried out, here or in worker processes: the same numbers either way, for nothing in a run knows where it is.
+"""Runs of cases, in this process or in worker processes, with the same numbers either way.
 
-A worker gets the scenario as written, never an object of ours, and answers with plain numbers; what a run records goes
-to its own folder.
+A worker gets the scenario as written, never one of our objects, and returns plain numbers; what a run records goes to
+its own folder.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ Progress = Callable[[Sequence[float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one case: its numbers (see `results.summary`), and the notes that must stand beside them."""
+    """The outcome of one case: its numbers (see `results.summary`), and the notes to be shown with them."""
 
     variant: str
     seed: int
@@ -39,14 +39,14 @@ class Outcome:
 
 
 class BrokenRun(AssertionError):
-    """An invariant of a simulated run does not hold. The message names the run and its seed, says what broke, and on a
-    line of its own the command that breaks it again, where one is known."""
+    """An invariant of a simulated run does not hold. The message names the run, its seed and what broke, and on a line
+    of its own the command that reproduces it, if known."""
 
 
 def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] | None = None) -> Outcome:
-    """One run; with a `folder`, everything that happened in it is recorded there. Raises BrokenRun when an invariant
-    breaks (those of checkers.py are watched when the case is checked), ScenarioError when its trace turns out not to be
-    sound. Any other error is a mistake of ours: it gets a note with the run and the command."""
+    """Run one case, and record everything that happens in `folder` if given. Raises BrokenRun when an invariant breaks
+    (those of checkers.py only if the case is checked), and ScenarioError when the trace turns out to be invalid. Any
+    other error is a bug: it gets a note with the run and the command."""
     scenario = load_tree(case.tree, case.beside)
     label = f"{scenario.name}, {case.variant}, seed {case.seed}"
     world = World(scenario.setup, scenario.arrivals(case.seed), check=case.check, label=label)
@@ -71,7 +71,7 @@ def _described(label: str, what: str, case: Case) -> str:
 
 
 def _what(error: AssertionError) -> str:
-    """The message; of an assertion without one, where it stands and what it says."""
+    """The message of an error; for an assertion without one, its file, line and text."""
     if str(error):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]
@@ -81,7 +81,8 @@ def _what(error: AssertionError) -> str:
 def run_cases(
     cases: Sequence[Case], folders: Sequence[Path | None], jobs: int, progress: Progress | None = None
 ) -> list[Outcome]:
-    """All cases in their order, `jobs` at a time. `progress` is called with the share done of each, now and then."""
+    """Run all cases, `jobs` at a time, and return their outcomes in order. `progress` is called from time to time with
+    the share done of each case."""
     if jobs > 1 and len(cases) > 1:
         return _in_processes(cases, folders, min(jobs, len(cases)), progress)
     done = [0.0] * len(cases)
@@ -104,8 +105,8 @@ def _in_processes(
     shares = context.Array(ctypes.c_double, len(cases), lock=False)
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(shares,)) as pool:
         unheld = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:  # around the submits too: a Ctrl-C that came just before it was held back is raised among them
-            # a terminal sends Ctrl-C to everybody: workers inherit that it is held back, and are ended from here
+        try:  # includes the submits: a Ctrl-C from just before the block is raised there
+            # A terminal sends Ctrl-C to all processes: workers inherit the block, and this process ends them.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             futures = [
                 pool.submit(_work, number, case, folder)
@@ -138,7 +139,7 @@ def _begin(shares: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Runs have no reader any more once the process that asked for them has ended."""
+    """Exit once the parent process has ended, since nobody reads the runs any more."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

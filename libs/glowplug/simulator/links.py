@@ -1,9 +1,9 @@
-"""Links that transfers share fluidly: max-min fair within a priority, a higher priority first.
+"""Links whose bandwidth transfers share: max-min fair within a priority, higher priorities first.
 
-A transfer may cross several links at once (a server's network card, then the PCIe lanes of a GPU); its rate is bound by
-the one with the least left for it. Rates change only when a transfer starts or ends, so one event per change is exact.
-HydraServe section 4.2 shares a link in equal parts (Eq. 3-4); here bandwidth freed by one that ends goes to the others
-at once.
+A transfer may cross several links at once (a server's network card, then the PCIe lanes of a GPU); the link with the
+least bandwidth left bounds its rate. Rates change only when a transfer starts or ends, so one event per change is
+exact. HydraServe section 4.2 shares a link in equal parts (Eq. 3-4); here the bandwidth that an ended transfer frees
+goes to the others at once.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Bytes on their way. `left_bytes` is right at `since_s`; `priority` 0 goes before 1."""
+    """Bytes on their way. `left_bytes` is as of `since_s`; `priority` 0 goes before 1."""
 
     name: str
     num_bytes: float
@@ -40,7 +40,7 @@ class Transfer:
     timer: Timer | None = None
 
     def left_at(self, now_s: float) -> float:
-        """Bytes still to come at `now_s`."""
+        """Bytes still to be transferred at `now_s`."""
         return max(0.0, self.left_bytes - self.rate * (now_s - self.since_s))
 
 
@@ -53,7 +53,7 @@ class Links:
     def start(
         self, name: str, num_bytes: float, links: Iterable[Link], done: Callable[[], None], *, priority: int = 0
     ) -> Transfer:
-        """Send `num_bytes` over `links`; `done()` when the last is there. Over no link it takes no time.
+        """Start to send `num_bytes` over `links`, and call `done()` at the end. Without a link that takes no time.
 
         Raises ValueError for negative bytes.
         """
@@ -70,13 +70,13 @@ class Links:
         return transfer
 
     def hurry(self, transfer: Transfer, priority: int = 0) -> None:
-        """Give a transfer another priority. One that is over stays as it is."""
+        """Change the priority of a transfer. Has no effect on one that has ended."""
         if transfer.links and transfer.priority != priority:
             transfer.priority = priority
             self._share(transfer)
 
     def stop(self, transfer: Transfer) -> float:
-        """Take a transfer away. Returns the bytes that had arrived."""
+        """Stop a transfer. Returns the bytes that had arrived."""
         left = transfer.left_at(self.kernel.now_s)
         if transfer.timer is not None:
             transfer.timer.cancel()
@@ -97,7 +97,7 @@ class Links:
             self._share(*neighbours)
 
     def _share(self, *touched: Transfer) -> None:
-        """New rates for everybody who shares a link, directly or through others, with `touched`."""
+        """Compute new rates for all transfers that share a link, directly or through others, with `touched`."""
         transfers, links = _component(touched)
         rates = _max_min(transfers, links)
         now_s = self.kernel.now_s
@@ -125,7 +125,7 @@ def _component(touched: Iterable[Transfer]) -> tuple[list[Transfer], list[Link]]
 
 
 def _max_min(transfers: list[Transfer], links: list[Link]) -> list[float]:
-    """Max-min fair rates, one priority after the other, each from what those before have left."""
+    """Max-min fair rates of the transfers, in bytes a second; each priority gets what the ones before it have left."""
     left = {link: link.bytes_per_s for link in links}
     rates: dict[Transfer, float] = {}
     for priority in sorted({t.priority for t in transfers}):

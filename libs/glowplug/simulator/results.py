@@ -1,5 +1,5 @@
-"""What came of a run: counts, quantiles that take the same memory for a thousand requests and for a billion, and who
-held what for how long; then the plain numbers that the table, results.json and the report show. Seconds, bytes."""
+"""The results of a run: counts, quantiles in constant memory, and the held time of GPUs and instances; then the plain
+numbers that the table, results.json and the report show. Seconds and bytes."""
 
 import math
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 class Quantiles:
-    """A histogram over buckets that grow by 1 %: any quantile within 0.5 % of its value, above a microsecond."""
+    """A histogram with buckets that grow by 1 %: quantiles are within 0.5 % of their value, above a microsecond."""
 
     __slots__ = ("_buckets", "count", "highest", "lowest", "total")
 
@@ -35,7 +35,7 @@ class Quantiles:
         self.lowest, self.highest = math.inf, -math.inf
 
     def add(self, value: float) -> None:
-        """One more value, 0 or above."""
+        """Add a value of 0 or above."""
         self._buckets[_bucket(value)] += 1
         self.count += 1
         self.total += value
@@ -45,7 +45,7 @@ class Quantiles:
             self.highest = value
 
     def at(self, share: float) -> float:
-        """The smallest value that at least `share` of all do not exceed; nan when there is none."""
+        """The smallest value that at least `share` of all values do not exceed; nan without values."""
         if not self.count:
             return math.nan
         wanted, seen = max(1, math.ceil(share * self.count)), 0
@@ -57,7 +57,7 @@ class Quantiles:
         return self.highest
 
     def share_upto(self, value: float) -> float:
-        """Share of all values that do not exceed `value`, by whole buckets; nan when there is none."""
+        """The share of all values that do not exceed `value`, by whole buckets; nan without values."""
         if not self.count:
             return math.nan
         last = _bucket(value)
@@ -68,7 +68,7 @@ class Quantiles:
         return self.total / self.count if self.count else math.nan
 
     def merge(self, other: "Quantiles") -> None:
-        """Take in everything of `other`."""
+        """Add all values of `other`."""
         self._buckets.update(other._buckets)
         self.count += other.count
         self.total += other.total
@@ -81,17 +81,18 @@ def _bucket(value: float) -> int:
 
 @dataclass(slots=True)
 class ModelResult:
-    """What came of one model's requests. Times in seconds."""
+    """The results of one model's or one tenant's requests. Times in seconds."""
 
     num_arrived: int = 0
     num_finished: int = 0
     num_cold: int = 0
-    num_ttft_asked: int = 0  # that came for a model with an objective for it
+    num_ttft_asked: int = 0  # requests whose model has an objective for TTFT
     num_tpot_asked: int = 0
     num_ttft_met: int = 0
     num_tpot_met: int = 0
     num_refused: Counter[str] = field(default_factory=Counter)  # by error code, or what happened to the client
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompts, those that engines had in their cache
     response_tokens: int = 0
     num_preempted: int = 0
     ttft: Quantiles = field(default_factory=Quantiles)
@@ -101,8 +102,8 @@ class ModelResult:
 
     @property
     def ttft_attainment(self) -> float:
-        """Requests whose first token came in time, of all that came for a model with an objective; nan when there is
-        none. Refused ones missed it."""
+        """Share of requests whose first token came in time, of all whose model has an objective; nan without any. A
+        refused request missed its objective."""
         return self.num_ttft_met / self.num_ttft_asked if self.num_ttft_asked else math.nan
 
     @property
@@ -110,21 +111,30 @@ class ModelResult:
         return self.num_tpot_met / self.num_tpot_asked if self.num_tpot_asked else math.nan
 
     def arrived(self, slo: Slo) -> None:
-        """One more request; an objective of 0 is none."""
+        """Count a request that arrived; an objective of 0 is none."""
         self.num_arrived += 1
         self.num_ttft_asked += bool(slo.ttft_s)
         self.num_tpot_asked += bool(slo.tpot_s)
 
     def answered(
-        self, slo: Slo, tokens: tuple[int, int], *, cold: bool, ttft_s: float, decode_s: float, e2e_s: float
+        self,
+        slo: Slo,
+        tokens: tuple[int, int],
+        *,
+        cold: bool,
+        ttft_s: float,
+        decode_s: float,
+        e2e_s: float,
+        cached_tokens: int = 0,
     ) -> None:
-        """One that was answered: `tokens` of its prompt and response, seconds to its first token, from there to its
-        last, and to its end."""
+        """Count an answered request: `tokens` of prompt and response, `cached_tokens` of the prompt, seconds to the
+        first token, from the first token to the last (`decode_s`), and from arrival to the end (`e2e_s`)."""
         prompt, response = tokens
         tpot_s = 0.0
         self.num_finished += 1
         self.num_cold += cold
         self.prompt_tokens += prompt
+        self.cached_tokens += cached_tokens
         self.response_tokens += response
         self.ttft.add(ttft_s)
         self.e2e.add(e2e_s)
@@ -138,12 +148,12 @@ class ModelResult:
 
 @dataclass(slots=True)
 class Peak:
-    """The highest mean of any bucket of time that had at least `least` values. Times may not go back."""
+    """The highest mean over all buckets of time with at least `least` values. Times must not go back."""
 
     width_s: float = 60.0
     least: int = 1
     highest: float = math.nan
-    at_s: float = math.nan  # where its bucket began
+    at_s: float = math.nan  # beginning of the highest bucket
     _bucket: int = -1
     _count: int = 0
     _total: float = 0.0
@@ -157,7 +167,7 @@ class Peak:
         self._total += value
 
     def close(self) -> None:
-        """Take the bucket under way into account."""
+        """Include the last bucket."""
         if self._count >= max(1, self.least):
             mean = self._total / self._count
             if not mean <= self.highest:
@@ -166,22 +176,23 @@ class Peak:
 
 @dataclass(slots=True)
 class Results:
-    """What came of a whole run. `*_seconds` of GPUs and instances are held time, exact to the event."""
+    """The results of a whole run. `*_seconds` of GPUs and instances are held time, exact to the event."""
 
     by_model: dict[str, ModelResult] = field(default_factory=lambda: defaultdict(ModelResult))
+    by_tenant: dict[str, ModelResult] = field(default_factory=lambda: defaultdict(ModelResult))  # of those with one
     starts: Counter[str] = field(default_factory=Counter)  # engines that serve, by what their start found (Origin)
     num_prewarms: int = 0  # replicas begun
     num_evictions: int = 0
     num_consolidated: int = 0
     bytes_fetched: float = 0.0
     bytes_loaded: float = 0.0
-    bytes_prewarmed: float = 0.0  # of those loaded, the ones of replicas
+    bytes_prewarmed: float = 0.0  # the part of the loaded bytes that was for replicas
     bytes_migrated: float = 0.0  # KV cache between engines
     bytes_swapped: float = 0.0  # in and out
     load_seconds: float = 0.0  # host memory to GPU, summed over loads
     fetch_seconds: float = 0.0
-    gpu_seconds: float = 0.0  # GPUs whose ledger holds anything, over time
-    gpu_serving_seconds: float = 0.0  # ... anything but replicas
+    gpu_seconds: float = 0.0  # of GPUs that hold anything
+    gpu_serving_seconds: float = 0.0  # of GPUs that hold anything but replicas
     instance_seconds: float = 0.0  # instances that serve, from their start to their end
     instances_peak: int = 0
     normalised_peak: Peak = field(default_factory=Peak)  # over minutes (PreServe section 5.3)
@@ -193,23 +204,23 @@ class Results:
 
     @property
     def hit_ratio(self) -> float:
-        """Starts that found a replica, whole or on its way, of all starts; nan when there was none."""
+        """Share of starts that found a replica, loaded or loading; nan without starts."""
         hits = self.starts["prewarmed"] + self.starts["prewarming"]
         return hits / self.num_starts if self.starts else math.nan
 
     @property
     def load_s_per_request(self) -> float:
-        """Seconds of fetching and loading, over every request that came (mCache section 6)."""
+        """Seconds of fetching and loading per request that arrived (mCache section 6)."""
         arrived = sum(one.num_arrived for one in self.by_model.values())
         return (self.load_seconds + self.fetch_seconds) / arrived if arrived else math.nan
 
     @property
     def normalised_peak_s(self) -> float:
-        """The worst minute's mean normalised latency; nan when nothing has finished."""
+        """The mean normalised latency of the worst minute; nan if no request has finished."""
         return self.normalised_peak.highest
 
     def total(self) -> ModelResult:
-        """All models as one."""
+        """The results of all models added up."""
         whole = ModelResult()
         for one in self.by_model.values():
             for name in (one.name for one in fields(whole)):
@@ -222,7 +233,7 @@ class Results:
 
 
 class Integral:
-    """A count over time."""
+    """A count and its integral over time."""
 
     __slots__ = ("now", "since_s", "total")
 
@@ -230,8 +241,8 @@ class Integral:
         self.now, self.since_s, self.total = 0, since_s, 0.0
 
     def add(self, change: int, at_s: float) -> float:
-        """The count changes. Returns its sum over the time until then."""
-        at_s = max(at_s, self.since_s)  # what changes before the count begins is only the level it begins with
+        """Change the count at `at_s`. Returns its integral up to then."""
+        at_s = max(at_s, self.since_s)  # an earlier change only sets the initial level
         self.total += self.now * (at_s - self.since_s)
         self.since_s = at_s
         self.now += change
@@ -239,7 +250,8 @@ class Integral:
 
 
 class Accounts:
-    """Integrates over every row that is saved. What was held before `since_s` does not count."""
+    """Integrals of GPUs and instances in use, from the rows saved to the store. Time before `since_s` does not
+    count."""
 
     def __init__(self, since_s: float) -> None:
         self.gpus, self.serving_gpus, self.instances = (Integral(since_s) for _ in range(3))
@@ -248,14 +260,14 @@ class Accounts:
         self._serving: set[str] = set()
 
     def saved(self, table: str, row: Any, now_s: float) -> None:
-        """One row as it is now."""
+        """Take a row as it is saved at `now_s`."""
         if table == "nodes":
             self._node(row, now_s)
         elif table == "instances":
             self._instance(row, now_s)
 
     def close(self, results: Results, now_s: float) -> None:
-        """Write what has come together."""
+        """Write the integrals up to `now_s` into `results`."""
         results.gpu_seconds = self.gpus.add(0, now_s)
         results.gpu_serving_seconds = self.serving_gpus.add(0, now_s)
         results.instance_seconds = self.instances.add(0, now_s)
@@ -279,12 +291,12 @@ class Accounts:
         self.peak = max(self.peak, self.instances.now)
 
 
-def row_of(name: str, one: ModelResult) -> Row:
-    """One model's figures. Attainment counts every request that came for a model with an objective: refused and
-    unfinished ones missed it. None where there is no objective."""
+def row_of(name: str, one: ModelResult, kind: str = "model") -> Row:
+    """The figures of one model, or of one tenant (`kind`). Attainment counts every request of a model with an
+    objective; refused and unfinished requests missed it. None without an objective."""
     refused = one.num_refused.total()
     return {
-        "model": name,
+        kind: name,
         "num_arrived": one.num_arrived,
         "num_finished": one.num_finished,
         "num_refused": refused,
@@ -305,9 +317,12 @@ def row_of(name: str, one: ModelResult) -> Row:
 
 
 def summary(results: Results) -> dict[str, Any]:
-    """`total`, `models` by name, `fleet` with whatever the run counted as a whole, and `curves` of all requests."""
+    """The plain numbers of a run: `total`, `models` by name, `tenants` likewise where there are any, `fleet` with the
+    whole run's counts, and `curves` of all requests."""
     total = results.total()
+    tenants = [row_of(name, one, "tenant") for name, one in sorted(results.by_tenant.items())]
     return {
+        **({"tenants": tenants} if tenants else {}),
         "total": row_of("total", total),
         "models": [row_of(name, one) for name, one in sorted(results.by_model.items())],
         "fleet": fleet_of(results),
@@ -316,7 +331,7 @@ def summary(results: Results) -> dict[str, Any]:
 
 
 def fleet_of(results: Results) -> Row:
-    """Every plain number and every count by name that a run keeps, and its own ratios."""
+    """All plain numbers, counts by name and ratios of a run as a whole."""
     row: Row = {}
     for name in (*(one.name for one in fields(results)), "num_starts", "hit_ratio", "load_s_per_request",
                  "normalised_peak_s"):  # fmt: skip
@@ -329,7 +344,7 @@ def fleet_of(results: Results) -> Row:
 
 
 def curve(values: Quantiles) -> list[tuple[float, float]]:
-    """(value, share of all that do not exceed it), denser towards the tail; empty when there is none."""
+    """Points (value, share of all values that do not exceed it), denser towards the tail; empty without values."""
     points = [(round(values.at(share), 6), share) for share in SHARES] if values.count else []
     return [one for one, after in pairwise(points) if one[0] != after[0]] + points[-1:]
 
@@ -348,5 +363,5 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no nan: where there is no figure there is null."""
+    """The value, or None for nan and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,7 +1,9 @@
-"""Reading the files of a run (`run_folder` says which), or other rows of JSON, without the simulator."""
+"""Reading of a run's files (run_folder.py lists them) and other rows of JSON, without the simulator."""
 
+import gzip
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -9,7 +11,7 @@ from glowplug.simulator.scenario.errors import ScenarioError
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """One of a run's JSON files. Raises ScenarioError when there is none, or it is none of ours."""
+    """Read one of a run's JSON files. Raises ScenarioError when it is missing or no JSON object."""
     try:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError as error:
@@ -22,14 +24,16 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_lines(folder: Path, name: str, begins: str = "") -> Iterator[dict[str, Any]]:
-    """The rows of a run's JSON lines, those alone whose text `begins` so. Raises ScenarioError naming file and line."""
+    """Read a run's JSON lines, only those that start with `begins`. Raises ScenarioError naming file and line."""
     return read_rows(folder / name, begins)
 
 
 def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
-    """JSON objects, one a line. Raises ScenarioError naming file and line."""
+    """Read the JSON objects of a file, one a line, only lines that start with `begins`. A file whose name ends in .gz
+    is unpacked. Raises ScenarioError naming file and line."""
+    opened: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
     try:
-        file = path.open(encoding="utf-8-sig")
+        file = opened(path, "rt", encoding="utf-8-sig")
     except OSError as error:
         raise ScenarioError("", f"{path}: {error.strerror}") from error
     with file:
@@ -48,5 +52,5 @@ def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
 def _text(file: IO[str], path: Path) -> Iterator[str]:
     try:
         yield from file
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ScenarioError("", f"{path}: cannot be read as text: {error}") from error

@@ -1,4 +1,4 @@
-"""A run on disk: what happened, line by line as on the bus, and what came of it.
+"""A run on disk: its events line by line as on the bus, and its results.
 
     setup.json       the scenario as it was run, with its seed and version
     results.json     the figures, per model and in all
@@ -35,7 +35,7 @@ FILES = ("setup.json", "results.json", "events.jsonl", "decisions.jsonl", "reque
 
 @contextmanager
 def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) -> Iterator[Finish]:
-    """Record what happens in `world` to `folder`; `finish` takes what came of it. Without a folder, nothing."""
+    """Record a run of `world` in `folder`; the yielded `finish` takes its results. Without a folder, record nothing."""
     if folder is None:
         yield lambda results, numbers: None
         return
@@ -58,12 +58,13 @@ def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) 
 
 
 def _beside(case: Case, folder: Path) -> str:
-    """Where the scenario's own files are, from the run's folder on: both may move together. "" when it has none."""
+    """The path of the scenario's own files relative to the run's folder, so that both may move together; "" if it has
+    none."""
     return os.path.relpath((case.kept or case.beside).resolve(), folder.resolve()) if _names_a_file(case.tree) else ""
 
 
 def _names_a_file(tree: Any) -> bool:
-    """Whether requests or lengths come from a file given by its path, wherever in the tree."""
+    """Return whether any field in the tree takes requests or lengths from a file given by its path."""
     if isinstance(tree, list):
         return any(map(_names_a_file, tree))
     if not isinstance(tree, Mapping):
@@ -72,7 +73,7 @@ def _names_a_file(tree: Any) -> bool:
 
 
 class _Tape:
-    """Writes lines as things happen."""
+    """A writer of a run's lines, as events happen."""
 
     def __init__(self, world: World, files: Mapping[str, IO[bytes]]) -> None:
         self._world, self._files = world, files

@@ -1,7 +1,7 @@
-"""What is simulated: servers, models, the policies in force, and the constants of the machine. Seconds and bytes.
+"""The setup of a simulation: servers, models, policies, and the constants of the machines. Seconds and bytes.
 
-Defaults are those of section 7 of the calibration the figures rest on: PCIe 32 GB/s, a network card of 16 Gbit/s, and
-the start-up stages of an engine as `StartSeconds` lists them.
+Defaults are those of section 7 of the calibration on which the figures rest: PCIe 32 GB/s, a network card of 16 Gbit/s,
+and the start-up stages of an engine as `StartSeconds` lists them.
 """
 
 import math
@@ -14,6 +14,7 @@ from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.controller import PlacerParams
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.router.params import RouterParams
+from glowplug.domain.access import Tenant
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model
 from glowplug.policies.prediction.port import WindowTotals
@@ -23,40 +24,40 @@ GB = 10**9
 GIB = 2**30
 MAX_GPUS: Final = 100_000
 FAULTS: Final = ("death", "consolidation", "hang")
-ABILITIES: Final = frozenset({"prewarm", "share", "stages", "swap"})
-SHARE_WHEN_ASKED: Final = frozenset({"vllm"})  # engines with "share" that do it for models with weights_shared alone
+ABILITIES: Final = frozenset({"adapters", "prewarm", "share", "stages", "swap"})
+SHARE_WHEN_ASKED: Final = frozenset({"vllm"})  # engines with "share" that share only weights_shared models
 QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSeconds:
-    """What an engine's start, sleep and growth cost besides moving weights over links. `launch_s` is the process with
-    its context (container and CUDA context in HydraServe), `warmup_s` what follows the load (graphs, first token).
+    """The times of an engine's start, sleep and growth besides moving weights over links. `launch_s` is the process
+    with its context (container and CUDA context in HydraServe), `warmup_s` what follows the load (graphs, first token).
 
-    `overlap` (HydraServe section 5): weights are fetched while the process comes up, and go on to the GPU as they
-    come in, so only the last chunk is left to load once the fetch is over (Eq. 5); without it every stage waits for the
-    one before, the fetch included. Swap-ins of SwapServeLLM: 5.3 s and 13.5 GB/s for vLLM, 0.23 s and 7 GB/s of all
+    `overlap` (HydraServe section 5): weights are fetched while the process comes up, and are loaded to the GPU as they
+    come, so that only the last chunk is left to load after the fetch (Eq. 5); without it every stage waits for the one
+    before, the fetch included. Swap-ins of SwapServeLLM: 5.3 s and 13.5 GB/s for vLLM, 0.23 s and 7 GB/s of all
     resident bytes for Ollama.
     """
 
     launch_s: float = 0.5
-    library_s: float = 0.0  # imports; beside the load with `overlap`, before it without
+    library_s: float = 0.0  # imports; during the load with `overlap`, before it without
     warmup_s: float = 0.1
-    first_s: float = 0.0  # its first prefill takes so much longer than others: pages and caches are cold
+    first_s: float = 0.0  # extra time of the first prefill, with cold pages and caches
     stop_s: float = 0.1
     overlap: bool = True
     chunk_bytes: int = 16_000_000
-    load_bytes_per_s: float = math.inf  # what an engine takes by itself, over its GPUs; inf: what its lanes carry
-    replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 6)
-    activate_s: float = 0.0  # a replica becomes an engine
-    page_map_s: float = 0.0  # of each page of KV cache an activation maps: 1.5e-6, or 193e-6 when pages are created
+    load_bytes_per_s: float = math.inf  # an engine's own load rate over all of its GPUs; inf: only lanes bound it
+    replica_s: float = 0.0  # placing a replica in a process of a pool (WarmServe section 6)
+    activate_s: float = 0.0  # turning a replica into an engine
+    page_map_s: float = 0.0  # mapping one page of KV cache: 1.5e-6, or 193e-6 when pages are created
     page_bytes: int = 2_097_152
-    stream_layers: bool = True  # the first prefill begins before the last layers are there (WarmServe section 4)
+    stream_layers: bool = True  # the first prefill begins before the last layers are loaded (WarmServe section 4)
     num_layers: int = 32
     sleep_s: float = 0.1
     swap_base_s: float = 5.3
     swap_bytes_per_s: float = 13.5e9
-    swap_resident: bool = False  # a swap-in moves all resident bytes, not the weights alone
+    swap_resident: bool = False  # a swap-in moves all resident bytes, not just the weights
     hop_s: float = 0.001  # one pipeline stage to the next (t_n)
 
     def __post_init__(self) -> None:
@@ -65,21 +66,21 @@ class StartSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSetup:
-    """One kind of server, `num_servers` of it."""
+    """One kind of server, of which there are `num_servers`."""
 
     name: str = "server"
     num_servers: int = 1
     num_gpus: int = 8
     gpu_bytes: int = 80 * GB
-    gpu_kind: str = "h800"  # what `StepCosts` are looked up by
+    gpu_kind: str = "h800"  # the key of `StepCosts`
     network_bytes_per_s: float = 2e9
     pcie_bytes_per_s: float = 32e9
     host_cache_bytes: int = 1024 * GB
     disk_cache_bytes: int = 0  # of local disk behind host memory, for copies of weights; 0: none
     disk_bytes_per_s: float = 2e9  # of that disk, shared by reads and writes
-    weights_in_host: bool = False  # every model's weights lie in host memory from the start
-    abilities: frozenset[str] = frozenset()  # those of ABILITIES: of every engine; "vllm:swap": of that one
-    start_cores: float = 0.0  # starts at once that do not slow each other, of engines that start by CPU; 0: none does
+    weights_in_host: bool = False  # every model's weights are in host memory from the start
+    abilities: frozenset[str] = frozenset()  # from ABILITIES, for every engine; "vllm:swap": for that engine
+    start_cores: float = 0.0  # starts at once that do not slow each other; 0: starts never slow each other
 
     def __post_init__(self) -> None:
         rates = ("network_bytes_per_s", "pcie_bytes_per_s", "disk_bytes_per_s")
@@ -90,12 +91,12 @@ class ServerSetup:
             raise OutOfBounds("abilities", f"no {min(unknown)!r} (there are: {', '.join(sorted(ABILITIES))})")
 
     def abilities_of(self, engine: str) -> frozenset[str]:
-        """What one kind of engine can do here."""
+        """The abilities of one kind of engine on this server."""
         named = {one.removeprefix(f"{engine}:") for one in self.abilities}
         return frozenset(named & ABILITIES)
 
     def shares(self, model: Model) -> bool:
-        """Whether instances of it read their weights where the node keeps them (Gpu.shared)."""
+        """Return whether instances of a model read their weights in pages that they share (Gpu.shared)."""
         return "share" in self.abilities_of(model.engine) and (
             model.weights_shared or model.engine not in SHARE_WHEN_ASKED
         )
@@ -103,11 +104,11 @@ class ServerSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
-    """One served model and what its engine costs on each kind of GPU: of the whole tensor group, where it is one.
+    """One served model and its engine's costs by kind of GPU, which are those of the whole tensor group if it has one.
 
-    Starts are not all alike. Where they were measured, the n-th start of the model takes the n-th of `starts`, the n-th
-    swap the n-th of `wakes`, and the n-th request takes as many times as long as the n-th `pace` says, its prompt and
-    then its later tokens; each list begins again after its last. Without them all take `start`, and as long as `costs`
+    Starts differ. Where they were measured, the n-th start of the model takes the n-th of `starts`, the n-th swap the
+    n-th of `wakes`, and the n-th `pace` has the factors on the times of the n-th request's prompt and later tokens;
+    each list repeats from its beginning. Without these lists all starts take `start`, and requests as long as `costs`
     say.
     """
 
@@ -122,9 +123,10 @@ class ModelSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyNames:
-    """One name per kind, as in `GLOWPLUG_POLICY_<KIND>`."""
+    """The name of one policy per kind, as in `GLOWPLUG_POLICY_<KIND>`."""
 
     routing: str = "least_loaded"
+    fairness: str = "fifo"
     prediction: str = "none"
     placement: str = "first_fit"
     scaling: str = "reactive"
@@ -135,8 +137,8 @@ class PolicyNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """The controllers' own bounds, and how often the shells let time pass. Health is not asked after and nodes speak
-    only when something has changed: a setup in which nodes break wants `watchful`."""
+    """The controllers' parameters, and the periods of the shells. By default agents check no health and report only
+    changes; a setup in which nodes break needs `watchful`."""
 
     router: RouterParams = field(default_factory=RouterParams)
     autoscaler: AutoscalerParams = field(default_factory=lambda: AutoscalerParams(rest_s=30.0))
@@ -145,18 +147,21 @@ class Params:
     agent: AgentParams = field(default_factory=lambda: QUIET_AGENT)
     router_tick_s: float = 0.25
     load_every_s: float = 0.5  # longest time between two load reports of the router
-    load_soonest_s: float = 0.2  # ... and the shortest: it reports what has changed as soon as it may
+    load_soonest_s: float = 0.2  # shortest time between two load reports
     tick_s: float = 0.5
     agent_tick_s: float = 0.5
     idle_tick_s: float = 30.0  # of a node where nothing starts, drains or moves
-    resync_s: float = math.inf  # between two readings of the tables; what calm delivery brings needs none
-    heal_s: float = math.inf  # a prefetcher helps an instance whose command was lost after this
+    resync_s: float = math.inf  # between two readings of the tables; calm delivery needs none
+    heal_s: float = math.inf  # after which a prefetcher helps an instance whose command was lost
     bus_s: float = 0.001  # publish to handler
     network_s: float = 0.0005  # router to engine, one way
-    load_slowdown: float = 1.02  # steps on a GPU while weights go into it in the background
+    load_slowdown: float = 1.02  # factor on steps on a GPU during a background load
     share_compute: bool = True  # engines that are busy on one GPU share its time evenly
-    reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2); else what is free of it
-    exact_lengths: bool = False  # routers know how long each response will be
+    reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2); else it shares
+    exact_lengths: bool = False  # routers know the length of each response
+    chunk_tokens: int = 0  # of prompts that engines read in one step, in which they decode too; 0: whole prompts
+    long_prefill_tokens: int = 0  # ... of one prompt, while other requests are there; 0: no limit
+    block_tokens: int = 0  # of prompts, in a block that engines keep in their cache; 0: they keep none
     stepping: bool = False  # engines visit every step (slow; the same results)
 
     def __post_init__(self) -> None:
@@ -165,7 +170,7 @@ class Params:
 
 
 def watchful() -> Params:
-    """For runs in which a node may fall silent: nodes beat, and are done without when their lease ends, as live."""
+    """Params for runs in which a node may fall silent: nodes send heartbeats and are given up when their lease ends."""
     return Params(
         placer=PlacerParams(settle_s=0.0),
         agent=replace(QUIET_AGENT, beat_s=AgentParams().beat_s),
@@ -175,9 +180,9 @@ def watchful() -> Params:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`); or, from
-    then on, the first consolidation of a stage there fails, or hangs until it is asked to give up. Raises ValueError
-    for any other `kind`."""
+    """A fault, `at_s` into the traffic. It breaks a node, or one engine on it (the oldest that serves `model`), or
+    makes the node's next consolidation of a stage fail, or hang until it is abandoned. Raises ValueError for any other
+    `kind`."""
 
     at_s: float
     node_id: str
@@ -191,21 +196,22 @@ class Fault:
 
     @property
     def breaks_node(self) -> bool:
-        """Whether a whole node falls silent."""
+        """Return whether the fault breaks a whole node."""
         return self.kind == "death" and not self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A whole fleet. Raises ValueError when two models share a key, or there is none."""
+    """A whole fleet. Raises ValueError when two models share a key, or when it has no model, no server or no costs."""
 
     servers: tuple[ServerSetup, ...]
     models: tuple[ModelSetup, ...]
     policies: PolicyNames = PolicyNames()
     params: Params = field(default_factory=Params)
     faults: tuple[Fault, ...] = ()
-    history: Mapping[str, Sequence[WindowTotals]] = field(default_factory=dict)  # model_key -> what came before
-    began_at: float = 1_700_006_400.0  # epoch seconds of the trace's 0: a midnight, so windows and days begin with it
+    tenants: tuple[Tenant, ...] = ()  # those that its arrivals name
+    history: Mapping[str, Sequence[WindowTotals]] = field(default_factory=dict)  # model_key -> windows before the run
+    began_at: float = 1_700_006_400.0  # epoch seconds of the trace's 0: a midnight, at which windows and days begin
 
     def __post_init__(self) -> None:
         keys = [m.model.key for m in self.models]

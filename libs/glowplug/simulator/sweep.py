@@ -1,5 +1,4 @@
-"""What one command runs side by side: variants and seeds; or a scenario on other numbers of GPUs, objectives, and the
-search for the least that meets them."""
+"""Sweeps: variants and seeds of a scenario, or numbers of GPUs with the search for the least that meets objectives."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ MAX_CASES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run a scenario: settings, and what people call it."""
+    """One way to run a scenario: its settings, and a label for people."""
 
     label: str
     settings: tuple[str, ...]
@@ -26,20 +25,21 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a whole scenario, as written, and a seed. It travels to another process as it is."""
+    """One run: a whole scenario, as written, and a seed. Cases can be sent to other processes."""
 
     variant: str
     seed: int
     tree: Tree
     beside: Path
     check: bool = False  # watch the invariants after every event
-    kept: Path | None = None  # where the files `beside` are afterwards, when they do not stay there
-    settings: tuple[str, ...] = ()  # what its variant sets: they are in `tree` already
+    kept: Path | None = None  # where the files of `beside` are after the run, if they move
+    settings: tuple[str, ...] = ()  # settings of the variant, already applied to `tree`
     again: str = ""  # the command line that runs this case alone
 
 
 def variants(compare: Sequence[str]) -> list[Variant]:
-    """Each 'key=a,b' doubles what there is. Raises ScenarioError. Without any there is one, without settings."""
+    """All combinations of the values in each 'key=a,b'; a single variant without settings if there are none. Raises
+    ScenarioError."""
     choices: list[list[tuple[str, str]]] = []
     for text in compare:
         key, equals, values = text.partition("=")
@@ -63,7 +63,7 @@ def variants(compare: Sequence[str]) -> list[Variant]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """'0..9', '1,2,5', '7', or a mix; in order, each once. Raises ScenarioError."""
+    """Parse '0..9', '1,2,5', '7', or a mix, to seeds in order, each once. Raises ScenarioError."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
@@ -77,7 +77,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def cases(tree: Tree, beside: Path, some: Iterable[Variant], seeds: Sequence[int]) -> list[Case]:
-    """Every variant with every seed, variants outermost."""
+    """The cases of every variant with every seed, variants outermost."""
     return [
         Case(
             variant.label,
@@ -98,7 +98,8 @@ _SHARES: Final = ("ttft_attainment", "tpot_attainment", "warm_ratio")
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What must hold of all requests together: a time or a share of those refused at most, an attainment at least."""
+    """An objective for all requests together: a time or a share of refused requests at most, or an attainment at
+    least."""
 
     name: str
     limit: float
@@ -113,7 +114,7 @@ class Objective:
         return f"{self.name} {'of at least' if self.name in _SHARES else 'of at most'} {limit}"
 
     def value(self, total: Mapping[str, Any]) -> float | None:
-        """The figure of a run; None when no request gave one."""
+        """The objective's figure in the `total` of a run; None when no request gave one."""
         if self.name == "refused":
             arrived = total["num_arrived"]
             return (total["num_refused"] + total["num_unfinished"]) / arrived if arrived else None
@@ -122,7 +123,7 @@ class Objective:
         return found
 
     def met(self, total: Mapping[str, Any], *, may_lose: bool = False) -> bool:
-        """Whether a run met it; a time is met only when every request was answered, unless some may be lost."""
+        """Return whether a run met the objective. A time needs every request answered, unless `may_lose`."""
         value = self.value(total)
         if value is None:
             return False
@@ -133,13 +134,14 @@ class Objective:
 
 
 def all_met(objectives: Sequence[Objective], total: Mapping[str, Any]) -> bool:
-    """Whether a run met them all. Where one of them says how many may be refused, times are those of the others."""
+    """Return whether a run met all objectives. If one of them bounds refusals, times are of the answered requests."""
     may_lose = any(one.name == "refused" for one in objectives)
     return all(one.met(total, may_lose=may_lose) for one in objectives)
 
 
 def check_objectives(objectives: Sequence[Objective], setup: Setup) -> None:
-    """Raises ScenarioError for an attainment of what no model has a limit for: no number of GPUs could give one."""
+    """Check that some model has a limit for each attainment, without which no number of GPUs could meet it. Raises
+    ScenarioError."""
     for one in objectives:
         limit = f"{one.name.removesuffix('_attainment')}_s"
         if one.name.endswith("_attainment") and not any(getattr(m.model.slo, limit) for m in setup.models):
@@ -147,7 +149,7 @@ def check_objectives(objectives: Sequence[Objective], setup: Setup) -> None:
 
 
 def parse_objective(text: str) -> Objective:
-    """'ttft_p99=1.0', 'ttft_attainment=0.99'. Raises ScenarioError."""
+    """Parse an objective such as 'ttft_p99=1.0' or 'ttft_attainment=0.99'. Raises ScenarioError."""
     name, equals, limit = text.partition("=")
     names = (*_TIMES, *_SHARES, "refused")
     if not equals or name not in names:
@@ -165,7 +167,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """'2..16'. Raises ScenarioError."""
+    """Parse a range of GPUs such as '2..16'. Raises ScenarioError."""
     first, dots, last = text.partition("..")
     if not dots or not first.isdigit() or not last.isdigit() or not 1 <= int(first) <= int(last) <= MAX_GPUS:
         raise ScenarioError("--gpus", f"{text!r} is not like 2..16")
@@ -173,8 +175,8 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def with_gpus(tree: Tree, num_gpus: int, server: str = "") -> Tree:
-    """The scenario with `num_gpus` GPUs of one kind of server (the first when none is named): as many whole servers as
-    that makes, and one with the rest. Other kinds stay. Raises ScenarioError."""
+    """The scenario with `num_gpus` GPUs of one kind of server (the first if none is named): whole servers, and one with
+    the rest. Other kinds stay. Raises ScenarioError."""
     servers = list(tree["servers"])
     names = [str(one.get("name", "")) for one in servers]
     if server and server not in names:
@@ -193,15 +195,15 @@ def with_gpus(tree: Tree, num_gpus: int, server: str = "") -> Tree:
 
 @dataclass(slots=True)
 class Search:
-    """Bisection for the least number that meets the objectives, then its neighbours: more GPUs need not always help, so
-    what was found is looked at from both sides, and `notes` says when it does not hold there."""
+    """Bisection for the least number of GPUs that meets the objectives. More GPUs do not always help, so its neighbours
+    are tried as well, and the notes tell where the result does not hold."""
 
     low: int
     high: int
     neighbours: int = 2
 
     def run(self, try_all: Callable[[Sequence[int]], Mapping[int, bool]]) -> tuple[int | None, list[str]]:
-        """(the least that is met in an unbroken row up to what was tried above it, notes). `try_all` runs several."""
+        """(least number that meets the objectives, or None; notes). `try_all` runs several numbers at once."""
         tried: dict[int, bool] = {}
 
         def look(*numbers: int) -> None:

@@ -1,6 +1,6 @@
-"""One run, composed: servers, the services' own controllers, traffic, and a virtual clock that starts at an epoch.
+"""One run, composed of servers, the services' controllers, traffic and a virtual clock that starts at an epoch time.
 
-A fault breaks a node, or an engine, or a stage that does not become whole and says so or not.
+A fault breaks a node or an engine, or makes a consolidation fail or hang.
 """
 
 import gc
@@ -20,8 +20,8 @@ OBJECTS_PER_COLLECTION = 100_000
 
 
 class World(Run):
-    """`setup` and `arrivals` (in order, times from 0) decide everything but for what `delivery` does to events: calm
-    unless it is given a chaotic one."""
+    """One run with all of its parts. `setup` and `arrivals` (in order, times from 0) determine it, but for what
+    `delivery` does to events; the default is calm delivery."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class World(Run):
     def run(
         self, seconds: float, *, drain_s: float = 300.0, progress: Callable[[float], None] | None = None
     ) -> Results:
-        """Let `seconds` of traffic pass, and up to `drain_s` more for the last answers. With `check`, invariants are
-        watched after every event and AssertionError names the first that breaks."""
+        """Simulate `seconds` of traffic, and up to `drain_s` more for the last answers. With `check`, raises
+        AssertionError naming the first invariant that breaks after any event."""
         with _few_collections():
             return self._run(seconds, drain_s, progress)
 
@@ -75,8 +75,8 @@ class World(Run):
         return self.results
 
     def start(self) -> None:
-        """Everything comes up, and the first request is on its way. The clock stands where the traffic begins. Raises
-        ValueError for a fault of a node that is not there."""
+        """Start all services, advance the clock to the beginning of the traffic, and schedule the first request. Raises
+        ValueError for a fault of an unknown node."""
         for node in self.nodes.values():
             node.start()
         self.control.start()
@@ -88,7 +88,7 @@ class World(Run):
         self.traffic.start()
 
     def run_until(self, end_s: float) -> None:
-        """Let time pass up to `end_s` (epoch seconds), with a look at the invariants after each event if asked."""
+        """Simulate up to `end_s` (epoch seconds), checking the invariants after each event with `check`."""
         if self._checker is None:
             self.kernel.run(end_s)
         else:
@@ -97,8 +97,8 @@ class World(Run):
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """A run makes millions of objects and hardly any circle of them: to look for circles every 700 objects, as Python
-    does, takes a tenth of its time."""
+    """Collect garbage seldom: a run makes millions of objects with hardly any reference cycles, and Python's default
+    collection every 700 objects takes a tenth of its time."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_PER_COLLECTION, *before[1:])
     try:
@@ -108,7 +108,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def break_at(node: SimNode, fault: Fault) -> None:
-    """A fault strikes, now."""
+    """Apply a fault to its node now."""
     if fault.kind in ("consolidation", "hang"):
         (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
     elif fault.model:

@@ -70,3 +70,11 @@ return hold(ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 -- ARGV: holder
 if holder == ARGV[1] then redis.call('del', KEYS[1]) end
 return seen()
+
+-- script table
+-- KEYS: a hash. Its keys and values in turn: the lengths of all, joined by commas, and all of them in one string, since
+-- a client reads two strings in a fraction of the time that it takes for thousands.
+local parts = redis.call('hgetall', KEYS[1])
+local lengths = {}
+for i, part in ipairs(parts) do lengths[i] = #part end
+return {table.concat(lengths, ','), table.concat(parts)}

@@ -4,7 +4,8 @@ does in one step are the scripts of redis_store.lua."""
 import asyncio
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,16 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from glowplug.domain.lease import Lease
+from glowplug.state.address import Sentinels, connect
 from glowplug.state.keys import PREFIX
 from glowplug.state.port import Fenced, NotATable, StoreUnavailable
 
 FENCED = "GLOWPLUG-FENCED"  # how the error of `fenced_write` begins
 TIMEOUT_S = 2.0
+REPLICATED_MS = 200
 READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # a full disk, full memory, a replica: reads are answered
 WRONG_TYPE = "WRONGTYPE"  # how the server's error begins: the key holds another kind of value
 
@@ -38,10 +41,12 @@ SCRIPTS = _scripts(Path(__file__).with_suffix(".lua").read_text(encoding="utf-8"
 
 
 class RedisStore:
-    """`url`: redis://host:port/db or unix:///path/to/socket."""
+    """`url`: see address.py. Under Sentinel a write is answered when a replica has it too, or REPLICATED_MS later, so
+    that the loss of a master loses nothing that was answered while a replica kept up."""
 
     def __init__(self, url: str) -> None:
-        self._redis: Redis = Redis.from_url(
+        self._has_replicas = Sentinels.of(url) is not None
+        self._redis: Redis = connect(
             url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
@@ -50,6 +55,7 @@ class RedisStore:
             health_check_interval=0,
         )
         self._fence: tuple[str, int] | None = None
+        self._packs = True  # a table is read as one string, unless the server refuses that (an old one, or its users)
         self.refusal = ""  # why the server takes no writes though it answers, or ""
 
     async def _ask(self, call: Any) -> Any:
@@ -66,12 +72,17 @@ class RedisStore:
 
     async def _write(self, command: str, key: str, *words: Any) -> None:
         """One write, refused as Fenced when this client is fenced off."""
-        if self._fence is None:
-            await self._ask(cast(Any, self._redis).execute_command(command, key, *words))
-        else:
+        words = (command, key, *words)
+        if self._fence is not None:
             service, epoch = self._fence
-            fenced = (_epoch(service), key, str(epoch), command, *words)
-            await self._ask(self._redis.eval(SCRIPTS["fenced_write"], 2, *fenced))
+            words = ("EVAL", SCRIPTS["fenced_write"], 2, _epoch(service), key, str(epoch), command, *words[2:])
+        if self._has_replicas:
+            pipe = self._redis.pipeline(transaction=False)  # both on one connection: WAIT is about what it has written
+            pipe.execute_command(*words)
+            pipe.execute_command("WAIT", 1, REPLICATED_MS)
+            await self._ask(pipe.execute())
+        else:
+            await self._ask(cast(Any, self._redis).execute_command(*words))
         self.refusal = ""
 
     async def put(self, table: str, key: str, row: bytes) -> None:
@@ -84,8 +95,18 @@ class RedisStore:
         return cast(bytes | None, await self._ask(self._redis.hget(f"{PREFIX}:{table}", key)))
 
     async def load(self, table: str) -> dict[str, bytes]:
-        rows: dict[bytes, bytes] = await self._ask(self._redis.hgetall(f"{PREFIX}:{table}"))
-        return dict(table_row(key, row) for key, row in rows.items())
+        key, rows = f"{PREFIX}:{table}", None
+        if self._packs:
+            try:
+                rows = _unpacked(*await self._ask(self._redis.eval_ro(SCRIPTS["table"], 1, key)))
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, ResponseError) or isinstance(error, NotATable):
+                    raise
+                self._packs = False
+        if rows is None:
+            found: dict[bytes, bytes] = await self._ask(self._redis.hgetall(key))
+            rows = found.items()
+        return dict(table_row(key, row) for key, row in rows)
 
     async def append(self, log: str, row: bytes, *, keep: int) -> None:
         await self._write("LPUSH", f"{PREFIX}:{log}", row)
@@ -134,6 +155,13 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def _unpacked(lengths: bytes, joined: bytes) -> Iterable[tuple[bytes, bytes]]:
+    """The keys and values of a hash as the script `table` gives them."""
+    ends = list(accumulate(map(int, lengths.split(b","))) if lengths else ())
+    parts = [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return zip(parts[::2], parts[1::2], strict=True)
 
 
 def table_row(key: bytes, row: bytes) -> tuple[str, bytes]:

@@ -1,7 +1,7 @@
 """Rows of a table, one by one: one that cannot be read is named and left out, and takes nothing else with it."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from glowplug.events.envelope import SAID, MalformedEvent, from_json
 
@@ -15,6 +15,11 @@ KEYS: Mapping[str, str] = {
     "leaders": "service",
     "start_times": "key",
     "scaling_learned": "key",
+    "tenants": "name",
+    "keys": "key_id",
+    "files": "file_id",
+    "batches": "batch_id",
+    "batches_open": "batch_id",
 }
 SHOWN = 80  # characters of a key in a log line: a key may be anything
 
@@ -39,6 +44,24 @@ def read_rows(table: str, raw_rows: Mapping[str, bytes], cls: type[T]) -> tuple[
         except MalformedEvent as error:
             unreadable[key] = str(error)
     return rows, unreadable
+
+
+class TableReader(Generic[T]):
+    """Reads one table again and again, and decodes only the rows whose bytes have changed: the others are the same
+    objects as before."""
+
+    def __init__(self, table: str, cls: type[T]) -> None:
+        self._table, self._cls = table, cls
+        self._known: dict[str, tuple[bytes, T]] = {}
+
+    def read(self, raw_rows: Mapping[str, bytes]) -> tuple[dict[str, T], dict[str, str]]:
+        """As `read_rows`."""
+        known = self._known
+        changed = {key: raw for key, raw in raw_rows.items() if key not in known or known[key][0] != raw}
+        fresh, unreadable = read_rows(self._table, changed, self._cls)
+        rows = {key: fresh[key] if key in fresh else known[key][1] for key in raw_rows if key not in unreadable}
+        self._known = {key: (raw_rows[key], row) for key, row in rows.items()}
+        return rows, unreadable
 
 
 def shown(key: str) -> str:

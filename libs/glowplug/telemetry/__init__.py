@@ -1,1 +1,1 @@
-"""What is seen from outside: metric and attribute names, metrics, traces, logs."""
+"""Monitoring: metric and attribute names, metrics, traces, logs."""

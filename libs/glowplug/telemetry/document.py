@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from semconv.py: `python -m glowplug.telemetry.document > docs/metrics.md`."""
+"""Write docs/metrics.md from semconv.py: `python -m glowplug.telemetry.document > docs/metrics.md`."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LINE = re.compile(r'^(?P<name>[A-Z0-9_]+) = "(?P<value>[^"]+)"(?:  # (?P<commen
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One line of semconv.py: the section it stands in, its constant, its value and the comment beside it."""
+    """One line of semconv.py: its section, its constant, its value and the comment beside it."""
 
     section: str
     constant: str
@@ -32,32 +32,40 @@ def names() -> list[Name]:
 
 
 def kind(value: str) -> str:
-    """What a metric of this name is: its ending says."""
+    """The kind of the metric of this name, by the name's ending."""
     if value.endswith("_timestamp_seconds"):
         return "gauge"
     return "counter" if value.endswith("_total") else "histogram" if value.endswith("_seconds") else "gauge"
 
 
 def labels(name: Name) -> tuple[str, ...]:
-    """The labels of a metric: what its comment says before the semicolon."""
+    """The labels of a metric: the part of its comment before the semicolon."""
     return tuple(label.strip() for label in name.comment.partition(";")[0].split(",") if label.strip())
 
 
 def document() -> str:
-    """The whole page."""
-    out, section = [INTRO], ""
+    """The whole page as Markdown: of each section the metrics whose names say all, then a line for each other name."""
+    out, sections = [INTRO], dict[str, list[Name]]()
     for name in names():
-        if not name.section:
-            continue
-        is_metric = name.section.startswith("Metrics:")
-        if name.section != section:
-            section = name.section
-            out += ["", f"## {section.removeprefix('Metrics: ').capitalize() if is_metric else section}", ""]
-            columns = ("name", "kind", "labels") if is_metric else ("name", "meaning")
-            out += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        cells = [f"`{name.value}`", *([kind(name.value)] if is_metric else []), name.comment]
-        out.append(f"| {' | '.join(cells)} |")
+        if name.section:
+            sections.setdefault(name.section, []).append(name)
+    for section, found in sections.items():
+        is_metric = section.startswith("Metrics:")
+        out += ["", f"## {section.removeprefix('Metrics: ').capitalize() if is_metric else section}", ""]
+        plain = [name for name in found if not _meaning(name)]
+        out += [f"- {', '.join(map(_named, plain))}"] if plain and is_metric else []
+        out += [f"- {_named(name)}: {_meaning(name)}" for name in found if _meaning(name)]
     return "\n".join(out).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _named(name: Name) -> str:
+    """A name, with the labels of a metric behind it."""
+    given = labels(name) if name.section.startswith("Metrics:") else ()
+    return f"`{name.value}`" + (f" ({', '.join(given)})" if given else "")
+
+
+def _meaning(name: Name) -> str:
+    return name.comment.partition("; ")[2] if name.section.startswith("Metrics:") else name.comment
 
 
 if __name__ == "__main__":

@@ -1,35 +1,41 @@
 """Logs: one line per event, JSON or for people, with trace and request ids; never a prompt."""
 
+import json as jsonlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final
 
-import structlog
-
+from glowplug.telemetry.log_ring import LogRing
 from glowplug.telemetry.tracing import is_sampled
 
 REPEAT_S: Final = 10.0  # seconds in which a warning is logged once
-MAX_REPEATS: Final = 256  # different warnings that are remembered
+MAX_REPEATS: Final = 256  # different warnings remembered
+_NEEDS_QUOTES: Final = frozenset(" \t=\r\n\"'")  # a text with one of these is written as Python writes it
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}  # what every record has
+RING: Final = LogRing()  # the last lines of this process
+_labels: ContextVar[Mapping[str, str]] = ContextVar("_labels", default=MappingProxyType({}))
 
 
 class Repeats(logging.Filter):
-    """Lets a warning pass once in REPEAT_S seconds, and then says how often it came: a server that is gone for a minute
-    would else fill the log of every service with the same line. Lines about different requests or events differ."""
+    """Pass each warning once in REPEAT_S seconds, and then with the number of its repetitions: while a server is gone,
+    the same line would otherwise fill the log of every service. Lines about different requests or events differ."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # line -> when it last passed, how many since
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # line -> when it last passed, repetitions since
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING or not isinstance(record.msg, str):
             return True
         text, now = record.getMessage(), self._clock()
-        bound = tuple(sorted((key, str(value)) for key, value in structlog.contextvars.get_contextvars().items()))
-        line = (record.name, record.levelno, text, bound)
+        line = (record.name, record.levelno, text, tuple(sorted(_labels.get().items())))
         passed_at, num_since = self._seen.pop(line, (float("-inf"), 0))
         if now - passed_at < REPEAT_S:
             self._seen[line] = (passed_at, num_since + 1)
@@ -42,48 +48,74 @@ class Repeats(logging.Filter):
         return True
 
 
+class Lines(logging.Formatter):
+    """One record as text for people, or as one JSON object: time, level, message, then its labels and extras."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        level, text, more = record.levelname.lower(), record.getMessage(), more_of(record)
+        failure = self.failure(record)
+        if self._as_json:
+            last = {"exception": failure} if failure else {}
+            return jsonlib.dumps({"event": text, **more, "level": level, "timestamp": at, **last}, default=repr)
+        line = " ".join((f"{at} [{level:<9}] {text}", *(f"{name}={_shown(value)}" for name, value in more.items())))
+        return f"{line}\n{failure}" if failure else line
+
+    def failure(self, record: logging.LogRecord) -> str:
+        """The exception of a record with its stack; "" where there is none."""
+        return self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
+
+
+class KeptStream(logging.StreamHandler[Any]):
+    """Writes lines to a stream and keeps the last ones in `ring`."""
+
+    def __init__(self, stream: Any, lines: Lines, ring: LogRing) -> None:
+        super().__init__(stream)
+        self.setFormatter(lines)
+        self._lines, self._ring = lines, ring
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        with suppress(TypeError, ValueError, KeyError):  # a text and arguments that do not fit, as the stream has said
+            more = {name: value for name, value in more_of(record).items() if name != "service"}
+            fields = {**more, "exception": self._lines.failure(record)}
+            self._ring.put(record.created, record.levelname.lower(), record.getMessage(), fields)
+
+
+def more_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The labels in force and what was said beside the text of a record, which goes before them: None takes a label
+    away."""
+    more = {**_labels.get(), **{name: value for name, value in vars(record).items() if name not in _OWN}}
+    return {name: value for name, value in more.items() if value is not None}
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and not _NEEDS_QUOTES.intersection(value) else repr(value)
+
+
 @contextmanager
 def labelled(traceparent: str, **ids: str) -> Iterator[None]:
-    """Lines logged inside, and in tasks begun there, carry these ids (of an event, or of a call on an admin port) and
-    the trace."""
+    """Add these ids (of an event, or of a call on an admin port) and the trace to lines logged inside, also by tasks
+    begun there."""
     trace = {"trace_id": traceparent[3:35]} if is_sampled(traceparent) else {}
-    with structlog.contextvars.bound_contextvars(**ids, **trace):
+    before = _labels.set({**_labels.get(), **ids, **trace})
+    try:
         yield
+    finally:
+        _labels.reset(before)
 
 
 def configure(service_id: str, *, level: str = "INFO", json: bool = False) -> None:
-    """Send structlog and the standard library to stderr in one shape."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso"),
-    ]
-    last: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if json
-        else [
-            structlog.dev.ConsoleRenderer(
-                colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
-            )
-        ]
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
-        )
-    )
+    """Send the log of this process to stderr, each line with `service_id`, and keep its last lines in RING."""
+    handler = KeptStream(sys.stderr, Lines(as_json=json), RING)
     handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     for noisy in ("httpx", "httpcore", "uvicorn.access", "uvicorn.error", "nats.aio.client", "opentelemetry"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    structlog.contextvars.bind_contextvars(service=service_id)
+    _labels.set({**_labels.get(), "service": service_id})

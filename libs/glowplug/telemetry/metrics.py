@@ -1,5 +1,5 @@
-"""Prometheus instruments of the shell, a count of the instances that failed, and a cap on label values so that a stray
-client cannot grow memory."""
+"""Prometheus metrics of the shell, counters of failed instances, and a cap on label values so that a stray client
+cannot grow memory."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +20,7 @@ BUS_TOTALS = (  # fields of bus.port.BusCounts
     (semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again", "num_redelivered"),
     (semconv.BUS_MALFORMED_TOTAL, "Messages that are no event", "num_malformed"),
     (semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed", "num_given_up"),
+    (semconv.BUS_OVERFLOWED_TOTAL, "Events of usage that the bus discarded before they were read", "num_overflowed"),
 )
 SPAN_TOTALS = (  # fields of SpanCounts
     (semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken", "num_exported"),
@@ -28,13 +29,13 @@ SPAN_TOTALS = (  # fields of SpanCounts
 
 
 class BusTotals(Protocol):
-    """What a bus client counts, beside the fields of BUS_TOTALS."""
+    """The counts of a bus client, beside the fields of BUS_TOTALS."""
 
     pending: dict[str, int]
 
 
 class LabelCap:
-    """Values past the first `limit` distinct ones become "other"."""
+    """Map a label's value to itself, or to "other" past the first `limit` distinct values."""
 
     def __init__(self, limit: int = semconv.MAX_LABEL_VALUES) -> None:
         self._limit, self._seen = limit, set[str]()
@@ -49,7 +50,7 @@ class LabelCap:
 
 
 class _Totals:
-    """Counters that follow numbers which other code counts up in the fields of a record: (metric, doc, field)."""
+    """Counters that follow numbers which other code counts in the fields of a record: (metric, doc, field)."""
 
     def __init__(self, fields: Sequence[tuple[str, str, str]], service: str, registry: CollectorRegistry) -> None:
         self._counters = {
@@ -65,7 +66,8 @@ class _Totals:
 
 
 class ShellMetrics:
-    """What every service counts about itself. `observers` are shown every effect before it is performed."""
+    """Metrics that every service keeps about itself. `observers` are called with every effect before it is
+    performed."""
 
     def __init__(self, service: str, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, doc: str, *labels: str) -> Counter:
@@ -103,7 +105,7 @@ class ShellMetrics:
         self._watch(service, registry)
 
     def _watch(self, service: str, registry: CollectorRegistry) -> None:
-        """Instruments that are read off other parts at each tick."""
+        """Make the metrics that are read from other parts at each tick."""
 
         def gauge(name: str, doc: str) -> Gauge:
             return Gauge(name, doc, ["service"], registry=registry).labels(service)
@@ -117,18 +119,18 @@ class ShellMetrics:
         ).labels(service)
 
     def introduce(self, service_id: str) -> None:
-        """Say who this process is. Its tables count as read when it starts, until it reads them."""
+        """Set the metric that names this process. Its tables count as read at its start, until it reads them."""
         self.synced_at.set_to_current_time()
         self._build.labels(self.service, service_id, __version__).set(1)
 
     def saw(self, effect: Any) -> None:
-        """One effect, about to be performed."""
+        """Count one effect that is about to be performed."""
         self.effects.labels(self.service, type(effect).__name__).inc()
         for observer in self.observers:
             observer(effect)
 
     def ticked(self, lag_s: float, num_waiting: int, bus: BusTotals, spans: SpanCounts | None = None) -> None:
-        """Once per tick: how late it came, how many stimuli wait, and what the bus and the traces have counted."""
+        """Record one tick: how late it came, how many stimuli wait, and what the bus and the traces have counted."""
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
         self._pending.set(sum(bus.pending.values()))
@@ -138,7 +140,7 @@ class ShellMetrics:
 
 
 class FailureCounter:
-    """An observer of ShellMetrics. `code` is the fact's: a short list."""
+    """An observer of ShellMetrics that counts failed instances. `code` is the fact's: one of a short list."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         labels = ["model", "code"]
@@ -149,7 +151,7 @@ class FailureCounter:
         self._model = LabelCap()
 
     def saw(self, effect: Any) -> None:
-        """One effect of a controller; all but Publish(InstanceFailed) are passed over."""
+        """Count an effect that publishes InstanceFailed, and ignore all others."""
         fact = getattr(effect, "payload", None)
         if isinstance(fact, InstanceFailed):
             counter = self._deaths if fact.instance.ready_at else self._starts

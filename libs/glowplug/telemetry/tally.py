@@ -1,7 +1,7 @@
-"""Counters and histograms for a hot path with many label values: counted and shown at a fraction of the cost.
+"""Counters and histograms for a hot path with many label values, at a fraction of the cost of prometheus_client's.
 
-An observation is one bisection and two additions; a scrape writes its lines straight from the counts. They stand in a
-registry like any other instrument; only `exposition` knows that they can be written faster, a piece at a time.
+An observation is one bisection and two additions; a scrape writes its lines straight from the counts. They are
+registered like any other metric; only `exposition` knows that they can be written faster, a piece at a time.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-BYTES_AT_ONCE = 16_000  # written in a fraction of a millisecond
+BYTES_AT_ONCE = 16_000  # bytes between two yields, written in a fraction of a millisecond
 
 
 class TallyMetric(Metric):
-    """A family whose samples are made only for who asks for them."""
+    """A metric family whose samples are made only when they are read."""
 
     def __init__(self, family: "Tally") -> None:
         super().__init__(family.name.removesuffix("_total"), family.doc, family.kind)
@@ -31,7 +31,7 @@ class TallyMetric(Metric):
 
     @samples.setter
     def samples(self, _: list[Sample]) -> None:
-        """The base class begins with none."""
+        """Ignore the empty list that the base class sets."""
 
 
 Labels = tuple[tuple[str, str], ...]
@@ -39,7 +39,7 @@ Row = tuple[str, Labels, float]
 
 
 class Tally(Collector):
-    """A metric of several children, by label values. A kind of it says what a child keeps."""
+    """A metric with one child per combination of label values. Subclasses define what a child keeps."""
 
     kind = "counter"
 
@@ -51,7 +51,7 @@ class Tally(Collector):
         yield TallyMetric(self)
 
     def rows(self) -> Iterable[Row]:
-        """(sample name, labels, value) of every child."""
+        """Yield (sample name, labels, value) of every child."""
         raise NotImplementedError
 
     def head(self) -> str:
@@ -142,7 +142,7 @@ class TallyHistogram(Tally):
             yield f"{self.name}_sum", labels, child.total
 
     def lines(self) -> Iterator[str]:
-        """All lines of one child at a time."""
+        """The family in text format, all lines of one child at a time."""
         name = self.name
         yield self.head()
         for values, child in list(self.children.items()):
@@ -156,7 +156,8 @@ class TallyHistogram(Tally):
 
 
 class TallyRows(Tally):
-    """What is counted elsewhere, read at each scrape: `read` gives label values and a value, each set once."""
+    """A metric counted elsewhere and read at each scrape: `read` returns label values and a value, each combination
+    once."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ def _escaped(text: str) -> str:
 
 
 async def exposition(registry: CollectorRegistry = REGISTRY) -> bytes:
-    """All of a registry as Prometheus text, written in pieces between which the loop serves others."""
+    """Write a registry as Prometheus text, in pieces between which the event loop serves other tasks."""
     parts: list[bytes] = []
     for metric in registry.collect():
         if not isinstance(metric, TallyMetric):

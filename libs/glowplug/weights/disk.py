@@ -151,7 +151,7 @@ class DiskSource(FileSource):
         memory.write_meta({**self.meta, "num_bytes": self._info.num_bytes, "landed": [list(one) for one in landed]})
 
     def forget_pages(self) -> None:
-        """They lie in host memory twice otherwise: in the page cache, and in the region."""
+        """Drop the copy's pages from the page cache, so that the weights lie in host memory once, in the region."""
         for path, _, _ in self.meta["files"]:
             with _opened(_file(self._region, str(path)), os.O_RDONLY) as fd:
                 _forget_pages(fd)

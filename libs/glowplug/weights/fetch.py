@@ -15,9 +15,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
+from glowplug.domain.gguf import NeedMore
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.link import LinkMeter
-from glowplug.weights.order import Header, Kind, NeedMore, Order, has_header, offset_order, read_header, reading_order
+from glowplug.weights.order import Header, Kind, Order, has_header, offset_order, read_header, reading_order
 from glowplug.weights.order import stage_ranges as ranges_of_stage
 from glowplug.weights.region import Region, RegionInfo
 from glowplug.weights.source import Source, SourceChanged, SourceInfo, SourceInterrupted, redacted
@@ -122,13 +123,13 @@ class Fetch:
             try:
                 return await self._attempt(started)
             except PeerMismatch as error:  # once at most: there are no peers any more
-                log.warning("fetching from the source alone: %s", error)
+                log.warning("the fetch stops reading from other nodes and goes on with the source alone: %s", error)
             except ChecksumMismatch as error:
                 self.region.clear_bytes()
                 num_mismatches += 1
                 if num_mismatches > self._options.max_mismatches:
                     raise
-                log.warning("fetching once more: %s", error)
+                log.warning("the fetch begins again: %s", error)
             except (SourceInterrupted, SourceChanged) as error:
                 if isinstance(error, SourceChanged):
                     self.region.clear_bytes()
@@ -140,7 +141,7 @@ class Fetch:
         if num_failures >= self._options.max_attempts:
             raise WeightsUnavailable(f"{error} (given up after {num_failures} tries)") from error
         ceiling = min(self._options.backoff_cap_s, self._options.backoff_first_s * 2 ** (num_failures - 1))
-        log.info("retry %d: %s", num_failures, error)
+        log.info("try %d of the fetch failed: %s", num_failures, error)
         self.tally.num_retries += 1
         await asyncio.sleep(self._rng.uniform(0, ceiling))
 
@@ -199,7 +200,7 @@ class Fetch:
                 if self.region.directory.is_dir():
                     writer.save()
             except OSError as error:  # full memory: less will be resumed
-                log.warning("cannot write down what landed of %s: %s", self.region.digest[:12], error)
+                log.warning("the fetch of %s cannot record which bytes have landed: %s", self.region.digest[:12], error)
             writer.close()
 
     def _retract(self, writer: RegionWriter, transfer: Transfer, *, is_peers_word: bool) -> None:
@@ -246,7 +247,12 @@ class Fetch:
             async with asyncio.timeout(self._options.peer_ask_s):
                 return await peer.look()
         except (SourceInterrupted, TimeoutError) as error:
-            log.info("%s is not asked for %s: %s", peer.name, self.region.digest[:12], error or "no answer in time")
+            log.info(
+                "the peer %s does not say what it holds of %s: %s",
+                peer.name,
+                self.region.digest[:12],
+                error or "no answer in time",
+            )
             return None
 
     async def _sized(self, looks: "Looks") -> tuple[SourceInfo, Exception | None]:
@@ -271,7 +277,9 @@ class Fetch:
         if not self._ref.sha256:
             is_same = holding.files == info.files and all(f.validator for f in info.files)
         if not is_same:
-            log.info("%s holds other bytes of %s", peer.name, self.region.digest[:12])
+            log.info(
+                "the peer %s holds other bytes of %s: the fetch does not read them", peer.name, self.region.digest[:12]
+            )
             return None
         self._sha256_of_peers = self._sha256_of_peers or holding.sha256
         landed = holding.landed if 0 in holding.landed else None

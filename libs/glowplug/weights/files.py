@@ -66,8 +66,8 @@ class PatientReader:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(outcome)
         except TimeoutError as error:
-            if outcome.done():
-                raise
+            if outcome.done():  # `work` has raised it, or has ended in the very moment that its time was up
+                return outcome.result()
             self._stuck[name] = thread
             outcome.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise NoAnswer(0, f"the file system has not answered within {timeout_s:g} s") from error

@@ -1,4 +1,5 @@
 """Which files of a repository are its weights: one GGUF, or a set of safetensors with what an engine reads beside it.
+Of a GGUF in several parts the first one is named.
 
 Pure: names in, names out, all relative to the repository, with forward slashes."""
 
@@ -10,6 +11,7 @@ from pathlib import PurePosixPath
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.source import HubAddress, is_pattern
+from glowplug.weights.split_gguf import is_later_part, part_names
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[a-z]+)")
 _WHOLE = "model.safetensors"  # what loaders look for first
@@ -34,10 +36,11 @@ def choose(address: HubAddress, names: Collection[str]) -> Chosen:
     if not is_pattern(address.file):
         if address.file not in names:
             raise _none(address, f"there is no file {address.file}", sorted(names))
-        return _file(address, address.file)
+        return Chosen((address.file,), is_directory=False)
     found = sorted(name for name in names if fnmatchcase(name, address.file))
     if found and all(name.endswith(".safetensors") for name in found):
         return _directory(address, [name for name in found if "/" not in name] or found, sorted(names))
+    found = [name for name in found if not is_later_part(name)]
     if len(found) > 1:
         raise _several(address, found)
     if not found:
@@ -46,7 +49,7 @@ def choose(address: HubAddress, names: Collection[str]) -> Chosen:
 
 
 def _weights(address: HubAddress, names: Sequence[str]) -> Chosen:
-    ggufs = [name for name in names if _is_gguf(name)]
+    ggufs = [name for name in names if _is_gguf(name) and not is_later_part(name)]
     tensors = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     if len(ggufs) == 1 and not tensors:
         return _file(address, ggufs[0])
@@ -63,9 +66,9 @@ def _is_gguf(name: str) -> bool:
 
 
 def _file(address: HubAddress, name: str) -> Chosen:
-    part = _PART.fullmatch(name)
-    if part and part[4] == ".gguf" and int(part[3]) > 1:
-        raise _refused(address, f"{name} is one of {int(part[3])} parts; weights of one file come in one piece")
+    if parts := part_names(name):
+        first = HubAddress(address.repo, address.revision, name).uri
+        raise _refused(address, f"its weights are {len(parts)} parts; name the first one: {first}")
     return Chosen((name,), is_directory=False)
 
 

@@ -22,13 +22,12 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
 
+from glowplug.domain.gguf import MAX_HEADER_BYTES, GgufReader, InvalidGguf, NeedMore
 from glowplug.weights.pieces import Layout, LayoutFile
 
 MAX_STAGES = 8  # of a pipeline, that an order says the cut of
 MAX_PARTS = 4  # stages of a pipeline whose bytes a node says (Node.cached): placements make no more
 MAX_LAYERS = 512  # more are not cut: it takes time by their square
-MAX_HEADER_BYTES = 256 << 20  # a longer header is none
-_MAX_TEXT = 1 << 20  # of a name in a GGUF
 _LENGTH = struct.Struct("<Q")
 _LAYER = re.compile(r"^(?:(.*)\.)?(layers|layer|h|blk|blocks|block)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|[._])(embed_tokens|embed_in|word_embeddings|tok_embeddings|token_embd|wte|wpe)([._]|$)")
@@ -49,14 +48,6 @@ class Kind(StrEnum):
 
 
 _RANK = {kind: number for number, kind in enumerate(Kind)}
-
-
-class NeedMore(Exception):
-    """The header goes on past the bytes given; `num_bytes` of the file are needed, or more."""
-
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__(f"{num_bytes} bytes of the file are needed")
-        self.num_bytes = num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,86 +318,12 @@ def _safetensors(content: bytes, num_bytes: int) -> Header | None:
         return None
 
 
-class _Cursor:
-    """Reads numbers and texts of a GGUF. Raises NeedMore at the end of what there is, ValueError for nonsense."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content, self.position = content, 4  # after the magic
-
-    def take(self, num_bytes: int) -> bytes:
-        end = self.position + num_bytes
-        if num_bytes < 0 or end > MAX_HEADER_BYTES:
-            raise ValueError("no GGUF has such a header")
-        if end > len(self._content):
-            raise NeedMore(end)
-        taken, self.position = self._content[self.position : end], end
-        return taken
-
-    def number(self, form: str) -> int:
-        return int(struct.unpack(f"<{form}", self.take(struct.calcsize(form)))[0])
-
-    def text(self) -> str:
-        return self.take(self.number("Q")).decode("utf-8", "replace")
-
-    def value(self, kind: int) -> int:
-        """Pass over one value; returns it where it is a whole number, else 0."""
-        if kind in _NUMBERS:
-            form = _NUMBERS[kind]
-            if form not in "fd":
-                return self.number(form)
-            self.take(struct.calcsize(form))
-        elif kind == _TEXT:
-            self._pass_texts(1)
-        elif kind == _LIST:
-            inner, count = self.number("I"), self.number("Q")
-            if inner in _NUMBERS:
-                self.take(count * struct.calcsize(_NUMBERS[inner]))
-            elif inner == _TEXT:
-                self._pass_texts(count)
-            else:
-                raise ValueError(f"no GGUF has a list of type {inner}")
-        else:
-            raise ValueError(f"no GGUF has a value of type {kind}")
-        return 0
-
-    def _pass_texts(self, count: int) -> None:
-        """A vocabulary has hundreds of thousands: nothing is copied."""
-        content, position, end = self._content, self.position, len(self._content)
-        for _ in range(count):
-            if position + _LENGTH.size > end:
-                raise NeedMore(position + _LENGTH.size)
-            position += _LENGTH.size + int(_LENGTH.unpack_from(content, position)[0])
-            if position > MAX_HEADER_BYTES:
-                raise ValueError("no GGUF has such a header")
-        self.position = position
-
-
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _LIST = 8, 9
-_ALIGNMENT = 32  # of tensors, where the file names none
-
-
 def _gguf(content: bytes) -> Header | None:
-    """GGUF version 2 and 3: counts, metadata, tensor infos, padding, data."""
-    cursor = _Cursor(content)
     try:
-        if cursor.number("I") not in (2, 3):
-            return None
-        num_tensors, num_values = cursor.number("Q"), cursor.number("Q")
-        alignment = _ALIGNMENT
-        for _ in range(num_values):
-            key = cursor.text()
-            value = cursor.value(cursor.number("I"))
-            if key == "general.alignment" and value > 0:
-                alignment = value
-        offsets = []
-        for _ in range(num_tensors):
-            name = cursor.text()
-            for _ in range(cursor.number("I")):
-                cursor.number("Q")
-            cursor.number("I")
-            offsets.append((name[:_MAX_TEXT], cursor.number("Q")))
-    except ValueError:
+        reader = GgufReader(content)
+        for _ in reader.values():
+            pass
+        tensors = [(tensor.name, tensor.offset) for tensor in reader.tensors()]
+    except InvalidGguf:
         return None
-    start = -(-cursor.position // alignment) * alignment
-    return Header(start, tuple(Tensor(name, start + offset) for name, offset in offsets))
+    return Header(reader.data_first, tuple(Tensor(name, reader.data_first + offset) for name, offset in tensors))

@@ -77,7 +77,7 @@ class Parts:
         part.position, part.moved_at = position, now_s
 
     def end(self, part: Part) -> None:
-        """It is over; what is left of it is handed out again."""
+        """Take a part back from its reader, and hand out again the bytes that have not come."""
         self._running.remove(part)
         first, _ = self._layout.rounded(part.position, part.position + 1)
         if part.num_bytes_left:

@@ -1,25 +1,17 @@
-"""A place that weights come from: how its address is written, where a web server may redirect its reader, what it
-gives.
+"""A place that weights come from: how its address is written, and what it gives.
 
 Offsets and sizes are bytes; ends are exclusive. Sources and deployments check addresses by the same rules."""
 
-import ipaddress
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
-import httpx
-
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.window import WindowOf
 
-MAX_REDIRECTS = 5
-STATUSES = frozenset({301, 302, 303, 307, 308})
-_PORTS = {"http": 80, "https": 443}
 UNKNOWN_BYTES = 0
 SCHEMES = ("file", "http", "https", "hf", "s3", "gs")
 OBJECTS = ("s3", "gs")  # stores of objects: a key, or a prefix for a directory
@@ -41,7 +33,6 @@ class SourceOptions:
     stall_timeout_s: float = 30.0  # no byte for so long: interrupted
     redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts that another host's redirect may lead to
     s3_endpoint: str = ""  # "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, then Amazon's
-    s3_region: str = ""  # "": AWS_REGION, AWS_DEFAULT_REGION
     hf_endpoint: str = ""  # "": HF_ENDPOINT, then the hub's own
     hf_cache_dir: Path | None = None  # None: HF_HUB_CACHE, then `hub` in HF_HOME
     hf_offline: bool | None = None  # None: HF_HUB_OFFLINE
@@ -51,7 +42,7 @@ class SourceOptions:
 
 
 class SourceInterrupted(Exception):
-    """It may work the next time: a cut connection, a 5xx, a stall. Retried from the last byte that landed."""
+    """A read that may succeed when repeated: a cut connection, a 5xx, a stall. It goes on from the last byte."""
 
 
 class SourceChanged(Exception):
@@ -109,50 +100,6 @@ class Source(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: str) -> httpx.URL:
-    """The address that a redirect from `current` leads to. `hosts` are patterns of host names; `shown` is the source
-    without its secrets. Raises WeightsUnavailable where it must not be followed.
-
-    User and password of the source go to its own host alone. A name in `hosts` that resolves to an address within the
-    network is caught by its certificate: other hosts are read by https only.
-    """
-    try:
-        target = current.join(location)
-    except httpx.InvalidURL as error:
-        raise WeightsUnavailable(f"{shown}: redirected to no address: {error}") from error
-    where = f"{target.scheme}://{target.netloc.rpartition(b'@')[2].decode('ascii', 'replace')}"
-    if target.scheme not in _PORTS or (current.scheme == "https" and target.scheme != "https"):
-        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed: it leaves https")
-    if is_same_server(current, target):
-        return target
-    if target.scheme != "https" or _is_inside(target.host) or not _is_allowed(target.host, hosts):
-        hint = "GLOWPLUG_REDIRECT_HOSTS names the https hosts that are"
-        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed; {hint}")
-    return target.copy_with(userinfo=b"")
-
-
-def is_same_server(current: httpx.URL, target: httpx.URL) -> bool:
-    """The same host, and the same port or the step from http to https between their usual ones."""
-    if current.host != target.host:
-        return False
-    ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
-    return ports == [80, 443] or (ports[0] == ports[1] and current.scheme == target.scheme)
-
-
-def _is_allowed(host: str, hosts: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(host.lower(), pattern.lower()) for pattern in hosts)
-
-
-def _is_inside(host: str) -> bool:
-    """An address within a network or machine, whatever a pattern says of it."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return not ipaddress.ip_address(host.strip("[]")).is_global
-    except ValueError:
-        return False
 
 
 def checked_relative(path: str) -> str:

@@ -244,7 +244,7 @@ class Transfer:
         holder.lost = error
         if holder.peer is None and not self._living():
             raise error
-        log.warning("no more of %s from %s: %s", self._writer.region.digest[:12], holder.name, error)
+        log.warning("the fetch of %s stops reading from %s: %s", self._writer.region.digest[:12], holder.name, error)
 
     def _drop_slow(self) -> None:
         now_s = self._clock()

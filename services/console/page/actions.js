@@ -1,14 +1,8 @@
-// What an operator does to models and nodes: buttons, the question before what cannot be taken back, the admin token,
-// and a list of what was asked and what came of it. The console only passes these on; their owners decide.
+// What an operator does to models and nodes: the buttons, and the question before what cannot be taken back.
 
-import { h, say } from "/page/dom.js";
-import { clock } from "/page/format.js";
-import { isOpen } from "/page/session.js";
-
-const TOKEN = "glowplug.admin-token"; // of this tab alone, gone when it closes
-const NOTES_KEPT = 8;
-const GOOD_FOR_MS = 6000;
-const PATIENCE_MS = 30_000;
+import { confirmed, errorText, note, send, settle } from "/page/asking.js";
+import { h } from "/page/dom.js";
+import { whyNot } from "/page/session.js";
 
 // `word` is on the button, `done` in the note. `ask` is the question before it, for what ends or keeps away work.
 export const MODEL_VERBS = {
@@ -36,12 +30,6 @@ export const NODE_VERBS = {
 };
 
 const underWay = new Set(); // "models/<key>", "nodes/<id>"
-const notes = h("ol", { class: "notes" });
-const shelf = h("aside", { "aria-label": "What was asked" }, notes);
-const spoken = h("p", { class: "hidden", role: "status", "aria-live": "polite" });
-const alarm = h("p", { class: "hidden", role: "alert" });
-document.body.append(shelf, spoken, alarm); // there before they speak, or they are not heard
-
 function running(model) {
   const parts = [];
   if (model.num_in_flight) parts.push(`${model.num_in_flight} running ${model.num_in_flight === 1 ? "request finishes" : "requests finish"} first.`);
@@ -68,13 +56,16 @@ function fits(model, verb) {
 }
 
 function toolbar(subject, name, words, verbs, row) {
+  const refusal = whyNot("operator");
   const buttons = verbs.map((verb) =>
     h(
       "button",
       {
         type: "button",
         class: `act ${words[verb].ask ? "grave" : ""}`,
-        disabled: underWay.has(subject),
+        disabled: Boolean(refusal) || underWay.has(subject),
+        title: refusal,
+        "data-refused": Boolean(refusal),
         "data-subject": subject,
         "data-focus": verb,
         "aria-label": `${words[verb].word} ${name}`,
@@ -104,116 +95,8 @@ async function act(subject, name, verb, words, row) {
   }
 }
 
-/** POST with the token; asks for one when the owner wants it. null when the person gave none. */
-async function send(path) {
-  const post = (token) =>
-    fetch(path, { method: "POST", headers: token ? { Authorization: `Bearer ${token}` } : {}, signal: AbortSignal.timeout(PATIENCE_MS) });
-  let token = sessionStorage.getItem(TOKEN);
-  let answer = await post(token);
-  while (answer.status === 401) {
-    if (!(await isOpen())) return null; // it was the console that asked, not the owner
-    const wrong = Boolean(token);
-    sessionStorage.removeItem(TOKEN);
-    token = await askToken(wrong ? "That is not this fleet's admin token." : "");
-    if (!token) return null;
-    answer = await post(token);
-  }
-  if (token) sessionStorage.setItem(TOKEN, token);
-  return answer;
-}
-
-/** What an OpenAI-shaped error says, with its code and status. */
-export async function errorText(answer) {
-  let error = {};
-  try {
-    error = (await answer.json()).error ?? {};
-  } catch {
-    error = {}; // not ours: a proxy's page
-  }
-  const again = answer.headers.get("retry-after");
-  return `${error.message ?? answer.statusText ?? "failed"} (${answer.status}${error.code ? ` ${error.code}` : ""})${again ? `, try again in ${again} s` : ""}`;
-}
-
 function setBusy(subject, busy) {
   if (busy) underWay.add(subject);
   else underWay.delete(subject);
-  for (const button of document.querySelectorAll(`button[data-subject="${CSS.escape(subject)}"]`)) button.disabled = busy;
-}
-
-// ---- the two questions
-
-function ask(build) {
-  return new Promise((resolve) => {
-    const dialog = h("dialog", { class: "ask", "aria-labelledby": "asked" });
-    const end = (value) => {
-      dialog.close();
-      dialog.remove();
-      resolve(value);
-    };
-    dialog.addEventListener("cancel", (event) => {
-      event.preventDefault();
-      end(null);
-    });
-    dialog.append(...build(end));
-    document.body.append(dialog);
-    dialog.showModal();
-    dialog.querySelector("[data-first]")?.focus();
-  });
-}
-
-function confirmed(question, word) {
-  return ask((end) => [
-    h("p", { id: "asked" }, question),
-    h(
-      "div",
-      { class: "buttons" },
-      h("button", { type: "button", "data-first": true, onclick: () => end(false) }, "Cancel"),
-      h("button", { type: "button", class: "strong grave", onclick: () => end(true) }, word),
-    ),
-  ]);
-}
-
-function askToken(complaint) {
-  return ask((end) => {
-    const field = h("input", { type: "password", id: "admin-token", autocomplete: "off", "data-first": true, spellcheck: "false" });
-    const form = h(
-      "form",
-      null,
-      h("p", { id: "asked" }, "This needs the fleet's admin rights."),
-      h("label", { for: "admin-token" }, "Admin token"),
-      field,
-      complaint ? h("p", { class: "bad", role: "alert" }, complaint) : null,
-      h("p", { class: "note" }, "GLOWPLUG_ADMIN_TOKEN of this fleet. It stays in this tab until the tab is closed."),
-      h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => end(null) }, "Cancel"), h("button", { type: "submit", class: "strong" }, "Go on")),
-    );
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      end(field.value.trim() || null);
-    });
-    return [form];
-  });
-}
-
-// ---- what was asked, and what came of it
-
-function note(kind, text) {
-  const line = h("li", { class: `note-line ${kind}` });
-  notes.prepend(line);
-  while (notes.childElementCount > NOTES_KEPT) notes.lastElementChild.remove();
-  write(line, kind, text);
-  return line;
-}
-
-/** What ended well leaves by itself; what did not stays until it is dismissed. */
-function settle(line, kind, text) {
-  if (!line.isConnected) notes.prepend(line);
-  write(line, kind, text);
-  if (kind === "good") setTimeout(() => line.remove(), GOOD_FOR_MS);
-}
-
-function write(line, kind, text) {
-  line.className = `note-line ${kind}`;
-  line.replaceChildren(h("time", null, clock(Date.now() / 1000)), h("span", null, text));
-  if (kind !== "busy") line.append(h("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: () => line.remove() }, "×"));
-  say(kind === "bad" || kind === "warn" ? alarm : spoken, text);
+  for (const button of document.querySelectorAll(`button[data-subject="${CSS.escape(subject)}"]`)) button.disabled = busy || "refused" in button.dataset;
 }

@@ -1,127 +1,193 @@
-// A line chart over time: axes, legend, a cursor that keys and mouse move, the values at it in words, and a table of all.
-// Series: { name, className, points: [{ t, v }], step, dashed }; `step` is the width of a window in seconds, 0 for a plain line. Bands: { name, className, step, points: [{ t, low, high }] }.
+// A chart over time, drawn by uPlot: legend, a cursor that keys and mouse move, the values at it in words, and a table of all.
+// Series: { name, className or hue, points: [{ t, v }], step, dashed }, `step` the width of a window in seconds. Bands: { name, className, step, points: [{ t, low, high }] }.
 
-import { h, say, svg, table } from "/page/dom.js";
+import { h, say, table } from "/page/dom.js";
 import { clock } from "/page/format.js";
 
-const HEIGHT = 260;
-const ROOM = { left: 58, right: 14, top: 12, bottom: 26 };
-const TABLE_ROWS = 240;
-const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+const HEIGHT = 240;
+const AXIS = 66;
+const TABLE_ROWS = 750;
+const SEAM_S = 0.001; // between the end of a window and the start of the next one
+const MISSING = "This chart needs the Python package uplot-python, which is not installed beside the console (pip install 'glowplug[console]'). The table has the same values.";
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let library = null; // a promise of uPlot, null once it is known to be missing
+
+/** uPlot, loaded by the first chart: the server names its files in the document where it has them. */
+function uplot() {
+  library ??= new Promise((resolve) => {
+    const [script, style] = document.querySelector("meta[name=uplot]")?.content.split(" ") ?? [];
+    if (!script) return resolve(null);
+    document.head.append(h("link", { rel: "stylesheet", href: style }), h("script", { src: script, onload: () => resolve(window.uPlot), onerror: () => resolve(null) }));
+  });
+  return library;
+}
 
 export class LineChart {
   constructor(title) {
     this.title = title;
     this.at = -1; // index of the moment the cursor stands at
     this.following = true; // the cursor stays at the newest moment until it is moved
-    this.picture = svg("svg", { class: "chart-picture", "aria-hidden": "true", height: String(HEIGHT) });
+    this.mount = h("div", { class: "chart-plot" });
+    this.hair = h("i", { class: "chart-hair", hidden: true, "aria-hidden": "true" });
+    this.present = h("i", { class: "chart-now", hidden: true, "aria-hidden": "true" });
     this.cursor = h("div", {
       class: "chart-cursor",
       role: "slider",
       tabindex: "0",
       "aria-label": `${title}, moment`,
       onkeydown: (event) => this.onKey(event),
-    }, this.picture);
+    }, this.mount, this.present, this.hair);
     this.cursor.addEventListener("pointermove", (event) => this.onPointer(event));
     this.legend = h("ul", { class: "chart-legend", "aria-label": "Lines" });
     this.readout = h("p", { class: "chart-readout", "aria-hidden": "true" });
+    this.missing = h("p", { class: "chart-missing", hidden: true }, MISSING);
     this.body = h("tbody");
     this.tableBox = h("details", { class: "chart-table", ontoggle: () => this.drawTable() }, h("summary", null, "As a table"));
-    this.element = h("figure", { class: "chart-figure", "aria-label": title }, this.legend, this.cursor, this.readout, this.tableBox);
-    this.observer = new ResizeObserver(() => this.data && this.drawPicture());
+    this.element = h("figure", { class: "chart-figure", "aria-label": title }, this.legend, this.cursor, this.missing, this.readout, this.tableBox);
+    this.observer = new ResizeObserver(() => this.drawPicture());
     this.observer.observe(this.cursor);
+    this.onTheme = () => this.drawPicture(true);
+    dark.addEventListener("change", this.onTheme);
+    uplot().then((found) => this.found(found));
   }
 
   close() {
     this.observer.disconnect();
+    dark.removeEventListener("change", this.onTheme);
+    this.plot?.destroy();
+    this.plot = this.library = null;
   }
 
-  /** `format` writes a value, `from` and `to` are epoch seconds, `now` marks the present when it lies between. */
+  found(found) {
+    this.library = found;
+    if (found) return this.drawPicture();
+    this.missing.hidden = false;
+    this.tableBox.open = true;
+  }
+
+  /** `format` writes a value, `from` and `to` are epoch seconds, `now` marks the present when it lies between; `binary`: values are bytes, `whole`: counts. */
   draw(data) {
     const old = this.moments?.[this.at];
     this.data = data;
-    this.moments = [...new Set([...data.series.flatMap((s) => s.points), ...data.bands.flatMap((b) => b.points)].map((p) => p.t))].filter((t) => t >= data.from && t <= data.to).sort((a, b) => a - b);
+    this.lines = data.series.map((line) => ({ ...line, at: new Map(line.points.filter((p) => Number.isFinite(p.v)).map((p) => [p.t, p.v])) }));
+    this.bands = data.bands.map((band) => ({ ...band, at: new Map(band.points.map((p) => [p.t, p])) }));
+    const all = new Set([...data.series, ...data.bands].flatMap((line) => line.points.map((p) => p.t)));
+    this.moments = [...all].filter((t) => t >= data.from && t <= data.to).sort((a, b) => a - b);
     const measured = this.moments.filter((t) => t <= data.now).length - 1;
     const same = this.moments.indexOf(old);
     this.at = this.following || same < 0 ? Math.max(measured, 0) : same;
-    const names = [...data.series, ...data.bands].map((line) => h("li", null, h("i", { class: `chart-key ${line.className}${line.dashed ? " dashed" : ""}${line.points[0]?.low === undefined ? "" : " band"}`, "aria-hidden": "true" }), line.name));
-    this.legend.replaceChildren(...names);
+    this.drawLegend();
     this.drawPicture();
     this.drawTable();
     this.point();
   }
 
-  // ---- scales
-
-  x(t) {
-    const { from, to } = this.data;
-    return ROOM.left + ((t - from) / (to - from)) * (this.width - ROOM.left - ROOM.right);
-  }
-
-  y(v) {
-    return HEIGHT - ROOM.bottom - (v / this.top) * (HEIGHT - ROOM.top - ROOM.bottom);
+  drawLegend() {
+    const names = JSON.stringify([...this.lines, ...this.bands].map(({ name, className, hue, dashed }) => [name, className, hue, dashed]));
+    if (names === this.names) return;
+    this.names = names;
+    const keyOf = (line, kind) => h("i", { class: `chart-key ${line.className ?? "hue"} ${kind}`, style: line.hue === undefined ? null : { "--h": line.hue }, "aria-hidden": "true" });
+    this.keys = [...this.lines.map((line) => keyOf(line, line.dashed ? "dashed" : "")), ...this.bands.map((band) => keyOf(band, "band"))];
+    this.legend.replaceChildren(...[...this.lines, ...this.bands].map((line, i) => h("li", null, this.keys[i], line.name)));
+    this.plot?.destroy();
+    this.plot = null;
   }
 
   // ---- picture
 
-  drawPicture() {
-    this.width = Math.max(this.cursor.clientWidth, 260);
-    const values = [...this.data.series.flatMap((s) => s.points.map((p) => p.v)), ...this.data.bands.flatMap((b) => b.points.map((p) => p.high))].filter(Number.isFinite);
-    const { step, top } = scale(Math.max(...values, 0), 4);
-    this.top = top;
-    this.picture.setAttribute("width", String(this.width));
-    this.picture.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
-    const parts = [];
-    for (let v = 0; v <= top + step / 2; v += step) {
-      parts.push(svg("line", { class: "chart-grid", x1: ROOM.left, x2: this.width - ROOM.right, y1: this.y(v), y2: this.y(v) }));
-      parts.push(svg("text", { class: "chart-mark", x: ROOM.left - 8, y: this.y(v) + 4, "text-anchor": "end" }, this.data.format(v)));
+  /** Draw what is new. Colours and the shape of the lines make a plot of their own: `anew`, or after another legend. */
+  drawPicture(anew = false) {
+    if (!this.library || !this.data || !this.cursor.clientWidth) return;
+    const width = this.cursor.clientWidth;
+    if (anew) this.plot?.destroy();
+    const { xs, columns, runs } = this.columns();
+    this.runs = runs;
+    const values = columns.flat().filter(Number.isFinite);
+    this.scale = scale(Math.max(...values, 0), 4, this.data);
+    if (anew || !this.plot) {
+      this.mount.replaceChildren();
+      this.plot = new this.library(this.options(width), [xs, ...columns], this.mount);
+      const canvas = this.mount.querySelector("canvas");
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", this.title);
+    } else {
+      if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+      this.plot.setData([xs, ...columns]);
     }
-    for (const t of this.times()) {
-      parts.push(svg("line", { class: "chart-grid faint", x1: this.x(t), x2: this.x(t), y1: ROOM.top, y2: HEIGHT - ROOM.bottom }));
-      parts.push(svg("text", { class: "chart-mark", x: this.x(t), y: HEIGHT - 8, "text-anchor": "middle" }, clock(t).slice(0, this.data.to - this.data.from < 240 ? 8 : 5)));
+  }
+
+  /** Set the marks that stand over the picture; it has its places once it is drawn. */
+  place() {
+    const { now, from, to } = this.data;
+    this.stand(this.present, now > from && now < to ? now : undefined);
+    this.stand(this.hair, this.moments[this.at]);
+  }
+
+  options(width) {
+    const colour = (name) => getComputedStyle(this.cursor).getPropertyValue(name).trim();
+    const axis = { stroke: colour("--soft"), font: `11px ${colour("--sans")}`, ticks: { show: false }, grid: { stroke: colour("--line"), width: 1 } };
+    const key = (i) => getComputedStyle(this.keys[i]);
+    const line = { spanGaps: false, points: { show: false }, gaps: (plot, i) => this.gaps(plot, i) };
+    const edge = { ...line, stroke: "transparent", width: 1 };
+    const first = 1 + this.lines.length; // of the edges of bands
+    return {
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { show: false },
+      hooks: { draw: [(plot) => plot === this.plot && this.place()] },
+      scales: { x: { time: true, range: () => [this.data.from, this.data.to] }, y: { range: () => [0, this.scale.top] } },
+      axes: [
+        { ...axis, space: 70, size: 30, values: (_, marks) => marks.map((t) => moment(t, this.data.to - this.data.from)) },
+        { ...axis, size: AXIS, splits: () => this.scale.marks, values: (_, marks) => marks.map((v) => this.data.format(v)) },
+      ],
+      series: [{}, ...this.lines.map(({ dashed }, i) => ({ ...line, stroke: key(i).borderTopColor, width: 2, dash: dashed ? [6, 4] : undefined })), ...this.bands.flatMap(() => [edge, edge])],
+      bands: this.bands.map((_, i) => ({ series: [first + 2 * i, first + 2 * i + 1], fill: key(this.lines.length + i).backgroundColor })),
+    };
+  }
+
+  /** Columns for uPlot: a window has one value from its start to its end. `runs`: from when to when a column has values without a gap. */
+  columns() {
+    const { to } = this.data;
+    const parts = [
+      ...this.lines.map(({ at, step }) => ({ step, values: at })),
+      ...this.bands.flatMap(({ points, step }) => ["high", "low"].map((side) => ({ step, values: new Map(points.filter((p) => Number.isFinite(p[side])).map((p) => [p.t, p[side]])) }))),
+    ];
+    const filled = parts.map(({ step, values }) => new Map([...values].flatMap(([t, v]) => [[t, v], [Math.max(t, Math.min(t + step - SEAM_S, to)), v]])));
+    const xs = [...new Set(filled.flatMap((column) => [...column.keys()]))].sort((a, b) => a - b);
+    const columns = filled.map((column) => xs.map((x) => column.get(x) ?? null));
+    return { xs, columns, runs: parts.map(runsOf) };
+  }
+
+  /** What uPlot is to leave out of a column, as [from, to] in pixels of its canvas: it would look for gaps pixel by pixel. */
+  gaps(plot, index) {
+    const edge = plot.bbox.left;
+    const found = [];
+    let from = edge;
+    for (const run of this.runs[index - 1]) {
+      const [start, end] = run.map((t) => plot.valToPos(t, "x", true));
+      if (start > from) found.push([from, start]);
+      from = end;
     }
-    if (this.data.now > this.data.from && this.data.now < this.data.to) parts.push(svg("line", { class: "chart-now", x1: this.x(this.data.now), x2: this.x(this.data.now), y1: ROOM.top, y2: HEIGHT - ROOM.bottom }));
-    for (const band of this.data.bands) parts.push(svg("path", { class: `chart-band ${band.className}`, d: this.bandPath(band) }));
-    for (const line of this.data.series) parts.push(svg("path", { class: `chart-line ${line.className}${line.dashed ? " dashed" : ""}`, d: this.linePath(line) }));
-    this.hair = svg("line", { class: "chart-hair", y1: ROOM.top, y2: HEIGHT - ROOM.bottom });
-    this.dots = svg("g");
-    this.picture.replaceChildren(...parts, this.hair, this.dots);
-    this.point();
+    if (from < edge + plot.bbox.width) found.push([from, edge + plot.bbox.width]);
+    return found;
   }
 
-  times() {
-    const span = this.data.to - this.data.from;
-    const wanted = Math.max(2, Math.floor(this.width / 110));
-    const step = STEPS.find((size) => span / size <= wanted) ?? 86400;
-    const zone = new Date(this.data.from * 1000).getTimezoneOffset() * 60; // marks at whole hours of the reader's clock
-    const first = Math.ceil((this.data.from - zone) / step) * step + zone;
-    return Array.from({ length: Math.max(0, Math.floor((this.data.to - first) / step) + 1) }, (_, i) => first + i * step);
+  /** Where the lines begin, in pixels from the left edge. */
+  get left() {
+    return this.plot.bbox.left / devicePixelRatio;
   }
 
-  linePath(line) {
-    const shown = line.points.filter((p) => p.t >= this.data.from && p.t <= this.data.to);
-    return runs(shown, line.step, (p) => Number.isFinite(p.v)).map((run) => {
-      const rest = run.slice(1).map(({ t, v }) => (line.step ? `H${this.x(t)}V${this.y(v)}` : `L${this.x(t)} ${this.y(v)}`));
-      const end = line.step ? `H${this.x(Math.min(run.at(-1).t + line.step, this.data.to))}` : ""; // a window has a width
-      return `M${this.x(run[0].t)} ${this.y(run[0].v)}${rest.join("")}${end}`;
-    }).join("");
-  }
-
-  bandPath(band) {
-    const shown = band.points.filter((p) => p.t >= this.data.from && p.t <= this.data.to);
-    const ends = (p) => (band.step ? [p.t, Math.min(p.t + band.step, this.data.to)] : [p.t]); // a window has a width
-    return runs(shown, band.step, (p) => Number.isFinite(p.high)).map((run) => {
-      const up = run.flatMap((p) => ends(p).map((t) => `${this.x(t)} ${this.y(p.high)}`));
-      const down = run.toReversed().flatMap((p) => ends(p).toReversed().map((t) => `${this.x(t)} ${this.y(p.low)}`));
-      return `M${[...up, ...down].join("L")}Z`;
-    }).join("");
+  stand(mark, t) {
+    mark.hidden = t === undefined || !this.plot;
+    if (!mark.hidden) mark.style.left = `${this.left + this.plot.valToPos(t, "x")}px`;
   }
 
   // ---- cursor
 
   valuesAt(t) {
-    const lines = this.data.series.map((line) => ({ line, v: line.points.find((p) => p.t === t)?.v })).filter(({ v }) => Number.isFinite(v));
-    const bands = this.data.bands.map((band) => ({ band, p: band.points.find((p) => p.t === t) })).filter(({ p }) => p);
+    const lines = this.lines.map((line) => ({ line, v: line.at.get(t) })).filter(({ v }) => v !== undefined);
+    const bands = this.bands.map((band) => ({ band, p: band.at.get(t) })).filter(({ p }) => p);
     return { lines, bands };
   }
 
@@ -131,7 +197,11 @@ export class LineChart {
       ...lines.map(({ line, v }) => `${line.name} ${this.data.format(v)}`),
       ...bands.map(({ band, p }) => `${band.name} ${this.data.format(p.low)} to ${this.data.format(p.high)}`),
     ];
-    return `${clock(t)}: ${told.join(", ") || "nothing"}`;
+    return `${this.when(t)}: ${told.join(", ") || "nothing measured"}`;
+  }
+
+  when(t) {
+    return this.data.to - this.data.from > 86400 ? `${dayOf(t)} ${clock(t).slice(0, 5)}` : clock(t);
   }
 
   point() {
@@ -142,10 +212,7 @@ export class LineChart {
     const text = t === undefined ? "nothing to read yet" : this.words(t);
     this.cursor.setAttribute("aria-valuetext", text);
     say(this.readout, text);
-    if (!this.hair || t === undefined) return;
-    this.hair.setAttribute("x1", this.x(t));
-    this.hair.setAttribute("x2", this.x(t));
-    this.dots.replaceChildren(...this.valuesAt(t).lines.map(({ line, v }) => svg("circle", { class: `chart-dot ${line.className}`, cx: this.x(t), cy: this.y(v), r: 3.5 })));
+    if (this.plot && this.data) this.place();
   }
 
   move(to) {
@@ -163,10 +230,10 @@ export class LineChart {
   }
 
   onPointer(event) {
-    if (!this.moments?.length) return;
-    const at = event.clientX - this.cursor.getBoundingClientRect().left;
-    let nearest = 0;
-    this.moments.forEach((t, i) => Math.abs(this.x(t) - at) < Math.abs(this.x(this.moments[nearest]) - at) && (nearest = i));
+    if (!this.moments?.length || !this.plot) return;
+    const at = this.plot.posToVal(event.clientX - this.cursor.getBoundingClientRect().left - this.left, "x");
+    let nearest = this.moments.findLastIndex((t) => t <= at);
+    if (nearest < 0) nearest = 0;
     if (nearest !== this.at) this.move(nearest);
   }
 
@@ -175,32 +242,44 @@ export class LineChart {
     const columns = ["Time", ...this.data.series.map((line) => line.name), ...this.data.bands.map((band) => band.name)];
     const rows = this.moments.slice(-TABLE_ROWS).toReversed().map((t) => {
       const { lines, bands } = this.valuesAt(t);
-      const cells = [...this.data.series.map((line) => lines.find((one) => one.line === line)?.v), ...this.data.bands.map((band) => bands.find((one) => one.band === band)?.p)];
-      return h("tr", null, h("th", { scope: "row" }, clock(t)), cells.map((cell) => h("td", { class: "num" }, cell === undefined ? "–" : cell.low === undefined ? this.data.format(cell) : `${this.data.format(cell.low)} to ${this.data.format(cell.high)}`)));
+      const cells = [...this.lines.map((line) => lines.find((one) => one.line === line)?.v), ...this.bands.map((band) => bands.find((one) => one.band === band)?.p)];
+      return h("tr", null, h("th", { scope: "row" }, this.when(t)), cells.map((cell) => h("td", { class: "num" }, cell === undefined ? "–" : cell.low === undefined ? this.data.format(cell) : `${this.data.format(cell.low)} to ${this.data.format(cell.high)}`)));
     });
-    this.body = h("tbody", null, rows);
+    this.body.replaceChildren(...rows);
+    if (this.tableNames === this.names) return; // what is scrolled and focused stays so
+    this.tableNames = this.names;
     this.tableBox.querySelector(".scroll")?.remove();
     this.tableBox.append(table(this.title, columns, this.body));
   }
 }
 
-/** Points in stretches without a gap: a window that is not there, or whose value is not known, ends one. */
-function runs(points, step, isKnown) {
+/** Stretches of windows that follow each other. */
+function runsOf({ values, step }) {
   const found = [];
-  let before = null;
-  for (const point of points) {
-    if (!isKnown(point)) before = null;
-    else if (before === null || (step && point.t > before.t + 1.5 * step)) found.push([(before = point)]);
-    else found.at(-1).push((before = point));
+  for (const t of [...values.keys()].sort((a, b) => a - b)) {
+    if (found.length && t < found.at(-1)[1] + step / 2) found.at(-1)[1] = t + step;
+    else found.push([t, t + step]);
   }
   return found;
 }
 
-/** Round marks from 0 to at least `highest`: the step and the last of them. */
-export function scale(highest, wanted) {
-  if (!(highest > 0)) return { step: 1, top: 1 };
-  const rough = highest / wanted;
+/** A mark of the time axis: seconds, minutes or days, as far as the span is long. */
+function moment(t, span) {
+  if (span < 240) return clock(t);
+  const time = clock(t).slice(0, 5);
+  return span > 26 * 3600 && time === "00:00" ? dayOf(t) : time;
+}
+
+function dayOf(t) {
+  return new Date(t * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" });
+}
+
+/** Round marks from 0 to at least `highest`. */
+function scale(highest, wanted, { binary, whole }) {
+  const unit = binary && highest > 0 ? 1024 ** Math.floor(Math.log(highest) / Math.log(1024)) : 1;
+  const rough = Math.max((highest > 0 ? highest : 1) / unit / wanted, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.9999);
-  return { step, top: Math.ceil((highest / step) * 0.9999) * step };
+  const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((factor) => factor * power).find((size) => size >= rough * 0.9999) * unit;
+  const num = Math.max(1, Math.ceil((highest / step) * 0.9999));
+  return { top: num * step, marks: Array.from({ length: num + 1 }, (_, i) => i * step) };
 }

@@ -32,6 +32,11 @@ export function hues(keys) {
   return given;
 }
 
+/** Hues of the lines of one chart, as far apart as so many can be. */
+export function apart(keys) {
+  return new Map(keys.map((key, i) => [key, (75 + (i * 360) / Math.max(3, keys.length)) % 360]));
+}
+
 export function plainService(name) {
   return name.replace(/^glowplug-/, "");
 }

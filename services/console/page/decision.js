@@ -5,7 +5,8 @@ import { decisionAddress, modelAddress } from "/page/address.js";
 import { commandLine } from "/page/copy.js";
 import { kindOf, subjectOf } from "/page/decisions.js";
 import { eventLine } from "/page/event.js";
-import { bytes, clock, count, day, rate, seconds } from "/page/format.js";
+import { bytes, clock, count, day, rate, seconds, stateWord } from "/page/format.js";
+import { logsAddress } from "/page/logs.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
 import { gapWords } from "/page/predicted.js";
@@ -62,6 +63,7 @@ function parts(page) {
     record.request_id && ["For request", h("a", { href: `#/request/${encodeURIComponent(record.request_id)}` }, h("code", null, record.request_id))],
     line.trace_id && ["Trace", h("a", { href: `#/trace/${line.trace_id}` }, h("code", null, line.trace_id.slice(0, 12)))],
     ["Decision", h("code", null, record.decision_id)],
+    ["Log", h("a", { href: logsAddress(record.decision_id, record.instance_id, record.request_id) }, "lines about it")],
   ];
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/decisions" }, "Decisions")),
@@ -138,7 +140,7 @@ function outcome(page) {
   const found = [];
   if (page.outcome) found.push(...outcomeOf(page.outcome));
   for (const victim of page.victims) {
-    found.push(h("p", { class: "victim" }, badge("victim", "warn"), " ", h("code", null, victim.instance_id), ` is ${victim.state}`, victim.reason ? h("small", null, ` ${victim.reason}`) : null));
+    found.push(h("p", { class: "victim" }, badge("victim", "warn"), " ", h("code", null, victim.instance_id), ` is ${stateWord(victim.state)}`, victim.reason ? h("small", null, ` ${victim.reason}`) : null));
   }
   return found.length ? found : [empty("Nothing is known of it (yet).")];
 }
@@ -151,7 +153,7 @@ function outcomeOf(known) {
       "p",
       { class: `state ${known.state}` },
       h("i", { class: "dot", "aria-hidden": "true" }),
-      h("b", null, known.state),
+      h("b", null, stateWord(known.state)),
       known.start_s ? (known.state === "ready" ? ` after ${seconds(known.start_s)}` : `, was ready after ${seconds(known.start_s)}`) : "",
       known.reason ? h("small", null, ` ${known.reason}`) : null,
       emulated(known.emulated),

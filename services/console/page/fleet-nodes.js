@@ -4,7 +4,7 @@ import { nodeActions } from "/page/actions.js";
 import { gpuAddress, modelAddress } from "/page/address.js";
 import { hues } from "/page/colours.js";
 import { h, keyed, kept, emulated } from "/page/dom.js";
-import { bytes, clock, rate } from "/page/format.js";
+import { bytes, clock, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 
 const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers", shared: "weights that all of these read" };
@@ -216,13 +216,13 @@ function holdersOf(node, instances, marks) {
 function holderLine(line, colour) {
   if (line.more) return h("li", { class: "more", title: line.names }, `and ${line.more} more`);
   const hue = colour(line.key);
-  const title = `${line.id}, ${line.state}, ${bytes(line.num_bytes)}`;
+  const title = `${line.id}, ${stateWord(line.state)}, ${bytes(line.num_bytes)}`;
   return h(
     "li",
     { class: `holder ${line.state}`, title },
     h("i", { class: `swatch ${hue < 0 ? "nobody" : ""}`, style: { "--h": String(Math.max(hue, 0)) }, "aria-hidden": "true" }),
     line.key ? h("a", { href: modelAddress(line.key), "data-focus": line.id }, line.name) : h("span", null, line.name),
-    h("small", null, line.state === "ready" ? `${line.load}/${line.most}` : line.state.replace("_", " ")),
+    h("small", null, line.state === "ready" ? `${line.load}/${line.most}` : stateWord(line.state)),
     line.emulated ? emulated(true) : null,
   );
 }

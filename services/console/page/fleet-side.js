@@ -1,19 +1,19 @@
 // Beside the nodes: models that come, wait, go or fail; weights on the links; the latest decisions.
 
 import { h, badge, emulated, empty } from "/page/dom.js";
-import { bytes, clock, rate } from "/page/format.js";
+import { bytes, clock, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { modelAddress } from "/page/address.js";
 import { nameOf } from "/page/fleet-nodes.js";
 
-const ORDER = ["waiting", "loading", "starting", "draining", "failed", "ready", "asleep", "cold"];
-const STATE_WORDS = { waiting: "waiting for room" };
+const ORDER = ["waiting", "loading", "starting", "draining", "failed", "ready", "prewarmed", "asleep", "cold"];
+const RESTING = ["prewarmed", "asleep", "cold"];
 
-/** Models worth a look, most urgent first; those that are ready come by what they run, sleepers not at all. */
+/** Models worth a look, most urgent first; those that are ready come by what they run, those that rest not at all. */
 export function inMotion(models) {
   const rank = (model) => (model.num_waiting && model.state !== "failed" ? -1 : ORDER.indexOf(model.state));
   return models
-    .filter((model) => model.num_waiting || !["cold", "asleep"].includes(model.state))
+    .filter((model) => model.num_waiting || !RESTING.includes(model.state))
     .sort((a, b) => rank(a) - rank(b) || b.num_waiting - a.num_waiting || b.num_in_flight - a.num_in_flight || (a.key < b.key ? -1 : 1));
 }
 
@@ -31,7 +31,7 @@ export function motionLine(model) {
       { class: `state ${model.state}` },
       h("i", { class: "dot", "aria-hidden": "true" }),
       h("a", { href: modelAddress(model.key), "data-focus": model.key }, model.name),
-      isReady ? h("span", { class: "hidden" }, "ready") : STATE_WORDS[model.state] ?? model.state,
+      isReady ? h("span", { class: "hidden" }, "ready") : stateWord(model.state),
       emulated(model.emulated),
       model.pinned ? badge("pinned", "quiet") : null,
       load ? h("small", { class: model.num_waiting ? "queue" : null }, load) : null,

@@ -1,7 +1,7 @@
 // The fleet: nodes with their memory and links, and beside them what moves, what arrives and what was decided.
 
 import { h, keyed, empty, panel, say } from "/page/dom.js";
-import { bytes, count, rate } from "/page/format.js";
+import { bytes, count, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { NodeMap } from "/page/fleet-map.js";
 import { NodeGrid, stateOf } from "/page/fleet-nodes.js";
@@ -67,7 +67,7 @@ export function fleetView(wanted) {
       keyed(transfers, orNothing(arriving().slice(0, TRANSFER_LINES), "No weights are on their way."), (t) => t.key ?? "", transferLine);
     }
     const moving = inMotion(models).slice(0, MOTION_LINES);
-    keyed(motion, orNothing(moving, live.models.length ? "Every model sleeps." : "No model is deployed yet."), (m) => m.key ?? "", motionLine);
+    keyed(motion, orNothing(moving, live.models.length ? "No model is starting, serving or waiting." : "No model is deployed yet."), (m) => m.key ?? "", motionLine);
     if (changed.all || changed.decisions) {
       keyed(decisions, orNothing(live.decisions.slice(0, DECISION_LINES), "Nothing decided yet."), (d) => d.decision_id ?? "", decisionLine);
     }
@@ -83,7 +83,7 @@ export function fleetView(wanted) {
   filter.addEventListener("input", () => drawNodes(false));
   states.addEventListener("change", () => drawNodes(false));
   onModels();
-  draw({ all: true, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0, requests: 0 });
+  draw({ all: true, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0 });
   return {
     element,
     title: "Fleet",
@@ -125,14 +125,14 @@ function figuresOf(models) {
   }
   const instances = {};
   for (const instance of live.instances.values()) instances[instance.state] = (instances[instance.state] ?? 0) + 1;
-  const others = Object.entries(instances).filter(([state]) => state !== "ready").map(([state, num]) => `${num} ${state.replace("_", " ")}`);
+  const others = Object.entries(instances).filter(([state]) => state !== "ready").map(([state, num]) => `${num} ${stateWord(state)}`);
   const sum = (field) => models.reduce((all, model) => all + model[field], 0);
   const away = [by.draining && `${by.draining} draining`, by.silent && `${by.silent} silent`].filter(Boolean).join(", ");
   return [
     { name: "Nodes", value: String(nodes.length - by.silent), of: ` of ${nodes.length}`, more: away, bad: by.silent > 0 },
     { name: "GPU memory", value: bytes(used), of: ` of ${bytes(total)}`, ratio: total ? Math.round((1000 * used) / total) / 1000 : 0 },
     { name: "Instances", value: String(instances.ready ?? 0), of: " ready", more: others.sort().join(", ") },
-    { name: "Hot models", value: String(models.filter((m) => m.temperature === "hot").length), of: ` of ${models.length}` },
+    { name: "Models ready", value: String(models.filter((m) => m.temperature === "hot").length), of: ` of ${models.length}` },
     { name: "Waiting", value: String(sum("num_waiting")), of: "" },
     { name: "Running", value: String(sum("num_in_flight")), of: "" },
     { name: "Arriving", value: bytes(inFlight), of: " in flight", more: bytesPerS ? rate(bytesPerS) : "" },

@@ -118,7 +118,8 @@ export function forecastsView() {
   const named = () => {
     draw();
     if (wanted.model || !live.models.length) return;
-    wanted.model = live.requests[0]?.model_key || live.models[0].key; // what was busy last is what one asks about
+    const busy = live.models.find((model) => model.num_in_flight || model.num_waiting);
+    wanted.model = (busy ?? live.models[0]).key; // what is busy is what one asks about
     draw();
     load();
   };

@@ -12,6 +12,13 @@ export function bytes(count) {
   return `${value >= 100 || unit === 0 || Number.isInteger(value) ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
+const STATE_WORDS = { swapped_out: "asleep", waiting: "waiting for room" };
+
+/** The state of a model or an instance in the words that people are shown, here and by `glowplug`. */
+export function stateWord(state) {
+  return STATE_WORDS[state] ?? state;
+}
+
 export function rate(bytesPerS) {
   return `${bytes(bytesPerS)}/s`;
 }

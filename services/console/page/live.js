@@ -4,7 +4,7 @@
 import { isOpen } from "/page/session.js";
 
 const TABLES = { models: "key", instances: "instance_id", nodes: "node_id" };
-const LOGS = { decisions: 200, requests: 200 };
+const DECISIONS_KEPT = 200;
 const compare = new Intl.Collator(undefined, { numeric: true }).compare;
 const ORDERS = {
   models: (a, b) => compare(a.name, b.name) || (a.key < b.key ? -1 : 1),
@@ -12,7 +12,7 @@ const ORDERS = {
 };
 
 function nothing() {
-  return { all: false, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0, requests: 0 };
+  return { all: false, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0 };
 }
 
 class Live extends EventTarget {
@@ -26,7 +26,6 @@ class Live extends EventTarget {
     this.rows = {}; // table -> its rows in that order, until one changes
     this.sources = {};
     this.decisions = [];
-    this.requests = [];
     this.numDropped = 0;
     this.ready = false;
     this.pending = null; // what changed since the last frame
@@ -75,7 +74,7 @@ class Live extends EventTarget {
     }
     this.order = {};
     this.rows = {};
-    for (const log of Object.keys(LOGS)) this[log] = fleet[log];
+    this.decisions = fleet.decisions;
     this.sources = fleet.sources;
     this.ready = true;
     this.tell("models");
@@ -107,10 +106,9 @@ class Live extends EventTarget {
       if (patch[table] || patch.removed?.[table]) delete this.order[table];
       if (changed[table].size) delete this.rows[table];
     }
-    for (const [log, limit] of Object.entries(LOGS)) {
-      if (!patch[log]) continue;
-      this[log] = [...patch[log], ...this[log]].slice(0, limit);
-      changed[log] += patch[log].length;
+    if (patch.decisions) {
+      this.decisions = [...patch.decisions, ...this.decisions].slice(0, DECISIONS_KEPT);
+      changed.decisions += patch.decisions.length;
     }
     if (patch.models) this.tell("models");
     if (patch.sources) {

@@ -5,6 +5,14 @@ const field = document.getElementById("key");
 const button = form.querySelector("button");
 const refusal = document.getElementById("refusal");
 
+const elsewhere = document.getElementById("elsewhere");
+const FAILED = {
+  no_role: "You are logged in there, but none of your groups has a role here. Ask who runs this fleet.",
+  refused: "The login was broken off.",
+  stale: "The login took too long, or was begun in another browser. Try again.",
+  unreachable: "The place where you log in does not answer. Try again, or use a key.",
+};
+
 const goOn = () => location.replace(`/${location.hash}`);
 
 async function logIn(event) {
@@ -29,7 +37,17 @@ async function logIn(event) {
 /** A link on another site does not bring the session's cookie along; from here it goes with every request. */
 async function unlessOpen() {
   const answer = await fetch("/session");
-  if (answer.ok && (await answer.json()).open) goOn();
+  const known = answer.ok ? await answer.json() : {};
+  if (known.open) return goOn();
+  elsewhere.hidden = !known.oidc;
+  elsewhere.textContent = `Log in at ${known.oidc}`;
+  elsewhere.href = `/login/oidc?view=${encodeURIComponent(location.hash)}`;
+}
+
+const failed = new URLSearchParams(location.search).get("failed");
+if (failed) {
+  refusal.textContent = FAILED[failed] ?? "The login failed. The console's log says why.";
+  history.replaceState(null, "", `/login${location.hash}`);
 }
 
 form.addEventListener("submit", logIn);

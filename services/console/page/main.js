@@ -3,7 +3,9 @@
 import { h } from "/page/dom.js";
 import { clock } from "/page/format.js";
 import { live } from "/page/live.js";
-import { offerLogout } from "/page/session.js";
+import { knowWho, offerLogout } from "/page/session.js";
+import { accessView } from "/page/access.js";
+import { chartsView } from "/page/charts.js";
 import { decisionView } from "/page/decision.js";
 import { decisionsView } from "/page/decisions.js";
 import { eventView } from "/page/event.js";
@@ -11,12 +13,15 @@ import { eventsView } from "/page/events.js";
 import { fleetView } from "/page/fleet.js";
 import { forecastsView } from "/page/forecasts.js";
 import { gpuView } from "/page/gpu.js";
+import { logsView } from "/page/logs.js";
 import { modelView } from "/page/model.js";
+import { modelFormView } from "/page/model_form.js";
 import { modelsView } from "/page/models.js";
 import { playgroundView } from "/page/playground.js";
 import { requestsView } from "/page/requests_view.js";
 import { tracesView } from "/page/traces.js";
 import { traceView } from "/page/trace.js";
+import { usageView } from "/page/usage.js";
 
 // A view takes the rest of the address and returns { element, title, close, keys }: `close` ends what it listens to,
 // `keys` are [key, what it does] lines for the help. New views go in this table, their tab in index.html.
@@ -25,18 +30,37 @@ const VIEWS = {
   gpu: { open: gpuView, tab: "fleet" },
   models: { open: modelsView, tab: "models" },
   model: { open: modelView, tab: "models" },
+  deploy: { open: () => modelFormView(""), tab: "models" },
+  edit: { open: modelFormView, tab: "models" },
+  charts: { open: chartsView, tab: "charts" },
+  usage: { open: usageView, tab: "usage" },
   requests: { open: requestsView, tab: "requests" },
   decisions: { open: decisionsView, tab: "decisions" },
   decision: { open: decisionView, tab: "decisions" },
   forecasts: { open: forecastsView, tab: "forecasts" },
   events: { open: eventsView, tab: "events" },
   event: { open: eventView, tab: "events" },
+  logs: { open: logsView, tab: "logs" },
   playground: { open: playgroundView, tab: "playground" },
+  access: { open: accessView, tab: "access" },
   traces: { open: tracesView, tab: "traces" },
   trace: { open: (id) => traceView({ traceId: id }), tab: "traces" },
   request: { open: (id) => traceView({ requestId: id }), tab: "traces" },
 };
-const TABS = { f: "fleet", m: "models", r: "requests", t: "traces", d: "decisions", o: "forecasts", e: "events", p: "playground" };
+const TABS = {
+  f: "fleet",
+  m: "models",
+  c: "charts",
+  u: "usage",
+  r: "requests",
+  t: "traces",
+  d: "decisions",
+  o: "forecasts",
+  e: "events",
+  l: "logs",
+  p: "playground",
+  a: "access",
+};
 const SECOND_KEY_MS = 1200;
 
 const main = document.getElementById("main");
@@ -141,6 +165,7 @@ document.addEventListener("keydown", onKey);
 window.addEventListener("hashchange", route);
 live.addEventListener("status", showStatus);
 showStatus();
+await knowWho();
 route();
 live.open();
-offerLogout(document.getElementById("logout"));
+offerLogout(document.getElementById("who"), document.getElementById("logout"));

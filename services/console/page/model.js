@@ -3,10 +3,11 @@
 import { modelActions } from "/page/actions.js";
 import { decisionAddress } from "/page/address.js";
 import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
-import { bytes, clock, count, day, seconds, short } from "/page/format.js";
+import { bytes, clock, count, day, seconds, short, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
-import { STATE_WORDS, stateOf } from "/page/models.js";
+import { stateOf } from "/page/models.js";
 import { PHASES, PHASE_WORDS, phaseBars, phaseList } from "/page/phases.js";
+import { whyNot } from "/page/session.js";
 
 const SETTLE_MS = 250;
 const INSTANCE_COLUMNS = ["Instance", "State", "Place", "Memory", "Running", "Since", "Why it is there"];
@@ -54,7 +55,7 @@ export function modelView(key) {
   }
   const show = (detail) => {
     document.title = `${detail.model.name} · Glowplug`;
-    say(spoken, `${detail.model.name} is ${STATE_WORDS[detail.model.state] ?? detail.model.state}`);
+    say(spoken, `${detail.model.name} is ${stateWord(detail.model.state)}`);
     keyed(head, [detail.model], () => "", headline);
     keyed(why, [detail.why], () => "", whyLine);
     keyed(coming, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
@@ -105,7 +106,6 @@ function headline(model) {
       { class: "facts" },
       [
         ["State", stateOf(model)],
-        ["Temperature", model.temperature],
         ["Waiting", String(model.num_waiting)],
         ["Running", String(model.num_in_flight)],
         ["Instances", `${model.num_ready} ready of at most ${model.max_instances}`],
@@ -116,9 +116,12 @@ function headline(model) {
       "p",
       { class: "acts" },
       modelActions(model),
+      whyNot("operator") ? null : h("a", { class: "act", href: `#/edit/${address}`, "data-focus": "edit" }, "Edit"),
       h("a", { class: "act", href: `#/playground/${address}`, "data-focus": "chat" }, "Chat"),
+      h("a", { class: "act", href: `#/charts/model=${address}`, "data-focus": "charts" }, "Charts"),
       h("a", { class: "act", href: `#/requests/model=${address}`, "data-focus": "requests" }, "Requests"),
       h("a", { class: "act", href: `#/decisions/model=${address}`, "data-focus": "decisions" }, "Decisions"),
+      h("a", { class: "act", href: `#/logs/model=${address}`, "data-focus": "logs" }, "Logs"),
     ),
   );
 }
@@ -136,7 +139,7 @@ function instanceLine(row) {
     "tr",
     null,
     h("th", { scope: "row", class: "id", title: row.instance_id }, short(row.instance_id), " ", emulated(row.emulated)),
-    h("td", null, row.state),
+    h("td", null, stateWord(row.state)),
     h("td", null, row.gpu_id || row.node_id),
     h("td", { class: "num" }, bytes(row.num_bytes)),
     h("td", { class: "num" }, `${row.num_in_flight} of ${row.max_concurrency}`),

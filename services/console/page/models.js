@@ -1,22 +1,13 @@
-// The models: how warm each is, what waits for it, how its last start went, and what an operator may do with it.
+// The models: where each stands, what waits for it, how its last start went, and what an operator may do with it.
 
 import { modelActions } from "/page/actions.js";
 import { hues } from "/page/colours.js";
 import { badge, emulated, empty, h, kept, keyed, say } from "/page/dom.js";
-import { bytes, count, seconds } from "/page/format.js";
+import { bytes, count, seconds, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
+import { whyNot } from "/page/session.js";
 
-export const STATE_WORDS = {
-  ready: "ready",
-  loading: "loading",
-  starting: "starting",
-  draining: "draining",
-  asleep: "asleep",
-  waiting: "waiting for room",
-  failed: "failed",
-  cold: "cold",
-};
 const WARMTH = { hot: 0, warm: 1, cold: 2 };
 const ORDERS = {
   name: { word: "Model", by: () => 0 },
@@ -28,7 +19,7 @@ const ORDERS = {
 };
 const UNSEEN_EVERY_MS = 1000;
 const UNSEEN_BUDGET_MS = 12;
-const TEMPERATURES = ["hot", "warm", "cold"];
+const GROUPS = { "": "all", hot: "ready", warm: "prewarmed or asleep", cold: "not loaded" }; // by temperature
 // What a person chose stays while the page is open, also when they look at something else meanwhile.
 const chosen = { text: "", temperature: "", order: "name" };
 
@@ -36,7 +27,7 @@ let hue = new Map();
 
 export function modelsView() {
   const filter = h("input", { type: "search", id: "model-filter", placeholder: "Filter by name, engine, state", value: chosen.text, autocomplete: "off" });
-  const kinds = h("span", { class: "segments", role: "group", "aria-label": "Temperature" });
+  const kinds = h("span", { class: "segments", role: "group", "aria-label": "State" });
   const tally = h("span", { class: "note", role: "status", "aria-live": "polite" });
   const head = h("div", { role: "row", class: "model-line head" });
   const body = h("div", { role: "rowgroup", class: "model-lines" });
@@ -46,7 +37,7 @@ export function modelsView() {
     "div",
     { class: "models-view" },
     h("h1", { class: "hidden" }, "Models"),
-    h("div", { class: "tools" }, h("label", { class: "hidden", for: "model-filter" }, "Filter models"), filter, kinds, tally),
+    h("div", { class: "tools" }, h("label", { class: "hidden", for: "model-filter" }, "Filter models"), filter, kinds, whyNot("operator") ? null : h("a", { class: "button", href: "#/deploy" }, "Deploy a model"), tally),
     h("section", { class: "panel", "aria-label": "Models" }, grid),
   );
   const lines = new Lines();
@@ -163,7 +154,7 @@ class Lines {
 
 function isWanted(model) {
   if (chosen.temperature && model.temperature !== chosen.temperature) return false;
-  const text = `${model.name} ${model.key} ${model.engine} ${model.state} ${model.temperature}${model.pinned ? " pinned" : ""}${model.suspended ? " drained" : ""}`.toLowerCase();
+  const text = `${model.name} ${model.key} ${model.engine} ${stateWord(model.state)}${model.pinned ? " pinned" : ""}${model.suspended ? " drained" : ""}`.toLowerCase();
   return chosen.text.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
@@ -174,7 +165,7 @@ function inOrder(models) {
 function drawKinds(kinds, models, draw) {
   const tally = { "": models.length };
   for (const model of models) tally[model.temperature] = (tally[model.temperature] ?? 0) + 1;
-  const choices = ["", ...TEMPERATURES].map((key) => ({ key, num: tally[key] ?? 0, on: key === chosen.temperature }));
+  const choices = Object.keys(GROUPS).map((key) => ({ key, num: tally[key] ?? 0, on: key === chosen.temperature }));
   keyed(kinds, choices, (choice) => choice.key, ({ key, num, on }) =>
     h(
       "button",
@@ -187,7 +178,7 @@ function drawKinds(kinds, models, draw) {
           draw();
         },
       },
-      `${key || "all"} `,
+      `${GROUPS[key]} `,
       h("small", null, String(num)),
     ),
   );
@@ -254,7 +245,7 @@ export function stateOf(model) {
     "span",
     { class: `state ${model.state}`, title: model.failure?.reason ?? null },
     h("i", { class: "dot", "aria-hidden": "true" }),
-    STATE_WORDS[model.state] ?? model.state,
+    stateWord(model.state),
     eta ? h("small", { title: model.eta_measured ? "from the starts measured so far" : "no start has been measured yet" }, eta) : null,
     model.failure ? h("small", { class: "why" }, model.failure.reason || "no reason given") : null,
   );
@@ -265,9 +256,9 @@ function chip(id) {
   if (!instance) return null;
   return h(
     "span",
-    { class: `chip ${instance.state}`, title: `${id} on ${instance.gpu_id}, ${instance.state}` },
+    { class: `chip ${instance.state}`, title: `${id} on ${instance.gpu_id}, ${stateWord(instance.state)}` },
     instance.node_id,
-    h("small", null, instance.state === "ready" ? `${instance.num_in_flight}/${instance.max_concurrency}` : instance.state),
+    h("small", null, instance.state === "ready" ? `${instance.num_in_flight}/${instance.max_concurrency}` : stateWord(instance.state)),
   );
 }
 

@@ -3,14 +3,14 @@
 import { asCurl, chat } from "/page/chat.js";
 import { copy } from "/page/copy.js";
 import { emulated, h, keyed, say } from "/page/dom.js";
-import { count, seconds } from "/page/format.js";
+import { count, seconds, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { startUnderWay } from "/page/model.js";
 import { stateOf } from "/page/models.js";
 
 const KEY = "glowplug.api-key"; // of this tab alone
 const WAKING_EVERY_MS = 300;
-const WARMTH = { hot: "Running", warm: "Asleep", cold: "Cold: the first answer waits for its start" };
+const WARMTH = { hot: "Ready", warm: "Prewarmed or asleep: the first answer waits for a short start", cold: "Not loaded: the first answer waits for its start" };
 
 const talk = []; // { role, content } as they are sent
 let stop = null; // aborts the answer under way
@@ -88,7 +88,7 @@ function build() {
     said.append(answer.element);
     said.scrollTop = said.scrollHeight;
     busy(true);
-    say(announced, model.temperature === "hot" ? `${model.name} answers` : `${model.name} is ${model.temperature}; it is being started`);
+    say(announced, model.temperature === "hot" ? `${model.name} answers` : `${model.name} is ${stateWord(model.state)}; it is being started`);
     const follow = () => {
       const below = said.scrollHeight - said.scrollTop - said.clientHeight;
       if (below < 120) said.scrollTop = said.scrollHeight;

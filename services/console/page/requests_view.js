@@ -5,7 +5,7 @@ import { badge, continued, emulated, empty, h, keyed, say, table } from "/page/d
 import { clock, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
 
-const COLUMNS = ["Arrived", "Model", "State", "Queue", "First token", "Per token", "Total", "Tokens", "Instance", "Trace"];
+const COLUMNS = ["Arrived", "Model", "Tenant", "State", "Queue", "First token", "Per token", "Total", "Tokens", "Instance", "Trace"];
 const GROUPS = ["", "live", "held", "dispatched", "streaming", "finished", "failed", "refused", "left"];
 const WORDS = { "": "all", live: "under way", dispatched: "sent", left: "client left" };
 const EVERY_MS = 500;
@@ -15,7 +15,7 @@ const LIMIT = 200;
 export function requestsView() {
   const wanted = Object.fromEntries(given("requests"));
   const asked = { model: wanted.model ?? "", state: GROUPS.includes(wanted.state) ? wanted.state : "", q: wanted.q ?? "" };
-  const filter = h("input", { type: "search", id: "request-filter", value: asked.q, placeholder: "Id, error code, status, instance", autocomplete: "off" });
+  const filter = h("input", { type: "search", id: "request-filter", value: asked.q, placeholder: "Id, tenant, key, code, status", autocomplete: "off" });
   const models = h("select", { id: "request-model" });
   const states = h("span", { class: "segments", role: "group", "aria-label": "State" });
   const pause = h("button", { type: "button", "aria-pressed": "false" }, "Pause");
@@ -130,10 +130,11 @@ function requestLine(row) {
     "tr",
     { class: `${row.status >= 400 ? "failed" : ""} ${isLive ? "live" : ""}` },
     h("td", { class: "num" }, h("time", { title: day(row.arrived_at) }, clock(row.arrived_at))),
-    h("td", { class: "name" }, h("a", { href: `#/model/${encodeURIComponent(row.model_key)}`, "data-focus": "model" }, name), emulated(row.emulated)),
+    h("td", { class: "name" }, row.model_key ? h("a", { href: `#/model/${encodeURIComponent(row.model_key)}`, "data-focus": "model" }, name) : name, emulated(row.emulated)),
+    h("td", { title: row.key_id ? `with the key gp-${row.key_id}` : null }, row.tenant || "–"),
     h("td", null, standing(row), row.cold ? badge("cold start", "cold") : null, continued(row)),
     h("td", { class: "num" }, row.state === "held" ? seconds(row.age_s) : time(row.queue_s)),
-    h("td", { class: "num strong" }, time(row.ttft_s)),
+    h("td", { class: "num strong", title: row.finished_at && !row.stream ? "The answer was not streamed" : null }, time(row.ttft_s)),
     h("td", { class: "num", title: "mean time between tokens after the first" }, time(row.tpot_s)),
     h("td", { class: "num" }, isLive ? h("span", { class: "zero" }, seconds(row.age_s)) : time(row.e2e_s)),
     h("td", { class: "num" }, tokens(row)),
@@ -149,7 +150,8 @@ function standing(row) {
   }
   if (row.state === "refused" || row.state === "failed") {
     const again = row.retry_after_s ? `, try again in ${seconds(row.retry_after_s)}` : "";
-    return badge(row.code || String(row.status), "bad", `${row.state}, ${row.status}${again}`);
+    const more = row.num_unlisted ? `; ${row.num_unlisted} refused before it are not listed` : "";
+    return badge(row.code || String(row.status), "bad", `${row.state}, ${row.status}${again}${more}`);
   }
   if (row.state === "left") return badge("client left", "warn", "The client left before the answer was whole");
   return badge(WORDS[row.state] ?? row.state, row.state === "finished" ? "quiet" : "good", row.status ? String(row.status) : null);

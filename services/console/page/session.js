@@ -1,4 +1,7 @@
-// Whether this browser may still read the console. When it may not, the login page takes the place of what is shown.
+// Who reads the console, with which role, and whether that still holds. When it does not, the login page takes the place of
+// what is shown. The console itself refuses what a role may not do: the page only says so before.
+
+const ROLES = ["none", "viewer", "operator", "admin"];
 
 async function session() {
   try {
@@ -9,6 +12,20 @@ async function session() {
   }
 }
 
+const first = session();
+let known = null;
+
+/** Learn who is here, before anything is drawn that depends on it. */
+export async function knowWho() {
+  known = await first;
+}
+
+/** Why this person may not do what needs the role `least`; null when they may. */
+export function whyNot(least) {
+  const role = known?.role ?? "admin"; // not known: the console decides
+  return ROLES.indexOf(role) >= ROLES.indexOf(least) ? null : `Your role is ${role}; this needs the role ${least}`;
+}
+
 /** False, and on the way to the login page, when the session is over. */
 export async function isOpen() {
   const now = await session();
@@ -17,12 +34,16 @@ export async function isOpen() {
   return false;
 }
 
-/** Show the way out where there is one. */
-export async function offerLogout(button) {
-  button.hidden = !(await session())?.key_asked;
+/** Show who is here, and the way out, where a login is asked for. */
+export function offerLogout(label, button) {
+  label.hidden = button.hidden = !known?.key_asked;
+  const role = document.createElement("b");
+  role.textContent = known?.role ?? "";
+  label.replaceChildren(role, ` ${known?.name ?? ""}`);
+  label.title = label.textContent;
   button.addEventListener("click", async () => {
     sessionStorage.clear();
-    await fetch("/logout", { method: "POST" });
-    location.replace("/login");
+    const answer = await fetch("/logout", { method: "POST" });
+    location.replace(answer.status === 200 ? (await answer.json()).next : "/login");
   });
 }

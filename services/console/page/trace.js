@@ -4,6 +4,7 @@ import { h, badge, emulated, empty, panel } from "/page/dom.js";
 import { decisionAddress, modelAddress } from "/page/address.js";
 import { copy } from "/page/copy.js";
 import { kindOf } from "/page/decisions.js";
+import { logsAddress } from "/page/logs.js";
 import { drawStages } from "/page/stages.js";
 import { clock, count, day, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -59,7 +60,7 @@ export function traceView({ traceId, requestId }) {
   const missing = (message) => {
     if (revision >= 0) return; // what is drawn is better than nothing
     const waiting = Date.now() - openedAt < PATIENCE * 1000;
-    head.replaceChildren(h("h1", null, waiting ? "Waiting for spans…" : "No such trace"), empty(message), h("a", { href: "#/traces" }, "All traces"));
+    head.replaceChildren(h("h1", null, waiting ? "Waiting for spans…" : "No such trace"), empty(message), h("p", { class: "acts" }, h("a", { class: "act", href: logsAddress(traceId, requestId) }, "Log lines about it"), h("a", { class: "act", href: "#/traces" }, "All traces")));
     if (waiting) soon(1000);
   };
   const soon = (after = SETTLE_MS) => (timer ||= setTimeout(load, after));
@@ -98,7 +99,7 @@ function headline(trace) {
     trace.num_dropped ? badge(`${trace.num_dropped} dropped`, "warn", "Past the bound of spans for one trace") : null,
   ];
   return [
-    h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces"), takeAway(trace.trace_id)),
+    h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces"), takeAway(trace)),
     h("h1", null, trace.name || "Trace", ...notes.filter(Boolean)),
     h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
     h("p", { class: "services", "aria-label": "Services" }, trace.services.map(serviceTag)),
@@ -106,10 +107,10 @@ function headline(trace) {
 }
 
 /** The trace for other tools, in Jaeger's JSON. */
-function takeAway(id) {
+function takeAway({ trace_id: id, request_ids }) {
   const address = `/api/traces/${id}`;
   const button = h("button", { type: "button", class: "act", onclick: () => copyJson(address, button) }, "Copy as Jaeger JSON");
-  return h("span", { class: "take-away" }, button, h("a", { class: "act", href: address, download: `trace-${id}.json` }, "Download"));
+  return h("span", { class: "take-away" }, h("a", { class: "act", href: logsAddress(id, ...request_ids.slice(0, 4)) }, "Log lines"), button, h("a", { class: "act", href: address, download: `trace-${id}.json` }, "Download"));
 }
 
 async function copyJson(address, button) {

@@ -1,20 +1,22 @@
 """What every test of the page needs: a console to look at, and a tab whose complaints fail the test.
 
-One browser serves a file of tests; each test has a context of its own in it, with cookies and storage of its own.
-All of it lives in one event loop, the session's. `at` is a console fed by a made-up fleet (`at.tell` and `at.export`
-tell it more events and spans), `page` a fresh tab of playwright's async API; `tests/browser.py` has `until` for what
-`expect` cannot say.
+One browser and one tab of it serve a process of tests, since a fresh tab costs two seconds of a core; between tests the
+tab is emptied. A test marked `own_tab` has one to itself. All of it lives in one event loop, the session's. `at` is a
+console fed by a made-up fleet (`at.tell` and `at.export` tell it more events and spans), `page` the tab by playwright's
+async API; `tests/browser.py` has `until` for what `expect` cannot say.
 """
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from services.console.forecasts import ForecastPage, ForecastPoint, WindowPoint
+from glowplug.services.console.asked import ForecastPage, ForecastPoint, WindowPoint
 from tests import browser as chromium
 from tests import console_story as story
 from tests.console_server import ConsoleUnderTest, FakeOwner, owning, serving
@@ -36,35 +38,71 @@ async def owner() -> AsyncIterator[FakeOwner]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def at(settings: dict[str, str]) -> AsyncIterator[ConsoleUnderTest]:
+async def at(settings: dict[str, str], tmp_path: Path) -> AsyncIterator[ConsoleUnderTest]:
     """A console that has received `console_story.fleet_events`. Its clock stands still, so that nothing goes stale
     while a slow browser looks; `at.clock.forward(seconds)` lets time pass."""
-    async with serving(**settings) as console:
+    async with serving(**{"state_dir": str(tmp_path), **settings}) as console:
         await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
         await console.console.upstream.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """One headless browser for the tests of a file; without chromium they are skipped."""
+    """One headless browser for the tests of a process; without chromium they are skipped."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
     async with chromium.browsing() as started:
         yield started
 
 
+@dataclass
+class KeptTab:
+    """The tab that tests use one after the other, and what its page complained of since the last one."""
+
+    browser: Browser
+    complaints: list[str] = field(default_factory=list)
+    page: Page | None = None
+
+    async def open(self) -> Page:
+        """Return the tab as a new one is: without cookies, rules, or a size or media of its own."""
+        if self.page is None or self.page.is_closed():
+            self.page = await chromium.new_page(self.browser, self.complaints)
+        self.complaints.clear()
+        return self.page
+
+    async def empty(self) -> None:
+        """Leave the page and forget what a test did to the tab."""
+        assert self.page is not None
+        await self.page.unroute_all()
+        if self.page.url.startswith("http"):
+            await self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        await self.page.goto("about:blank")
+        await self.page.context.clear_cookies()
+        await self.page.set_viewport_size(chromium.VIEWPORT)
+        await self.page.emulate_media(color_scheme=chromium.COLOURS, reduced_motion="null")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def kept_tab(browser: Browser) -> KeptTab:
+    return KeptTab(browser)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
+async def page(kept_tab: KeptTab, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
     """A fresh tab, 1440 by 900, dark. Its complaints fail the test: uncaught errors, warnings of its console, its
     security policy, failed requests. A test marked `complains(text, ...)` expects those that contain one of these."""
-    complaints: list[str] = []
-    tab = await chromium.new_page(browser, complaints)
-    yield tab
-    await tab.context.close()
+    alone = request.node.get_closest_marker("own_tab") is not None
+    tab = KeptTab(kept_tab.browser) if alone else kept_tab
+    opened = await tab.open()
+    yield opened
+    if alone:
+        await opened.context.close()
+    else:
+        await tab.empty()
     marker = request.node.get_closest_marker("complains")
     expected = marker.args if marker else ()
-    assert [line for line in complaints if not any(text in line for text in expected)] == [], "the page complained"
+    assert [line for line in tab.complaints if not any(text in line for text in expected)] == [], "the page complained"
 
 
 @pytest_asyncio.fixture(loop_scope="session")

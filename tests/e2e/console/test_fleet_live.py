@@ -14,7 +14,7 @@ from tests import browser as chromium
 from tests.browser import until
 from tests.fleet_runner import EMULATED, Fleet
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.fleet, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.fleet, pytest.mark.timeout(500)]
 SLOW_MS = 60_000  # a fleet of processes on a busy machine
 NAME = "sleeper"
 

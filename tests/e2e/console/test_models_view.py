@@ -40,7 +40,7 @@ async def test_filter_temperature_and_order(at: ConsoleUnderTest, page: Page) ->
     await page.get_by_role("button", name="Queue").click()
     assert (await page.evaluate(NAMES))[0] == "smol-coder", "seven wait for it"
     assert await page.get_by_role("columnheader", name="Queue").get_attribute("aria-sort") == "descending"
-    await page.get_by_role("button", name="hot 3").click()
+    await page.get_by_role("button", name="ready 3").click()
     await until(page, f"{LINES}.length === 3")
     await page.get_by_label("Filter models").fill("qwen emulated")
     assert await page.evaluate(NAMES) == ["Qwen/Qwen3-8B"]

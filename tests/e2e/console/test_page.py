@@ -154,13 +154,3 @@ async def test_a_dead_console_is_noticed_and_found_again(page: Page) -> None:
     async with serving(port=port) as second:
         await second.publish(story.beats(time.time())[1])
         await until(page, f"{status} === 'live' && {NODES}.length === 1")
-
-
-async def test_dark_and_light_follow_the_reader(at: ConsoleUnderTest, page: Page) -> None:
-    await page.goto(at.url)
-    await until(page, f"{NODES}.length === 3")
-    grounds = []
-    for scheme in ("dark", "light"):
-        await page.emulate_media(color_scheme=scheme)
-        grounds.append(await page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
-    assert grounds == ["rgb(14, 17, 21)", "rgb(245, 244, 241)"]

@@ -157,6 +157,7 @@ async def test_the_key_is_asked_for_when_the_router_wants_one(
     await expect(page.locator(ANSWER)).to_have_text("Hello, there")
 
 
+@pytest.mark.own_tab  # its permissions
 async def test_the_request_as_curl(at: ConsoleUnderTest, owner: FakeOwner, page: Page) -> None:
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await page.goto(f"{at.url}/#/playground/smol-chat")

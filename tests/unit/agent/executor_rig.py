@@ -22,9 +22,9 @@ from glowplug.engines.port import (
     StageEndpoint,
     Stager,
 )
-from services.agent.executor import EngineExecutor
-from services.agent.settings import AgentSettings
-from services.agent.state_file import StateFile
+from glowplug.services.agent.executor import EngineExecutor
+from glowplug.services.agent.settings import AgentSettings
+from glowplug.services.agent.state_file import StateFile
 from tests.agent_steps import workers
 from tests.fleet_builder import a_model
 from tests.waiting import until

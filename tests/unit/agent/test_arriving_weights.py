@@ -11,7 +11,7 @@ from glowplug.domain.model import WeightsRef
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import Ability
 from glowplug.policies.start_times import StartKind
-from services.agent.service import engine_kind
+from glowplug.services.agent.service import engine_kind
 from tests.agent_rig import AgentRig
 from tests.arriving_region import ArrivingRegion
 from tests.unit.agent.executor_rig import FakeEngineDriver, Rig, rig_of

@@ -17,10 +17,10 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
 from glowplug.policies.start_times import StartKind
-from services.agent.executor import file_name
-from services.agent.processes import kill_orphans
-from services.agent.service import gpu_kind
-from services.agent.settings import AgentSettings
+from glowplug.services.agent.executor import file_name
+from glowplug.services.agent.processes import kill_orphans
+from glowplug.services.agent.service import gpu_kind
+from glowplug.services.agent.settings import AgentSettings
 from tests.agent_rig import write_weights
 from tests.agent_steps import workers
 from tests.fleet_builder import a_model

@@ -18,10 +18,10 @@ from glowplug.engines import process
 from glowplug.engines.port import EngineHandle
 from glowplug.events.facts import NodeLeft
 from glowplug.policies.start_times import StartKind
+from glowplug.services.agent import executor, stage_moves
+from glowplug.services.agent.processes import kill_orphans
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
-from services.agent import executor, stage_moves
-from services.agent.processes import kill_orphans
 from tests.agent_rig import write_weights
 from tests.fleet_builder import an_event, an_instance
 from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, Rig, rig_of
@@ -83,7 +83,7 @@ async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> 
     """The ability keeps such a command away; without that, it has an outcome all the same."""
     if is_launched:
         await rig.launch("r-1", replica=True)
-    why = "does not" if is_launched else "no engine is known"
+    why = "does not" if is_launched else "this agent has no engine"
     await rig.do(msg.ServeStages("r-1"))
     failed = await rig.outcome(msg.EngineStartFailed)
     assert failed.code == ("engine_unable" if is_launched else "engine_failed") and why in failed.reason

@@ -2,7 +2,7 @@
 
 from glowplug.controllers.agent.messages import Surroundings
 from glowplug.domain.hardware import Link
-from services.agent.service import LINKS_S, next_look_s
+from glowplug.services.agent.service import LINKS_S, next_look_s
 
 
 def test_links_are_looked_for_more_often_only_where_a_prefetcher_is_to_say_them() -> None:

@@ -15,8 +15,8 @@ from glowplug.domain.address import PortRange
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle
 from glowplug.runtime.settings import explain
-from services.agent.processes import LIMIT, MIB, EnginePorts, MemoryWatch, private_bytes
-from services.agent.settings import AgentSettings
+from glowplug.services.agent.processes import LIMIT, MIB, EnginePorts, MemoryWatch, private_bytes
+from glowplug.services.agent.settings import AgentSettings
 
 HOST = "127.0.0.9"  # nobody else's loopback address: what is free there stays free
 
@@ -134,3 +134,12 @@ def test_a_wrong_range_is_one_clear_line() -> None:
     with pytest.raises(ValidationError) as caught:
         AgentSettings(engine_ports="9-1")
     assert explain(caught.value).startswith("GLOWPLUG_ENGINE_PORTS: expected first-last")
+
+
+async def test_no_process_is_looked_at_while_no_engine_has_a_limit() -> None:
+    watched = Watched(a_handle("old", 1, limit=None))
+    await watched.watch.look()
+    assert watched.asked == []
+    watched.handles["i-2"] = a_handle("i-2", 2)
+    await watched.watch.look()
+    assert watched.asked == [{2}]

@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.controllers.agent.messages import AgentMemory
 from glowplug.engines.port import EngineHandle
-from services.agent.state_file import NodeLock, NodeTaken, StateFile
+from glowplug.services.agent.state_file import NodeLock, NodeTaken, StateFile
 from tests.agent_steps import make
 
 HANDLE = EngineHandle(
@@ -52,7 +52,7 @@ def test_two_files_share_nothing(tmp_path: Path) -> None:
 def test_unreadable_memory_counts_as_none(tmp_path: Path, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "agent.json").write_bytes(raw)
     assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
-    assert "not readable" in caplog.text
+    assert "cannot read its state file" in caplog.text
 
 
 @pytest.mark.parametrize("said", ["", '"schema": 1, ', '"schema": 2, '])
@@ -62,7 +62,7 @@ def test_memory_of_another_version_is_refused_by_name(
     (tmp_path / "agent.json").write_text(f'{{{said}"memory": {{"holdings": [], "fence": {{"placer": 3}}}}}}')
     assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
     number = 2 if "2" in said else 1
-    assert f"of schema {number}, and this version reads 3" in caplog.text and "ends the engines" in caplog.text
+    assert f"has schema {number} and this version reads schema 3" in caplog.text and "ends the engines" in caplog.text
 
 
 def test_a_lock_whose_owner_cannot_be_read_is_taken_all_the_same(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_disk_that_takes_nothing_is_said_once_and_harms_nobody(
     state.put_handle(HANDLE)
     state.remember(AgentMemory())
     assert state.handles == {"i-1": HANDLE} and state.failure
-    assert caplog.text.count("cannot write the agent's memory") == 1
+    assert caplog.text.count("cannot write its state file") == 1
     (tmp_path / "agent.tmp").rmdir()
     state.remember(AgentMemory())
     assert not state.failure and StateFile(tmp_path / "agent.json").handles == {"i-1": HANDLE}

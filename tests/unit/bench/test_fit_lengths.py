@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from bench.fit.lengths import Answers, Judged, asked, show_shift
+from bench.fit.lengths import Answers, Judged, asked
 
 
 def written(folder: Path) -> Path:
@@ -41,17 +40,5 @@ def judged(**changed: object) -> Judged:
 
 def test_errors_are_beside_those_of_the_constant() -> None:
     one = judged()
-    assert one.below() == pytest.approx(1 - 210 / 210) and one.below(~one.later) == pytest.approx(1 - 10 / 30)
     assert one.inside() == 0.5 and one.inside(~one.later) == 1.0
     assert one.cells(~one.later) == "30.0 | 10.0 | 66.7% | 100% / 100% / 100% | 100.0%"
-
-
-def test_a_model_that_answers_twice_as_long_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
-    spread = np.arange(40, 240)
-    whole = np.full(200, 140)
-    one = judged(tokens=whole, low=whole - 80, high=whole + 80, actual=spread, later=np.zeros(200, bool))
-    show_shift(one, 2.0)
-    lines = capsys.readouterr().out.splitlines()
-    first, last = ((line.rpartition(": ")[2]).split("%, ") for line in (lines[13], lines[24]))
-    assert lines[13].startswith("1000 before, 0 to 9") and lines[24].startswith("1000 before, 110 to 119")
-    assert float(first[0]) < 60 < 75 < float(last[0]) and float(last[1]) == pytest.approx(2.0, abs=0.1)

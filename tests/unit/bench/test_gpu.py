@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import run as bench
-from bench.gpu.report import GIB, KIB, MIB, Place, Row, table
+from bench.gpu.report import Place, Row, table
 
 
 def test_mapping_and_copies_run_in_host_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,19 +18,6 @@ def test_mapping_and_copies_run_in_host_memory(tmp_path: Path, capsys: pytest.Ca
     assert {row["id"] for row in rows} == {"T0", "T1", "T2", "T3", "T4", "T5", "T11", "T12", "T13"}
     assert not any(row["is_met"] for row in rows), "no figure of host memory meets a criterion of a GPU"
     assert all("not measured" in row["measured"] for row in rows if row["id"] in {"T11", "T12", "T13"})
-
-
-def test_a_group_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.main(["9", "--kind", "host"])
-    assert "no group [9]" in capsys.readouterr().err
-
-
-def test_sizes_follow_what_a_place_has() -> None:
-    assert Place("cuda", most_bytes=110 * GIB).size(16 * GIB) == 16 * GIB
-    assert Place("cuda", most_bytes=8 * GIB).size(16 * GIB) == 8 * GIB
-    host = Place("host", most_bytes=55 * MIB)
-    assert host.size(16 * GIB) == 8 * MIB and host.size(1) == 512 * KIB
 
 
 @pytest.mark.parametrize(

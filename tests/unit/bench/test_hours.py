@@ -1,4 +1,4 @@
-"""Row P2m: what is judged of it, and what each case is told."""
+"""Row P2m: what is judged of it."""
 
 import pytest
 
@@ -9,38 +9,6 @@ from bench.papers.experiment import Runs
 def outcomes(instances: float, peak: float) -> dict[int, dict[str, float]]:
     given = {"instances": instances, "norm_peak": peak, "norm_p99": 0.8, "ttft_mean": 0.3, "starts": 50}
     return {1: given | {"ttft_met": 0.9, "tpot_met": float("nan")}}
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
-    """(system, settings) of each run, none of which is carried out."""
-    found: list[tuple[str, tuple[str, ...]]] = []
-
-    def run_learned(system: str, seed: int, quick: bool, *given: str) -> dict[str, float]:
-        found.append((system, given))
-        return {}
-
-    monkeypatch.setattr(p_hours.p_preserve, "run_learned", run_learned)
-    return found
-
-
-def test_every_case_says_what_was_declared_and_whether_anything_is_learned(
-    told: list[tuple[str, tuple[str, ...]]],
-) -> None:
-    for case in ("static 7", "PreServe", "PreServe, twice declared", "PreServe, profile", "code: without holding"):
-        p_hours.run(case, 1, False)
-    p_hours.run("static 7, union's routing", 1, False)
-    p_hours.run("code: union", 1, False)
-    assert [system for system, _ in told] == ["static 8", *["PreServe"] * 4, "oracle", "union"]
-    assert "models.llama-7b.min_instances=7" in told[5][1]
-    assert f"{p_hours.CAPACITY}.normalized_s=0.47" in told[6][1], "misses are those of the service's objective"
-    by_case = [set(given) for _, given in told]
-    assert "models.llama-7b.min_instances=7" in by_case[0]
-    capacity = "params.predictor.capacity"
-    assert {f"{capacity}.busy_ratio=0.5", f"{capacity}.prompt_per_s=0.0"} <= by_case[1]
-    assert {f"{capacity}.busy_ratio=0.5", f"{capacity}.prompt_per_s=3120.0"} <= by_case[2]
-    assert {f"{capacity}.busy_ratio=1000", f"{capacity}.prompt_per_s=1560.0"} <= by_case[3]
-    assert {"policies.routing=preserve_load_aware", "workload.source=azure_2024_code_10s"} <= by_case[4]
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,32 @@
 import math
 import re
 from dataclasses import fields, replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from bench.measured.load import Timed, compare, differ
-from bench.papers import cache, u_union, w4_forecast, w_layers, w_mux, w_stages, w_warm
+from bench.papers import (
+    cache,
+    p_preserve,
+    results,
+    table,
+    u_union,
+    u_workloads,
+    w4_forecast,
+    w_mux,
+    w_stages,
+    w_warm,
+)
+from bench.papers.cache import Kept
 from bench.papers.catalogue import EXPERIMENTS, by_id
 from bench.papers.experiment import Finding, Runs, Spread, Verdict
-from bench.papers.plots import Bars, Lines
-from bench.papers.table import show, write
+from bench.papers.plots import Lines
+from bench.papers.results import Result
+from bench.papers.table import page, write
 from bench.papers.w_stages import MODELS, PCIE, RANGES, STAGES, STEPS, StartStages, expected_s
-from glowplug.domain.instance import InstanceState
 from glowplug.policies.systems import SYSTEMS
-from tests.fleet_builder import MIB, an_instance
 
 ROWS = ["W1", "W2", "W3", "W4", "W5", "H1", "H2", "H3", "H4", "M1", "M2", "S1", "S2", "P1", "P2", "P3", "P4"]
-BENCH = Path(__file__).parents[3] / "bench"
 
 
 def test_every_row_of_the_papers_is_there_once() -> None:
@@ -52,35 +60,48 @@ def test_a_figure_that_was_not_measured_is_not_made_up() -> None:
     runs = Runs({"case": {1: {"a": 1.0}}})
     with pytest.raises(KeyError):
         runs.of("case", "b")
-    table = show([(by_id("W1"), None)])
-    assert "not run" in table
 
 
 def test_kept_outcomes_are_of_the_code_that_made_them(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "KEPT", tmp_path)
     reads = ("bench/papers/plots.py",)
-    cache.store("X", "a case", 1, False, cache.digest(reads), {"a": 1.0}, 2.0)
-    assert cache.load("X", "a case", 1, False, reads, stale=False) == {"a": 1.0}
+    cache.store("X", "a case", 1, False, cache.made(cache.digest(reads), {"a": 1.0}, 2.0, 0.5))
+    found = cache.load("X", "a case", 1, False, reads, stale=False)
+    assert found is not None and found.outcome == {"a": 1.0} and found.commit.partition("-")[0] != ""
+    assert cache.took_s("X", "a case", [1], False) == 2.0
     assert cache.load("X", "a case", 2, False, reads, stale=False) is None
-    cache.store("X", "a case", 1, False, "of another day", {"a": 2.0}, 2.0)
+    cache.store("X", "a case", 1, False, cache.made("of another day", {"a": 2.0}, 2.0, 0.5))
     assert cache.load("X", "a case", 1, False, reads, stale=False) is None
-    assert cache.load("X", "a case", 1, False, reads, stale=True) == {"a": 2.0}
+    old = cache.load("X", "a case", 1, False, reads, stale=True)
+    assert old is not None and old.outcome == {"a": 2.0}
+
+
+ROW = '"""Doc."""\nA = 1\nWHY = """a\nb"""\ndef judge(x):\n    return x\ndef run():\n    return "s"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alike"),
+    [
+        ('"""Doc."""\n', "# why\n", True),
+        ("a\nb", "a\nc", True),
+        ("return x", "return 2", True),
+        ('"s"', '"t"', False),
+        ("A = 1", "A = 2", False),
+    ],
+)
+def test_words_change_no_outcome_and_code_does(tmp_path, monkeypatch, old: str, new: str, alike: bool) -> None:
+    """A judge or a comment that is written anew must not throw hours of simulation away."""
+    monkeypatch.setattr(cache, "HERE", tmp_path)
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    before.write_text(ROW)
+    after.write_text(ROW.replace(old, new))
+    assert (cache._decides(before) == cache._decides(after)) is alike
 
 
 def test_every_file_that_only_the_union_runs_is_in_the_digest_of_its_row() -> None:
     policies = cache.ROOT / "libs/glowplug/policies"
     left_out = {str(file.relative_to(cache.ROOT)) for file in policies.rglob("*.py") if file.name in cache.UNION_FILES}
     assert left_out == set(u_union.UNION_CODE)
-
-
-def test_pictures_are_the_same_bytes_for_the_same_numbers() -> None:
-    lines = Lines(title="a < b", x_label="x", y_label="y", series={"one": [(0.0, 1.0), (10.0, 3.0)]})
-    bars = Bars(title="b", x_label="x", y_label="y", groups=["a", "b"], series={"s": [1.0, math.nan]}, log_y=True)
-    for picture in (lines, bars):
-        assert picture.svg() == picture.svg()
-        assert "(simulated)" in picture.svg()
-    assert "a &lt; b" in lines.svg()
-    assert bars.svg().count('fill="#3b6fb6"') == 2  # one bar and its legend: nothing is drawn for what is not there
 
 
 def test_errors_of_a_forecast_are_relative_and_begin_on_the_second_day() -> None:
@@ -90,38 +111,105 @@ def test_errors_of_a_forecast_are_relative_and_begin_on_the_second_day() -> None
     assert len(w4_forecast.errors(loads, w4_forecast.CspParams())) == w4_forecast.PER_DAY
 
 
-def _verdict(ours: str) -> Verdict:
-    return Verdict(ours=ours, passed=True, findings=[Finding("a figure", ours)])
+def _kept(date: str = "2026-01-02 10:00:00", commit: str = "aaaa", load: float = 0.5) -> Kept:
+    return Kept(digest=f"of {commit}", took_s=1.0, outcome={}, commit=commit, date=date, machine="2 cores", load=load)
+
+
+def _result(row: str, ours: str, runs: Runs, *made: Kept, **verdict: object) -> Result:
+    given = {"passed": True, "findings": [Finding("a figure", ours)]} | verdict
+    experiment = replace(by_id(row), judge=lambda runs: Verdict(ours=ours, **given))  # type: ignore[arg-type]
+    return results.judged(experiment, runs, made or [_kept()])
+
+
+ONE = Runs({"case": {1: {}}})
 
 
 def test_a_row_whose_figures_were_put_in_reads_calibrated() -> None:
     """It had to come out so: "inside" would say that something was found."""
-    runs = Runs({"case": {1: {}}})
-    for name, word in (("S1", "calibrated"), ("S2", "calibrated"), ("H1", "calibrated"), ("W3s", "calibrated")):
-        assert f"| {word} | 1 |" in show([(by_id(name), (runs, _verdict("2x")))])
-    assert "| inside | 1 |" in show([(by_id("W1"), (runs, _verdict("2x")))])
+    for name in ("S1", "S2", "H1", "W3s"):
+        assert _result(name, "2x", ONE).verdict == "calibrated"
+        assert _result(name, "2x", ONE, passed=False).verdict == "outside"
+    assert _result("W1", "2x", ONE).verdict == "inside"
+    assert "| outside | 1 |" in page([_result("W1", "2x", ONE, passed=False, deviation="why")])
 
 
 def test_seeds_that_were_held_out_are_run_beside_the_others_and_counted_by_themselves() -> None:
     union = by_id("U")
     assert union.seeds(10) == [*range(1, 11), 11, 12, 13, 14, 15]
     assert union.seeds(2) == [1, 2, 11] and union.seeds(1) == [1]
-    runs = Runs({"case": {seed: {} for seed in union.seeds(4)}})
-    assert "| 4 + 2 |" in show([(union, (runs, _verdict("yes")))])
+    found = _result("U", "yes", Runs({"case": {seed: {} for seed in union.seeds(4)}}))
+    assert (found.seeds, found.held_out) == ([1, 2, 3, 4], [11, 12])
+    assert "| 4 + 2 |" in page([found])
+    assert found.command == "python -m bench.papers --only U --seeds 4"
 
 
-def test_a_row_that_is_not_computed_here_stays_on_the_page_and_is_named(tmp_path) -> None:
-    """A page must not lose nine rows because one was run again on another machine."""
-    first, second, runs = by_id("S1"), by_id("S2"), Runs({"case": {1: {}}})
-    write([(first, (runs, _verdict("18x"))), (second, (runs, _verdict("2x")))], folder=tmp_path)
-    before = (tmp_path / "results.md").read_text()
-    assert "not computed again" not in before
+def test_the_page_counts_its_rows_and_says_of_which_code_each_is(tmp_path) -> None:
+    """It said 17 where it had 25."""
+    both = [
+        _result("S1", "18x", ONE, _kept(commit="bbbb", date="2026-01-03 09:00:00", load=2.5), _kept()),
+        _result("W1", "3x", ONE, passed=False),
+    ]
+    assert both[0].commit == "aaaa" and both[0].load == "0.5 to 2.5", "it stands on outcomes of both"
+    assert both[0].digest == "of aaaa" and both[0].date == "2026-01-03 09:00:00"
+    for path in (results.save(one, tmp_path) for one in both):
+        assert path.exists()
+    found = list(results.saved([by_id("W1"), by_id("S1"), by_id("S2")], tmp_path))
+    assert [one.row for one in found] == ["W1", "S1"], "in the order of the rows, those there are"
+    text = page(found, changed={"W1"})
+    assert "Five papers, 2 rows: 1 calibrated, 1 outside." in text
+    assert "\n- W1: of aaaa, older code\n" in text and "\n- S1: of aaaa\n" in text
 
-    write([(first, None), (second, (runs, _verdict("3x")))], folder=tmp_path)
-    page = (tmp_path / "results.md").read_text()
-    assert "not computed again for it: S1." in page
-    assert before.partition("## S1")[2].partition("## S2")[0] == page.partition("## S1")[2].partition("## S2")[0]
-    assert "| 18x | calibrated |" in page and "| 3x | calibrated |" in page and "2x | calibrated" not in page
+
+def test_pictures_that_no_row_has_any_more_go(tmp_path) -> None:
+    lines = Lines(title="a", x_label="x", y_label="y", series={"one": [(0.0, 1.0), (10.0, 3.0)]})
+    write([_result("S1", "2x", ONE, plots={"old one": lines})], folder=tmp_path)
+    assert (tmp_path / "s1-old-one.svg").exists()
+    write([_result("S1", "2x", ONE)], folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.md"]
+
+
+def test_the_page_is_what_the_saved_results_say() -> None:
+    """Whether a row's code has changed since is as it was when the page was rendered."""
+    text = (table.FOLDER / table.PAGE).read_text(encoding="utf-8")
+    found = list(results.saved(EXPERIMENTS))
+    assert [one.row for one in found] == [experiment.id for experiment in EXPERIMENTS]
+    lines = re.findall(rf"^- (.*): of \w+{table.CHANGED}$", text, re.MULTILINE)
+    changed = {row for line in lines for row in line.split(", ")}
+    assert text == table.page(found, changed), "python -m bench.papers --page"
+    pictures = {path.name: path.read_text(encoding="utf-8") for path in table.FOLDER.glob("*.svg")}
+    assert pictures == table.pictures(found)
+
+
+def _of(figure: str, **cases: float) -> Runs:
+    more = dict.fromkeys(("norm_p99", "ttft_mean", "ttft_p95", "under_100ms", "hit_ratio", "instances", "starts"), 1.0)
+    curve = {"ttft_cdf": [[1.0, 1.0]]}
+    return Runs({case: {1: more | {figure: value} | curve} for case, value in cases.items()})
+
+
+@pytest.mark.parametrize(("theirs", "inside"), [(1.2, False), (1.8, True), (2.3, True), (7.5, False)])
+def test_a_gain_far_above_the_papers_is_outside_as_one_far_below_is(theirs: float, inside: bool) -> None:
+    """P1: 7.5x read "inside" where the paper has 1.8x. With true lengths it is not judged."""
+    both = {"PreServe": 0.1, "PreServe, real errors": 1.0, "Llumnix-like": theirs}
+    runs = _of("norm_peak", **both, **{f"code: {case}": peak for case, peak in both.items()})
+    assert by_id("P1").judge(runs).passed is inside
+    assert f"chat {theirs:.3f} / 1.000 s ({theirs:.1f}x)" in by_id("P1").judge(runs).ours
+
+
+@pytest.mark.parametrize(("real", "inside"), [(1.0, False), (0.6, True), (0.3, False)])
+def test_p3_is_judged_with_the_lengths_that_a_router_has(real: float, inside: bool) -> None:
+    routers = dict.fromkeys(p_preserve.ROUTERS, 1.0) | {"PreServe": 0.6, "PreServe, real errors": real}
+    found = by_id("P3").judge(_of("norm_p99", **{f"{router} @18.5": p99 for router, p99 in routers.items()}))
+    assert found.passed is inside and "with true lengths 1.67x" in found.ours
+
+
+def test_w1_judges_the_system_that_row_u_calls_by_that_name() -> None:
+    """One constant, the start of an engine that nobody keeps ready, made the row "inside"."""
+    at_all = {"WarmServe": 1.0, "SLLM-GPU": 1.3, w_warm.UNPOOLED: 50.0, w_warm.MUX: 100.0}
+    found = by_id("W1").judge(_of("ttft_p99", **{f"{s} @{r}": p99 for s, p99 in at_all.items() for r in w_warm.RATES}))
+    assert not found.passed and found.ours.startswith("1.30x at 10") and "50.00x at 10" in found.deviation
+    launches = {s: [x for x in w_warm.settings(s, 20, 2.5, 60) if "launch_s" in x] for s in at_all if s != w_warm.MUX}
+    assert launches["SLLM-GPU"] == launches["WarmServe"] != launches[w_warm.UNPOOLED]
+    assert set(launches["SLLM-GPU"]) <= set(u_workloads.WORKLOADS["WarmServe's"].given(60))
 
 
 def test_the_union_stands_beside_the_best_other_one_with_the_gpu_seconds_of_both() -> None:
@@ -130,13 +218,15 @@ def test_the_union_stands_beside_the_best_other_one_with_the_gpu_seconds_of_both
     systems = u_union.WORKLOADS["WarmServe's"].systems
     outcomes = {
         f"WarmServe's: {system}": {
-            seed: {"ttft_p99": given.get(system, (9.0, 1.0))[0], "gpu_s": given.get(system, (9.0, 1.0))[1]}
+            seed: {"ttft_p99": given.get(system, (9.0, 1.0))[0]}
+            | dict.fromkeys(("gpu_s", "gpu_serving_s"), given.get(system, (9.0, 1.0))[1])
             for seed in (1, 11)
         }
         for system in systems
     }
     (found,) = u_union.comparisons(Runs(outcomes))
-    assert found.best == "WarmServe" and "GPU-seconds 500 against 300" in found.shown
+    assert found.best == "WarmServe" and "GPU-seconds held 500 against 300 (+67%)" in found.shown
+    assert found.short == "P99 TTFT -50% for +67% GPU-seconds"
     assert Runs(outcomes).among([11]).seeds == [11]
 
 
@@ -167,26 +257,6 @@ def test_loads_are_alike_within_half_of_the_cores_or_half_as_much_again(load: fl
 
 def test_what_was_not_run_has_no_ratio() -> None:
     assert compare([], runs(1.0, 2.0)).show() == "no ratio: one of them was not run"
-
-
-def test_every_bench_that_prints_a_ratio_of_measured_figures_takes_it_from_here() -> None:
-    """Simulated rows are the same on any machine, so they are not among them."""
-    printed = re.compile(r"""\{[^{}]*\}\s?x\b""")
-    texts = {path.relative_to(BENCH): path.read_text() for path in BENCH.rglob("*.py")}
-    found = {path for path, text in texts.items() if path.parts[0] != "papers" and printed.search(text)}
-    assert Path("router/run.py") in found, "the search finds those there are"
-    named = {path for path in found if "measured.load import" not in texts[path] and path.parts[0] != "measured"}
-    assert not named, f"take the ratio from bench/measured/load.py: {sorted(map(str, named))}"
-
-
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/engines/vllm.md", "docs/engines/llamacpp.md", "docs/observability.md"]
-)
-def test_a_page_that_says_how_many_times_names_the_load_it_was_so_at(page: str) -> None:
-    """A ratio of measured figures without the load of its run is a statement about a machine nobody knows."""
-    blocks = re.split(r"\n\n|\n(?=\|)", (BENCH.parent / page).read_text())
-    stated = [block for block in blocks if re.search(r"\b\d+(\.\d+)?x\b", block)]
-    assert [block for block in stated if "load" not in block] == []
 
 
 def test_a_ratio_of_p99s_is_that_of_the_means_and_its_range_goes_by_seed() -> None:
@@ -259,17 +329,3 @@ def test_over_pcie_only_the_weights_come_faster() -> None:
     assert [s for s in w_stages.settings("70b", "+Engine") if "pcie" not in s] == [
         s for s in w_stages.settings("70b", PCIE) if "pcie" not in s
     ]
-
-
-def test_what_replicas_hold_is_counted_from_ready_to_gone() -> None:
-    world = SimpleNamespace(began_s=100.0, control=SimpleNamespace(on_save=[]))
-    held = w_layers.Held(world)  # type: ignore[arg-type]
-    (saved,) = world.control.on_save
-    for at_s, state in (
-        (105.0, InstanceState.LOADING),
-        (110.0, InstanceState.PREWARMED),
-        (130.0, InstanceState.STOPPED),
-    ):
-        saved("instances", an_instance("r", state=state, mib=60, replica=True), at_s)
-    saved("instances", an_instance("i", mib=60), 120.0)
-    assert held.num.total == 20.0 and held.num_bytes.total == 20.0 * 60 * MIB

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from bench.papers import h_load, h_pipeline, h_tensor, p_preserve, s_swap, w_warm
-from bench.papers.u_systems import SYSTEMS as ROWS
+from bench.papers import h_load, h_pipeline, p_preserve, s_swap, w_warm
+from bench.papers.u_workloads import SYSTEMS as ROWS
 from bench.papers.u_workloads import WORKLOADS, laid_over
 from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.policies.systems import SYSTEMS
+from glowplug.services.agent.settings import AgentSettings
+from glowplug.services.autoscaler.settings import AutoscalerSettings
+from glowplug.services.placer.main import params_of
+from glowplug.services.placer.settings import PlacerSettings
+from glowplug.services.predictor.settings import PredictorSettings
+from glowplug.services.prefetcher.settings import PrefetcherSettings
+from glowplug.services.router.settings import RouterSettings
 from glowplug.simulator.hardware.node import prefetcher_params
 from glowplug.simulator.scenario.tree import override, read_tree
 from glowplug.simulator.setup import Params, PolicyNames
-from services.agent.settings import AgentSettings
-from services.autoscaler.settings import AutoscalerSettings
-from services.placer.main import params_of
-from services.placer.settings import PlacerSettings
-from services.predictor.settings import PredictorSettings
-from services.prefetcher.settings import PrefetcherSettings
-from services.router.settings import RouterSettings
 from tests.simulation import fleets
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -66,7 +67,7 @@ def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def cells() -> Iterator[tuple[str, str]]:
     for workload, found in WORKLOADS.items():
-        for label in found.systems:
+        for label in (*found.systems, *found.alike):
             yield workload, label
 
 
@@ -84,7 +85,7 @@ def test_a_system_of_row_u_is_the_fleet_of_its_name(workload: str, label: str) -
 
 def test_every_system_is_in_row_u_under_a_name_of_its_own() -> None:
     assert sorted(ROWS.values()) == sorted(SYSTEMS)
-    assert {label for found in WORKLOADS.values() for label in found.systems} == set(ROWS)
+    assert {label for found in WORKLOADS.values() for label in (*found.systems, *found.alike)} == set(ROWS)
 
 
 @pytest.mark.parametrize("name", ["warmserve", "hydraserve", "preserve", "swapserve", "mcache"])
@@ -110,6 +111,7 @@ SIMULATED_OTHERWISE = {
     "agent.max_tick_gap_s": "virtual time has no pauses",
     "agent.stop_grace_s": "a simulated process ends when it is asked to",
     "router.move_within_s": "streams of a run go on to the end of a drain: published results stand with that",
+    "router.fairness": "a run has no tenants unless its workload names them, and then says which policy it compares",
     "autoscaler.rest_s": "no message is lost, so no model needs to be looked at again",
 }
 
@@ -127,10 +129,9 @@ def test_a_simulated_fleet_has_the_bounds_of_a_live_one_but_for_those_named_here
         if getattr(live, field.name) != getattr(getattr(Params(), part), field.name)
     }
     assert apart == SIMULATED_OTHERWISE.keys()
-    live = PrefetcherSettings(policies="mcache")
     setup, _ = fleets.swapserve()
     made = prefetcher_params(replace(setup, policies=PolicyNames(caching="mcache")), setup.servers[0])
-    assert (made.importance.half_life_s, made.importance.renew_s) == (live.caching_half_life_s, live.caching_renew_s)
+    assert made.importance == IMPORTANCE, "a live prefetcher has no setting of them"
 
 
 def test_the_other_rows_run_whole_systems_and_say_what_they_do_otherwise() -> None:
@@ -141,7 +142,7 @@ def test_the_other_rows_run_whole_systems_and_say_what_they_do_otherwise() -> No
         known = fleet(name)
         return {field: found.get(field) for field in known if found.get(field) != known[field]}
 
-    for label, name in (("WarmServe", "warmserve"), ("SLLM-GPU", "sllm_gpu"), ("SLLM-GPU pooled", "sllm_gpu")):
+    for label, name in (("WarmServe", "warmserve"), ("SLLM-GPU", "sllm_gpu"), (w_warm.UNPOOLED, "sllm_gpu")):
         assert not apart(of("warmserve", w_warm.settings(label, 20, w_warm.CV, 60)), name)
     ablated = of("warmserve", w_warm.settings("no proactive", 20, w_warm.CV, 60))
     assert apart(ablated, "warmserve") == {"prewarming": "warmserve_unproactive"}
@@ -155,4 +156,3 @@ def test_the_other_rows_run_whole_systems_and_say_what_they_do_otherwise() -> No
     model: dict[str, object] = {"name": "model"}
     kinds = SYSTEMS["hydraserve"].policies
     assert h_pipeline.fleet("HydraServe", "a10", 1, 1, model)["policies"] == kinds
-    assert {**h_tensor.fleet(2, 1, 2)["policies"], "placement": kinds["placement"]} == kinds  # type: ignore[dict-item]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.cli.backup import (
@@ -20,15 +20,19 @@ from glowplug.cli.backup import (
     MANIFEST,
     MAX_BYTES,
     MODELS,
+    AccessShown,
     Backup,
     BadArchive,
+    Plan,
     body,
     pack,
     plan,
     read,
+    source_of,
     write,
 )
 from glowplug.cli.terminal import CliError
+from glowplug.domain.access import AccessLimits, ApiKey, Tenant, digest_of
 from glowplug.domain.model import Model
 from glowplug.runtime.model_files import ModelFile
 from tests.fleet_builder import a_model
@@ -37,7 +41,14 @@ from tests.strategies import values
 FILE = "name: m\nengine: emulated\nweights_bytes: 100MiB\n"
 M = a_model("m", source="/somewhere/m.yaml", pinned=True)
 API = a_model("api", source="api", suspended=True)
-KEPT = Backup(made_at=1_800_000_000.0, models={"m": M, "api": API}, cordons=("node-2",), files={"m.yaml": FILE})
+LAB = Tenant(name="lab", limits=AccessLimits(concurrent=4), model_limits={"big/*": AccessLimits(queued=1)}, revision=3)
+CI = ApiKey(
+    key_id="abcdefgh", tenant="lab", name="ci", sha256=digest_of("gp-abcdefgh-x"), models=("m",), created_at=5.0
+)
+KEPT = Backup(
+    made_at=1_800_000_000.0, models={"m": M, "api": API}, cordons=("node-2",), files={"m.yaml": FILE},
+    tenants={"lab": LAB}, keys={"abcdefgh": CI},
+)  # fmt: skip
 PACKED = pack(KEPT)
 with tarfile.open(fileobj=io.BytesIO(PACKED), mode="r:gz") as packed:
     MEMBERS = {entry.name: (packed.extractfile(entry) or io.BytesIO()).read() for entry in packed}
@@ -163,7 +174,6 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
             read(path)
 
 
-@settings(max_examples=150)
 @given(at=st.integers(0, 4000), num=st.integers(0, 40), instead=st.binary(max_size=40))
 def test_a_damaged_archive_inside_a_sound_gzip_is_refused_or_whole(
     tmp_path_factory: pytest.TempPathFactory, at: int, num: int, instead: bytes
@@ -211,7 +221,7 @@ def test_a_fleet_elsewhere_gets_its_models_over_rest() -> None:
 def test_what_is_there_already_is_left_alone() -> None:
     rows = {"m": shown(M, revision=7), "api": shown(API)}
     todo = plan(KEPT, rows, {"m.yaml": FILE}, frozenset({"node-2"}))
-    assert todo.is_nothing and not todo.conflicts
+    assert not (todo.files or todo.deploy or todo.verbs or todo.cordons or todo.conflicts)
     assert set(todo.unchanged) == {"m", "api"}
 
 
@@ -241,3 +251,67 @@ def test_a_body_is_what_rest_takes() -> None:
     for row in (M, shown(M)):
         made = ModelFile.model_validate(body(row)).to_model(M.source)
         assert made == replace(M, revision=0)
+
+
+def access(tenant: Tenant, key: ApiKey) -> AccessShown:
+    """A tenant and a key as the autoscaler's REST shows them."""
+    row = msgspec.json.decode(msgspec.json.encode(key))
+    del row["sha256"]
+    tenant_row = msgspec.json.decode(msgspec.json.encode(tenant)) | {"num_keys": 1}
+    return AccessShown(tenants={tenant.name: tenant_row}, keys={key.key_id: row | {"state": "active"}})
+
+
+def access_plan(shown: AccessShown, kept: Backup = KEPT) -> Plan:
+    return plan(replace(kept, models={}, cordons=(), files={}), {}, {}, frozenset(), shown)
+
+
+def test_an_empty_fleet_gets_tenants_and_the_digests_of_keys() -> None:
+    todo = access_plan(AccessShown())
+    assert not todo.conflicts and todo.tenants.keys() == {"lab"}
+    assert todo.tenants["lab"]["limits"]["concurrent"] == 4 and todo.tenants["lab"]["priority"] == "standard"
+    assert todo.keys["abcdefgh"] == {
+        "tenant": "lab", "name": "ci", "sha256": CI.sha256, "models": ["m"], "surfaces": ["data"],
+        "limits": msgspec.to_builtins(AccessLimits()), "priority": None, "created_at": 5.0, "expires_at": 0.0,
+        "revoked_at": 0.0,
+    }  # fmt: skip
+
+
+def test_tenants_and_keys_that_are_there_are_left_alone_and_what_differs_is_a_conflict() -> None:
+    assert access_plan(access(replace(LAB, revision=9), replace(CI, revision=9))).is_nothing
+    todo = access_plan(access(replace(LAB, weight=2.0), replace(CI, models=("*",))))
+    assert todo.conflicts == (
+        "tenant lab is there and declared otherwise",
+        "key gp-abcdefgh is there and declared otherwise",
+    )
+
+
+def test_a_key_that_the_fleet_has_revoked_stays_so_and_one_that_was_revoked_is_again() -> None:
+    assert access_plan(access(LAB, replace(CI, revoked_at=7.0, models=("*",)))).is_nothing
+    revoked = replace(KEPT, keys={"abcdefgh": replace(CI, revoked_at=7.0)})
+    todo = access_plan(access(LAB, CI), revoked)
+    assert todo.keys["abcdefgh"]["revoked_at"] == 7.0 and len(todo.conflicts) == 1
+
+
+def test_tenants_and_keys_of_a_file_come_back_with_the_file() -> None:
+    lab, ci = replace(LAB, source="/etc/access/lab.yaml"), replace(CI, source="/etc/access/lab.yaml")
+    todo = access_plan(AccessShown(), replace(KEPT, tenants={"lab": lab}, keys={"abcdefgh": ci}))
+    assert todo.is_nothing and todo.lacking == ("lab.yaml",)
+
+
+def test_what_a_custom_resource_declares_comes_back_as_its_own() -> None:
+    source = "kubernetes:team/lab"
+    lab = replace(LAB, source=source)
+    todo = access_plan(AccessShown(), replace(KEPT, tenants={"lab": lab}, keys={}))
+    assert todo.tenants.keys() == {"lab"} and not todo.lacking
+    assert source_of(lab) == source_of(replace(API, source=source)) == {"source": source}
+    assert source_of(LAB) == source_of(API) == source_of(M) == {}
+
+
+def test_a_backup_of_format_1_has_no_tenants(tmp_path: Path) -> None:
+    manifest = json.loads(MEMBERS[MANIFEST])
+    named = {
+        name: member for name, member in manifest["members"].items() if name not in ("tenants.jsonl", "keys.jsonl")
+    }
+    old = json.dumps(manifest | {"format_version": 1, "members": named}).encode()
+    write(tmp_path / "b.tar.gz", repacked({MANIFEST: old, "tenants.jsonl": None, "keys.jsonl": None}))
+    assert read(tmp_path / "b.tar.gz") == replace(KEPT, tenants={}, keys={})

@@ -9,12 +9,16 @@ from typing import Any, cast
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
-from glowplug.cli import logs, tap, up, views, why
+from glowplug import __version__
+from glowplug.cli import logs, tap, up, why
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.demo import HEADERS, Row, idle, write_models
+from glowplug.cli.main import app_of
 from glowplug.cli.talk import Answer, streamed
 from glowplug.cli.terminal import CliError, NoFleet
+from glowplug.cli.what_if import _why_not
 from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
 
@@ -84,20 +88,6 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
         assert word in text
 
 
-@pytest.mark.parametrize(
-    ("unit", "score", "shown"),
-    [
-        ("bytes free", 24e9, "node-2/0  22 GiB free  x"),
-        ("", 1.25, "score 1.25"),
-        ("at last use", 1_700_000_000.5, ":13:20  x"),
-        ("s to load", 1.5, "1.500 s to load"),
-        ("engines there", 2.0, "2 engines there"),
-    ],
-)
-def test_why_shows_a_score_in_its_unit(unit: str, score: float, shown: str) -> None:
-    assert shown in decision_text(rivals=[{"name": "node-2/0", "score": score, "why": "x", "unit": unit}])
-
-
 def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> None:
     holder = {"model": "m", "rung": "prewarmed", "num_bytes": 2 << 30, "asked": 0.25, "climb_s": 2.0, "saves_s": 0.5}
     copy = holder | {"instance_id": "r-1", "worth": 0.25 / (1 << 30), "order": 1, "why": ""}
@@ -112,6 +102,8 @@ def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> N
     for state, goes in (("draining", "leaves"), ("swapped_out", "-"), ("ready", "stays")):
         shown = why.price_list(found | {"holders": [busy | {"state": state}]}).splitlines()[2]
         assert shown.split()[0] == goes, state
+    shown = why.price_list(found | {"holders": [copy | {"shared_bytes": 1 << 30}]})
+    assert "2.0 GiB (1.0 GiB shared)" in shown
     assert "nothing lies there" in why.price_list(found | {"holders": []})
 
 
@@ -123,8 +115,8 @@ def test_why_of_a_gpu_of_which_nothing_was_decided_shows_who_lies_there() -> Non
         return decided if names.get("instance") == "i-1" else []
 
     fleet = cast(Any, SimpleNamespace(rows=about, key_of=str, instances=lambda: rows))
-    assert why._decisions(fleet, "node-1/1", None, 5) == decided
-    assert why._decisions(fleet, "node-1/2", None, 5) == []
+    assert why.decisions_about(fleet, "node-1/1", None, 5) == decided
+    assert why.decisions_about(fleet, "node-1/2", None, 5) == []
 
 
 @pytest.mark.parametrize(
@@ -163,13 +155,6 @@ def test_demo_models_are_valid_and_fall_asleep_soon(tmp_path: Path) -> None:
     assert all(0 < m.keep_alive_s < 10 and not m.preload for m in models)
 
 
-@pytest.mark.parametrize(
-    ("row", "shown"), [({"reason": "it died\nlog line"}, "it died"), ({"reason": ""}, "-"), ({}, "-")]
-)
-def test_ps_shows_the_first_line_of_a_reason(row: dict[str, Any], shown: str) -> None:
-    assert views.reason(row) == shown
-
-
 def test_no_fleet_names_the_directory_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOWPLUG_DATA_URL", raising=False)
     with pytest.raises(NoFleet, match="glowplug up") as refused:
@@ -186,7 +171,7 @@ def test_a_fleet_file_of_another_shape_is_one_line(tmp_path: Path, change: dict[
     (tmp_path / "fleet.json").write_text(json.dumps(sound))
     assert connect(tmp_path).urls == {}
     (tmp_path / "fleet.json").write_text(json.dumps(sound | change))
-    with pytest.raises(CliError, match="is not of this version"):
+    with pytest.raises(CliError, match="was written by another version"):
         connect(tmp_path)
 
 
@@ -211,19 +196,6 @@ def test_up_says_how_to_find_the_command_where_the_path_does_not_lead_there(
     assert up.on_path(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("able", "used", "shown"),
-    [
-        (["emulated", "llamacpp", "vllm"], {"llamacpp"}, "llamacpp (can start emulated, vllm too)"),
-        (["llamacpp"], {"llamacpp"}, "llamacpp"),
-        (["emulated"], set(), "(can start emulated)"),
-        ([], {"llamacpp"}, "-"),
-    ],
-)
-def test_a_node_is_named_by_the_engines_that_models_use(able: list[str], used: set[str], shown: str) -> None:
-    assert views.engines_text(able, used) == shown
-
-
 def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +216,7 @@ def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(
     ],
     ids=["the console takes the API key", "a key of the console's own", "where nothing is asked nothing is sent"],
 )
-def test_each_service_gets_its_key(given: dict[str, str], console: str, others: str, data: str) -> None:
+def test_each_service_gets_its_key(given: dict[str, Any], console: str, others: str, data: str) -> None:
     fleet = FleetClient(urls={}, **given)
     sent = [fleet.headers("console"), fleet.headers("placer"), fleet.headers("router"), fleet.data_headers()]
     assert sent == [{"Authorization": f"Bearer {key}"} if key else {} for key in (console, others, others, data)]
@@ -293,7 +265,7 @@ BROKEN = 'data: {"error": {"message": "the engine went away"}}\n\n'
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        pytest.param(200, event("a"), "no [DONE]", id="an answer without its end"),
+        pytest.param(200, event("a"), "without its [DONE]", id="an answer without its end"),
         pytest.param(200, event("a") + BROKEN, "the engine went away", id="an error in the stream, in its words"),
         pytest.param(429, QUEUE_FULL, "the queue is full (queue_full); try again in 7 s", id="a refusal"),
         pytest.param(502, "<html>", "http://fleet/v1/chat/completions answered 502", id="an error of another shape"),
@@ -302,3 +274,24 @@ BROKEN = 'data: {"error": {"message": "the engine went away"}}\n\n'
 async def test_a_failure_says_what_went_wrong(status: int, body: str, said: str) -> None:
     with pytest.raises(CliError, match=re.escape(said)):
         await ask(status, body, retry_after="7")
+
+
+def test_the_version_is_asked_for_as_of_any_command() -> None:
+    asked = CliRunner().invoke(app_of("version"), ["--version"])
+    assert (asked.exit_code, asked.output.strip()) == (0, __version__)
+
+
+@pytest.mark.parametrize(
+    ("point", "shown"),
+    [
+        ({"met": True, "impossible": "", "lost": 0, "missed": []}, "-"),
+        ({"met": False, "impossible": "no GPU holds m", "lost": None, "missed": ["a"]}, "no GPU holds m"),
+        (
+            {"met": False, "impossible": "", "lost": 0, "missed": ["ttft_p99 of at most 1 s"]},
+            "misses ttft_p99 of at most 1 s",
+        ),
+        ({"met": False, "impossible": "", "lost": 3, "missed": ["a", "b"]}, "3 not answered; misses a; misses b"),
+    ],
+)
+def test_a_plan_says_of_each_number_why_it_is_not_enough(point: dict[str, Any], shown: str) -> None:
+    assert _why_not(point) == shown

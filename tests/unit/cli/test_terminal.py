@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from glowplug.cli import tap, views, why
 from glowplug.cli.client import FleetClient
 from glowplug.cli.doctor.findings import Findings, lines
-from glowplug.cli.options import Format
-from glowplug.cli.terminal import age, clock, emit, in_line, pairs, safe, say, seconds, table
+from glowplug.cli.terminal import clock, emit, in_line, pairs, safe, say, table
 from glowplug.domain.units import show_bytes
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.exe\u2066\u200f\u2028\x00\x7f\udc80"
@@ -126,32 +125,13 @@ def test_columns_line_up_and_numbers_stand_right() -> None:
     assert text.splitlines() == ["NAME    COUNT", "a           5", "longer   1234"]
 
 
-def test_a_table_without_rows_is_its_header() -> None:
-    assert table(("name",), []) == "NAME"
-
-
-@pytest.mark.parametrize(("passed", "shown"), [(-3, "0s"), (59, "59s"), (150, "2m"), (7200, "2h"), (200_000, "2d")])
-def test_ages(passed: float, shown: str) -> None:
-    assert age(passed) == shown
-
-
-def test_no_time_is_a_dash_and_zero_is_not() -> None:
-    assert (seconds(None), seconds(0.0)) == ("-", "0.000 s")
-
-
 def test_json_is_the_value_and_an_empty_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"a": [1], "name": NASTY.replace("\udc80", ""), "é": "\n"}
-    emit(Format.JSON, value, (), ())
+    emit(True, value, (), ())
     assert json.loads(capsys.readouterr().out) == value
-    emit(Format.TABLE, [], ("a",), [], "no model is deployed")
+    emit(False, [], ("a",), [], "no model is deployed")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "no model is deployed\n")
-
-
-def test_a_rate_is_shown_as_bytes_a_second() -> None:
-    assert why._readable({"disk_bytes_per_s": 2.0 * 2**20, "start_s": 1.5}) == {
-        "disk_bytes_per_s": "2.0 MiB/s", "start_s": "1.500 s"
-    }  # fmt: skip
 
 
 def test_weights_that_several_hold_show_once_among_the_bytes_of_their_gpu() -> None:

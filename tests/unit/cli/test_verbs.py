@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
-from glowplug.cli import verbs
+from glowplug.cli import client, verbs
 from glowplug.cli.main import app_of
+from glowplug.cli.service_call import Answer
 
 COST = {
     "model": "tiny", "verb": "load", "rung": "ready", "seconds": 2.5, "kind": "cold", "phases": {}, "scope": "prior",
@@ -37,19 +37,22 @@ class Fleet:
         self.refused: tuple[str, ...] = ()  # ends of paths
         for service in ("placer", "autoscaler"):
             monkeypatch.setenv(f"GLOWPLUG_{service.upper()}_URL", f"http://{service}")
-        monkeypatch.setattr(httpx, "request", self.answer)
+        monkeypatch.setattr(client, "request", self.answer)
 
-    def answer(self, method: str, url: str, **kwargs: Any) -> httpx.Response:
-        request = httpx.Request(method, url)
+    def answer(self, method: str, url: str, **kwargs: Any) -> Answer:
         if url.endswith(self.refused):
             error = {"message": "tiny is pinned in host memory", "code": "conflict"}
-            return httpx.Response(409, json={"error": error}, request=request)
+            return said(409, {"error": error})
         if url.endswith("/cost"):
-            return httpx.Response(200 if "seconds" in self.cost else 503, json=self.cost, request=request)
+            return said(200 if "seconds" in self.cost else 503, self.cost)
         if method == "POST":
             self.asked.append((url.removeprefix("http://"), kwargs.get("json")))
-            return httpx.Response(202, json={}, request=request)
-        return httpx.Response(200, json=self.rows.pop(0) if len(self.rows) > 1 else self.rows[0], request=request)
+            return said(202, {})
+        return said(200, self.rows.pop(0) if len(self.rows) > 1 else self.rows[0])
+
+
+def said(status: int, value: Any) -> Answer:
+    return Answer(status, json.dumps(value).encode())
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def test_a_dry_run_says_the_cost_and_asks_nothing(monkeypatch, run):
     assert said.startswith(
         "about 2.50 s (a cold start on node-1); 1.0 MiB come into host memory; 1.0 GiB of GPU memory"
     )
-    assert "big (1.0 GiB, then swapped_out) leaves" in said and "default of emulated" in said
+    assert "big (1.0 GiB, then asleep) leaves" in said and "default of emulated" in said
     assert json.loads(run("load", "tiny", "--dry-run", "-o", "json"))["seconds"] == 2.5
     assert fleet.asked == []
 
@@ -96,7 +99,7 @@ def test_rungs_go_to_their_owner(monkeypatch, run):
     run("unload", "tiny", "--from", "asleep")
     run("unload", "tiny", "--from", "host")
     run("pin", "tiny", "--at", "asleep")
-    run("pin", "tiny", "--unpin")
+    run("unpin", "tiny")
     assert fleet.asked == [
         ("placer/v1/models/tiny/fetch", {"node": "node-1"}),
         ("autoscaler/v1/models/tiny/unload", {"from": "asleep"}),
@@ -116,7 +119,7 @@ def test_nothing_is_drained_where_weights_may_not_leave_host_memory(monkeypatch,
 
 def test_a_cost_that_is_not_known_keeps_no_verb_from_its_owner(monkeypatch, run):
     fleet = Fleet(monkeypatch, row("cold"), cost={"error": {"message": "another leads", "code": "not_leader"}})
-    assert "its cost is not known: another leads" in run("sleep", "tiny")
+    assert "the cost is not known: another leads" in run("sleep", "tiny")
     assert fleet.asked == [("autoscaler/v1/models/tiny/sleep", None)]
     run("sleep", "tiny", "--dry-run", code=1)
 
@@ -124,7 +127,7 @@ def test_a_cost_that_is_not_known_keeps_no_verb_from_its_owner(monkeypatch, run)
 def test_waiting_ends_with_the_reason_where_nothing_comes(monkeypatch, run):
     Fleet(monkeypatch, row("cold", last_failure="no GPU could hold it"))
     ended = run("load", "tiny", "--wait", "--timeout", "0", code=1)
-    assert "tiny is cold after 0 s, and not done: no GPU could hold it" in ended
+    assert "tiny is cold after 0 s, so load is not done yet: no GPU could hold it" in ended
 
 
 def test_what_cannot_be_now_says_why_and_what_is_there_that_nothing_has_to_be_done():

@@ -7,7 +7,7 @@ import pytest
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.events.facts import DecisionMade, InstanceFailed, InstanceReady
-from services.console.decisions import DecisionLog, DecisionWanted
+from glowplug.services.console.decisions import DecisionLog, DecisionWanted
 from tests.console_story import a_decision as decision
 from tests.console_story import fact, instance, trace_id, traceparent
 

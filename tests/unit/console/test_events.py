@@ -10,7 +10,7 @@ from glowplug.events import Event
 from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, RequestWaiting
 from glowplug.events.filters import EventFilter
-from services.console.events import ROW_OVERHEAD_BYTES, EventLog, trace_id_of
+from glowplug.services.console.events import ROW_OVERHEAD_BYTES, EventLog, trace_id_of
 from tests.console_story import instance, node, traceparent
 from tests.fleet_builder import a_model, an_event
 

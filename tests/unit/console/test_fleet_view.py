@@ -20,18 +20,17 @@ from glowplug.events.facts import (
     ModelDeployed,
     ModelUndeployed,
     NodeLeft,
-    RequestRejected,
     RouterLoadReported,
     WeightsFetched,
     WeightsProgressed,
 )
 from glowplug.fleet.demand import LOAD_STALE_S
 from glowplug.fleet.tables import ABSENT_S, NODE_LEASE_S
-from services.console.fleet_rows import ModelRow, node_row
-from services.console.fleet_view import (
+from glowplug.services.console.fleet_rows import ModelRow, node_row
+from glowplug.services.console.fleet_view import (
     CORDONS,
+    DECISIONS_SHOWN,
     FORGOTTEN_S,
-    REQUESTS_KEPT,
     STALLED_S,
     Fetches,
     FleetView,
@@ -160,27 +159,14 @@ def test_rows_the_store_lost_leave_after_a_grace_time(view: FleetView) -> None:
     assert view.models == {}
 
 
-def test_logs_are_bounded_and_newest_first(view: FleetView) -> None:
-    for i in range(3 * REQUESTS_KEPT):
-        view.take(story.fact(story.request_finished(i, NOW + i), NOW + i, i, story.traceparent(i)), NOW + i)
-    requests = view.snapshot(NOW).requests
-    assert len(requests) == REQUESTS_KEPT
-    assert requests[0].request_id == f"req-{3 * REQUESTS_KEPT - 1:04d}-7d1e"
-    assert requests[0].trace_id == story.trace_id(3 * REQUESTS_KEPT - 1)
-    view.restore_decisions(list(reversed(story.decisions(NOW))))
+def test_decisions_are_bounded_and_newest_first(view: FleetView) -> None:
+    known = story.decisions(NOW)
+    view.decisions.restore(known)
     assert [decision.decision_id for decision in view.snapshot(NOW).decisions] == [f"d-{i}" for i in (5, 4, 3, 2, 1, 0)]
-
-
-def test_a_refused_request_is_one_line_with_its_code() -> None:
-    view = FleetView()
-    ended = dataclasses.replace(story.request_finished(1, 99.0), status=503, error_code="no_capacity")
-    refused = RequestRejected(
-        model_key=ended.model_key, request_id=ended.request_id, router_id="router-1", status=503, code="no_capacity"
-    )
-    for fact in (ended, refused, dataclasses.replace(refused, request_id="alone")):
-        take(view, fact, 99.0)
-    requests = [(row.request_id, row.code) for row in view.snapshot(99.0).requests]
-    assert requests == [("alone", "no_capacity"), (ended.request_id, "no_capacity")]
+    for i in range(3 * DECISIONS_SHOWN):
+        take(view, DecisionMade(decision=dataclasses.replace(known[0], decision_id=f"e-{i}")))
+    decisions = view.snapshot(NOW).decisions
+    assert len(decisions) == DECISIONS_SHOWN and decisions[0].decision_id == f"e-{3 * DECISIONS_SHOWN - 1}"
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -7,9 +7,10 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
 from glowplug.events.facts import WeightsFetched, WeightsProgressed
-from services.console.decisions import DecisionLog
-from services.console.fleet_view import Fetches
-from services.console.model_detail import FETCH_LEASE_S, STARTS_KEPT, StartHistory, coming, declared, why_so
+from glowplug.services.console.decisions import DecisionLog
+from glowplug.services.console.fleet_rows import Start
+from glowplug.services.console.fleet_view import FETCH_LEASE_S, Fetches
+from glowplug.services.console.model_detail import STARTS_SHOWN, coming, declared, starts, why_so
 from tests import console_story as story
 
 AT = 1000.0
@@ -27,16 +28,16 @@ def ready(number: int, ready_at: float = AT + 4.0) -> Instance:
     return instance(number, InstanceState.READY, ready_at=ready_at, phases=(DECIDE, LOAD))
 
 
-def history_of(*instances: Instance) -> StartHistory:
-    history = StartHistory()
-    for made in instances:
-        history.put(made)
-    return history
+def starts_of(*instances: Instance) -> list[Start]:
+    log = DecisionLog()
+    for revision, made in enumerate(instances):
+        log.put_instance(replace(made, revision=revision))
+    return starts(log.instances_of("chat"))
 
 
 def test_a_start_is_remembered_once_with_its_phases_and_what_was_predicted() -> None:
-    history = history_of(ready(1), ready(1), instance(1, InstanceState.DRAINING, ready_at=AT + 4.0))
-    [start] = history.starts("chat")
+    draining = instance(1, InstanceState.DRAINING, ready_at=AT + 4.0, phases=(DECIDE, LOAD))
+    [start] = starts_of(ready(1), ready(1), draining)
     assert (start.seconds, start.reason) == (4.0, ""), "counted from the decision"
     assert [(p.name, p.offset_s, p.duration_s, p.predicted_s) for p in start.phases] == [
         ("decide", 0.0, 0.5, 0.0),
@@ -47,13 +48,13 @@ def test_a_start_is_remembered_once_with_its_phases_and_what_was_predicted() -> 
 def test_a_start_that_failed_says_why_and_an_engine_that_died_later_is_no_failed_start() -> None:
     failed = instance(1, InstanceState.FAILED, reason="no kernel image", changed_at=AT + 3.0)
     died = instance(2, InstanceState.FAILED, reason="killed", ready_at=AT + 4.0)
-    starts = history_of(failed, died).starts("chat")
-    assert [(s.instance_id, s.reason, s.seconds) for s in starts] == [("i-2", "", 4.0), ("i-1", "no kernel image", 3.0)]
+    found = starts_of(failed, died)
+    assert [(s.instance_id, s.reason, s.seconds) for s in found] == [("i-2", "", 4.0), ("i-1", "no kernel image", 3.0)]
 
 
-def test_only_the_latest_starts_are_kept() -> None:
-    starts = history_of(*(ready(i, AT + i) for i in range(2, 30))).starts("chat")
-    assert len(starts) == STARTS_KEPT and starts[0].instance_id == "i-29"
+def test_only_the_latest_starts_are_shown() -> None:
+    found = starts_of(*(ready(i, AT + i) for i in range(2, 30)))
+    assert len(found) == STARTS_SHOWN and found[0].instance_id == "i-29"
 
 
 def test_a_start_under_way_shows_its_fetch_and_what_is_over() -> None:

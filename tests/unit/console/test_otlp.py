@@ -14,9 +14,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
-from services.console import otlp
-from services.console.otlp import JSON, PROTOBUF, OtlpError
-from services.console.spans import MAX_ATTRIBUTES, MAX_VALUE_CHARS
+from glowplug.services.console import otlp
+from glowplug.services.console.otlp import JSON, PROTOBUF, OtlpError
+from glowplug.services.console.spans import MAX_ATTRIBUTES, MAX_VALUE_CHARS
 from tests import console_story as story
 
 

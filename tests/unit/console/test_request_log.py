@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events.facts import RequestRejected, RouterRequestsReported
-from services.console.fleet_view import FleetView
-from services.console.request_log import REPORT_LEASE_S, RequestLog
+from glowplug.services.console.request_log import REPORT_LEASE_S, RequestLog
 from tests import console_story as story
 
 HELD = LiveRequest(
@@ -48,6 +47,11 @@ def test_time_per_token_counts_the_gaps_after_the_first_token() -> None:
     whole = replace(DONE, stream=False)
     [line] = log_of(whole).page(100.0).requests
     assert line.tpot_s == 0.0, "an answer that came in one piece has no times between tokens"
+    assert (line.ttft_s, line.e2e_s) == (0.0, 4.0), "nor a first token: its first byte is all of it"
+    [line] = log_of(report(replace(RUNNING, ttft_s=2.0))).page(100.0).requests
+    assert line.ttft_s == 0.0
+    [line] = log_of(report(replace(RUNNING, ttft_s=2.0, stream=True))).page(100.0).requests
+    assert line.ttft_s == 2.0
     [line] = log_of(replace(DONE, response_tokens=1)).page(100.0).requests
     assert line.tpot_s == 0.0
 
@@ -63,6 +67,8 @@ def test_a_refusal_and_its_end_are_one_line_whichever_comes_first() -> None:
         assert line.e2e_s == 4.0
     [alone] = log_of(refused).page(100.0).requests
     assert (alone.state, alone.arrived_at) == ("refused", 100.0)
+    [flood] = log_of(replace(refused, model_key="", status=401, num_unlisted=30)).page(100.0, state="refused").requests
+    assert (flood.model_key, flood.status, flood.num_unlisted) == ("", 401, 30)
 
 
 def test_what_has_ended_is_no_longer_shown_as_live() -> None:
@@ -122,8 +128,7 @@ def test_reports_of_routers_that_are_gone_are_not_kept_until_a_page_opens() -> N
 def test_a_request_leads_to_a_trace_that_is_kept() -> None:
     """Of one that is not sampled no span was ever sent."""
     for flags, shown in (("01", "b" * 32), ("00", "")):
-        finished = replace(story.fact(DONE, 100.0), traceparent=f"00-{'b' * 32}-{'c' * 16}-{flags}")
-        log, view = RequestLog(10), FleetView()
+        finished = story.fact(DONE, 100.0, traceparent=f"00-{'b' * 32}-{'c' * 16}-{flags}")
+        log = RequestLog(10)
         log.take(finished, 100.0)
-        view.take(finished, 100.0)
-        assert log.page(100.0).requests[0].trace_id == view.requests[0].trace_id == shown
+        assert log.page(100.0).requests[0].trace_id == shown

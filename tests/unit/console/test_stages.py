@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.console.spans import Span, SpanEvent
-from services.console.stages import stages
+from glowplug.services.console.spans import Span, SpanEvent
+from glowplug.services.console.stages import stages
 
 SECOND = 1_000_000_000
 

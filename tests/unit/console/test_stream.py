@@ -1,15 +1,16 @@
 """What pages are sent: one diff for all, bounded queues, and honesty about what was dropped."""
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.events.facts import InstanceStopped, ModelUndeployed
-from services.console.stream import Client, Hub, TooManyClients
-from services.console.trace_store import TraceStore
+from glowplug.events.facts import DecisionMade, InstanceStopped, ModelUndeployed
+from glowplug.services.console.stream import Client, Hub, TooManyClients
+from glowplug.services.console.trace_store import TraceStore
 from tests import console_story as story
 from tests.waiting import WAIT_S
 
@@ -23,19 +24,19 @@ async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
     gone = story.instance("i-0a9e", "smol-poet", "node-2", InstanceState.STOPPED, NOW, revision=9)
     view.take(story.fact(InstanceStopped(instance=gone), NOW), NOW)
     view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
-    view.take(story.fact(story.request_finished(77, NOW), NOW, 77), NOW)
+    decided = dataclasses.replace(story.decisions(NOW)[0], decision_id="d-77")
+    view.take(story.fact(DecisionMade(decision=decided), NOW), NOW)
     hub.flush(view, NOW)
     (first, fleet), (second, patch) = await take(client, 2)
     assert (first, second) == ("fleet", "patch")
-    assert len(fleet["models"]) == 6 and len(fleet["requests"]) == 13
+    assert len(fleet["models"]) == 6
     assert patch["removed"] == {"models": ["smol-tutor"], "instances": ["i-0a9e"]}
     assert patch["changed"]["models"] == [
         {"key": "smol-poet", "temperature": "cold", "state": "cold", "eta_s": 1.7, "num_ready": 0, "instances": []}
     ]
     assert [(node["node_id"], set(node)) for node in patch["changed"]["nodes"]] == [("node-2", {"node_id", "gpus"})]
     assert "models" not in patch and "nodes" not in patch
-    assert [request["request_id"] for request in patch["requests"]] == ["req-0077-7d1e"]
-    assert "decisions" not in patch
+    assert [decision["decision_id"] for decision in patch["decisions"]] == ["d-77"]
 
 
 async def take(client: Client, count: int) -> list[tuple[str, Any]]:
@@ -53,7 +54,7 @@ async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
     dropped = [client.put(f"event: m\ndata: {i}\n\n".encode()) for i in range(5)]
     assert dropped == [0, 0, 0, 1, 1]
     assert await take(client, 4) == [("dropped", {"num": 2}), ("m", 2), ("m", 3), ("m", 4)]
-    assert client.num_dropped == 0
+    assert client.put(b"event: m\ndata: 5\n\n") == 0 and await take(client, 1) == [("m", 5)]
 
 
 async def test_a_quiet_stream_says_that_it_lives() -> None:

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console.spans import Resource, Span
-from services.console.trace_api import Waterfall, waterfall
-from services.console.trace_store import TraceStore
+from glowplug.services.console.spans import Resource, Span
+from glowplug.services.console.trace_api import Waterfall, waterfall
+from glowplug.services.console.trace_store import TraceStore
 from tests import console_story as story
 
 RESOURCE = Resource("svc")

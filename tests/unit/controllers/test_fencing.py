@@ -4,6 +4,7 @@ import pytest
 
 from glowplug.controllers.fencing import Fence, service_of
 from glowplug.domain.errors import StaleEpoch
+from glowplug.domain.lease import Leader
 from glowplug.events.commands import StopInstance
 from tests.fleet_builder import an_event
 
@@ -37,3 +38,25 @@ def test_a_process_of_another_name_follows_in_the_same_line():
     fence.admit(an_event(STOP, issuer="placer-aaa", epoch=9))
     with pytest.raises(StaleEpoch):
         fence.admit(an_event(STOP, issuer="placer-bbb", epoch=8))
+
+
+def leader(service: str, epoch: int) -> Leader:
+    return Leader(service=service, service_id=f"{service}-2", url="", epoch=epoch, since=0.0)
+
+
+def test_who_led_before_is_refused_by_the_table_before_the_new_leader_has_said_anything():
+    fence = Fence()
+    fence.admit(an_event(STOP, issuer="placer-1", epoch=8))
+    fence.raise_to({"placer": leader("placer", 9)})
+    with pytest.raises(StaleEpoch, match="at epoch 8, newest is 9"):
+        fence.admit(an_event(STOP, issuer="placer-1", epoch=8))
+    fence.admit(an_event(STOP, issuer="placer-2", epoch=9))
+    fence.admit(an_event(STOP, issuer="autoscaler-1", epoch=3))
+
+
+def test_an_older_table_lets_nobody_back_in():
+    fence = Fence()
+    fence.raise_to({"placer": leader("placer", 9)})
+    fence.raise_to({"placer": leader("placer", 4)})
+    with pytest.raises(StaleEpoch):
+        fence.admit(an_event(STOP, issuer="placer-1", epoch=8))

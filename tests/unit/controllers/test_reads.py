@@ -17,10 +17,18 @@ from glowplug.controllers.reads import Reads
 from glowplug.controllers.router.controller import RouterController
 from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import COMMANDS, PAYLOADS
-from glowplug.events.facts import NodeBeat, NodeJoined, NodeLeft, RequestFinished, WeightsFetched
+from glowplug.events.facts import (
+    NodeBeat,
+    NodeJoined,
+    NodeLeft,
+    RouterRequestsFinished,
+    RouterUsageReported,
+    WeightsFetched,
+)
 from glowplug.events.subjects import commands_to, entity_facts, facts_of, filters, is_telemetry
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
+from glowplug.services.router.keys import FACTS as KEY_FACTS
 from glowplug.weights.region import region_digest
 
 MAKE: dict[str, Any] = {
@@ -32,6 +40,9 @@ MAKE: dict[str, Any] = {
     "agent": lambda: AgentController("n", ByteLedger([]), {}),
 }
 
+# What a service's shell hands to others than its controller.
+BESIDE = {"router": (*KEY_FACTS, RouterUsageReported)}
+
 
 def reads_by(service: str) -> Reads:
     found: Reads = importlib.import_module(f"glowplug.controllers.{service}.reads").READS
@@ -42,6 +53,7 @@ def reads_by(service: str) -> Reads:
 def test_every_handler_has_a_subscription_and_every_subscription_a_handler(service: str) -> None:
     controller = MAKE[service]()
     handled = {cls for cls in controller.handlers if getattr(cls, "TYPE", "") in PAYLOADS}
+    handled |= set(BESIDE.get(service, ()))
     read = set(reads_by(service).payloads)
     assert handled - read == set(), "handled, and never delivered"
     assert read - handled == set(), "delivered, and never handled"
@@ -79,5 +91,5 @@ def test_the_placer_reads_how_requests_end_where_a_policy_learns_from_it(
     placement: str, prewarming: str, is_asked: bool
 ) -> None:
     reads = reads_of(choose("placement", placement), choose("prewarming", prewarming))
-    assert (RequestFinished in reads.telemetry) is is_asked
+    assert (RouterRequestsFinished in reads.telemetry) is is_asked
     assert reads.telemetry_if_asked == ()

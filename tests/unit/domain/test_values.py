@@ -62,7 +62,9 @@ def test_sizes_shown(num_bytes: int, shown: str) -> None:
     assert show_bytes(num_bytes) == shown
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5m", 300.0), ("250ms", 0.25), ("-1", -1.0), ("1.5 H", 5400.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5m", 300.0), ("250ms", 0.25), ("-1", -1.0), ("1.5 H", 5400.0), ("2w", 1209600.0)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
 

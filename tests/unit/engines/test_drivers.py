@@ -15,13 +15,15 @@ import pytest
 
 from glowplug.controllers.router.failures import HOPELESS_CODES
 from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
+from glowplug.domain.gguf import InvalidGguf
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous, vllm_args
 from glowplug.engines.drivers import NAMES, driver
-from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
+from glowplug.engines.gguf import GgufFacts, read_facts
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.landing import Landing
 from glowplug.engines.llamacpp import LlamacppDriver
+from glowplug.engines.llamacpp_args import ARGUMENTS, as_asked, plan_context
 from glowplug.engines.port import Ability, EngineHandle, EngineSettings, LaunchRequest
 from glowplug.engines.samples import sample_weights_path
 from tests.arriving_region import ArrivingRegion
@@ -81,15 +83,19 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         ("llamacpp", {"pooling": "foo"}, "allowed is one of none, mean, cls, last, rank"),
         ("emulated", {"launch_s": float("inf")}, "engine_args.launch_s"),
         ("emulated", {"time_scale": float("nan")}, "engine_args.time_scale"),
-        ("emulated", {"faults": {"ttft_s": float("inf")}}, "ttft_s: float expected"),
-        ("emulated", {"faults": {"hangs": True}}, "hangs: unknown option"),
+        ("emulated", {"faults": {"ttft_s": float("inf")}}, "ttft_s: a finite number is expected"),
+        ("emulated", {"faults": {"hangs": True}}, "unknown field `hangs`"),
         ("emulated", {"profil": "x"}, "engine_args.profil"),
         ("emulated", {"profile": "gpt/abacus"}, "engine_args.profile"),
         ("emulated", {"profile": ["x"]}, "engine_args.profile"),
         ("emulated", {"time_scale": 0}, "engine_args.time_scale"),
         ("emulated", {"launch_s": -1.0}, "engine_args.launch_s"),
         ("emulated", {"seed": 1.5}, "engine_args.seed"),
-        ("emulated", {"faults": {"hang": 3}}, 'engine_args.faults cannot be {"hang": 3} (hang: bool expected)'),
+        (
+            "emulated",
+            {"faults": {"hang": 3}},
+            'engine_args.faults cannot be {"hang": 3} (hang: Expected `bool`, got `int`)',
+        ),
     ],
 )
 async def test_a_wrong_engine_argument_is_named(engine: str, args: dict[str, Any], named: str, tmp_path: Path) -> None:
@@ -98,13 +104,6 @@ async def test_a_wrong_engine_argument_is_named(engine: str, args: dict[str, Any
     assert found.value.code in HOPELESS_CODES, "the next start would be given the same arguments"
     assert found.value.param == f"engine_args.{next(iter(args))}"
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_an_interpreter_that_is_not_there_is_the_reason(tmp_path: Path) -> None:
-    made = driver("emulated", EngineSettings(python="/nowhere/python"))
-    assert made.unavailable() == "no interpreter at /nowhere/python"
-    with pytest.raises(EngineFailed, match="/nowhere/python"):
-        await made.launch(request("emulated", run_dir=tmp_path))
 
 
 async def test_a_startup_failure_made_by_hand_is_the_reason(tmp_path: Path) -> None:
@@ -193,13 +192,15 @@ def test_weights_that_could_be_repacked_are_not_mapped_early(
     assert host.stay_mapped(frozenset(types)) is stays
 
 
-def test_waiting_threads_give_their_core_away_unless_the_operator_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_wait_as_the_driver_says_unless_the_operator_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert LlamacppDriver().environment(request("llamacpp"))["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    given = LlamacppDriver().environment(request("llamacpp"))
+    assert (given["OMP_WAIT_POLICY"], given["GOMP_SPINCOUNT"]) == ("PASSIVE", "60000")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert LlamacppDriver().environment(request("llamacpp"))["OMP_WAIT_POLICY"] == "ACTIVE"
+    given = LlamacppDriver().environment(request("llamacpp"))
+    assert given["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert "GOMP_SPINCOUNT" not in given
 
 
 async def load_that_fails(tmp_path: Path, log: str) -> EngineFailed:
@@ -244,7 +245,30 @@ def a_spec(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_fewer_slots_first_a_shorter_context_last(spec: dict[str, Any], expected: tuple[int, int]) -> None:
-    assert host.plan_context(spec, FACTS) == expected
+    planned = plan_context(spec["max_concurrency"], spec["context_tokens"], spec["kv_bytes"], FACTS)
+    assert planned == expected
+
+
+def test_arguments_change_what_a_token_takes_and_how_far_the_context_goes() -> None:
+    facts = replace(FACTS, kv_bytes_per_token=256, kv_numbers=(64, 64))
+    assert as_asked(facts, {}) == facts
+    assert as_asked(facts, {"cache_type_k": "q8_0"}).kv_bytes_per_token == 68 + 128
+    assert as_asked(facts, {"cache_type_k": "q4_0", "cache_type_v": "q4_0"}, facts).kv_bytes_per_token == 72 + 256
+    assert as_asked(facts, {"rope_scaling": "yarn", "rope_scale": 2.5}).context_tokens == 20480
+
+
+@pytest.mark.parametrize(
+    ("args", "param"),
+    [
+        ({"cache_type_v": "q8_0", "flash_attn": "off"}, "engine_args.cache_type_v"),
+        ({"rope_scale": 2}, "engine_args.rope_scaling"),
+        ({"rope_scale": 2, "rope_scaling": "none"}, "engine_args.rope_scaling"),
+    ],
+)
+def test_arguments_that_need_others_name_them(args: dict[str, Any], param: str) -> None:
+    with pytest.raises(EngineMisconfigured) as refused:
+        ARGUMENTS.check(args)
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize("prompt", ["Be brief.", 'You are "Ada".\n{{ not code }} {% nor %} \\this', "Fränzi 🦙"])

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from glowplug.domain.gguf import InvalidGguf
 from glowplug.engines import probe, process, rendezvous
-from glowplug.engines.gguf import InvalidGguf, read_facts
+from glowplug.engines.gguf import read_facts
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = [

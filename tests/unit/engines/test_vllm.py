@@ -258,7 +258,7 @@ async def test_why_it_does_not_sleep_is_the_reason(engine: tuple[FakeServer, Eng
 def test_what_it_holds_and_shares_depends_on_the_device() -> None:
     able = {kind: VllmDriver().abilities(kind) for kind in ("host", "cuda")}
     assert able["host"] - able["cuda"] == {Ability.FIRST_LAYERS, Ability.SHARE, Ability.STAGES}
-    assert able["cuda"] == {Ability.PREWARM, Ability.SWAP, Ability.STREAM}
+    assert able["cuda"] == {Ability.ADAPTERS, Ability.PREWARM, Ability.SWAP, Ability.STREAM}
 
 
 def test_weights_that_cannot_be_shared_are_the_models_fault(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from glowplug.events import subjects
 from glowplug.events.commands import StopInstance
 from glowplug.events.document import example
 from glowplug.events.envelope import COMMANDS, PAYLOADS
-from glowplug.events.facts import InstanceReady, ModelUndeployed, NodeLeft, ServiceStarted
+from glowplug.events.facts import InstanceReady, ModelUndeployed, NodeLeft, ServiceStarted, UsageRecorded
 from tests.strategies import values
 
 some = settings(max_examples=10)
@@ -43,9 +43,11 @@ def test_every_filter_finds_what_it_is_for(cls: type[Any], data: st.DataObject) 
         others = [subjects.FACTS, subjects.TELEMETRY]
     else:
         telemetry = subjects.is_telemetry(cls.TYPE)
-        entity = subjects.entity_facts(cls.TYPE.partition(".")[0], telemetry=telemetry)
-        filters = [subjects.facts_of(cls.TYPE), entity, subjects.TELEMETRY if telemetry else subjects.FACTS]
-        others = [subjects.COMMANDS_ALL, subjects.FACTS if telemetry else subjects.TELEMETRY]
+        whole = subjects.TELEMETRY if telemetry else subjects.USAGE if subjects.is_usage(cls.TYPE) else subjects.FACTS
+        filters = [subjects.facts_of(cls.TYPE), whole]
+        if not subjects.is_usage(cls.TYPE):
+            filters.append(subjects.entity_facts(cls.TYPE.partition(".")[0], telemetry=telemetry))
+        others = sorted({*sum(subjects.EVERYTHING.values(), ()), subjects.COMMANDS_ALL} - {whole})
     assert all(matches(pattern, name) for pattern in filters)
     assert not any(matches(pattern, name) for pattern in others)
 
@@ -57,6 +59,10 @@ def test_subjects_read_as_promised() -> None:
     assert subjects.subject(ModelUndeployed(model_key="m")) == "glowplug.v1.evt.model.undeployed.m.m"
     stop = StopInstance(target="node-3", instance_id="i", reason="")
     assert subjects.subject(stop) == "glowplug.v1.cmd.agent.stop.node-3"
+    usage = UsageRecorded(router_id="router-1", batch=1, records=())
+    assert subjects.subject(usage) == "glowplug.v1.use.usage.recorded._.router-1"
+    for name in (subjects.subject(usage), "glowplug.v1.evt.usage.recorded._.router-1"):  # as versions up to 0.2 say it
+        assert subjects.parse(name).plane == "evt" and subjects.is_subject_of(name, usage)
     started = ServiceStarted(service="router", service_id="router-1", url="", version="")
     assert subjects.subject(started) == "glowplug.v1.evt.service.started._.router-1"
 

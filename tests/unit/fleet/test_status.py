@@ -10,14 +10,15 @@ from prometheus_client import CollectorRegistry
 from glowplug.cli.views import model_row as cli_row
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.router.controller import RouterController
+from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Temperature
-from glowplug.fleet.status import ModelState, StartEstimates, is_target
+from glowplug.domain.model import Rung, Temperature
+from glowplug.fleet.status import ModelState, StartEstimates, check_nowhere_else, is_target
 from glowplug.policies.registry import choose
-from services.autoscaler.app import model_row as rest_row
-from services.autoscaler.metrics import ModelCollector
-from services.autoscaler.model_watch import ModelWatch
-from services.console.fleet_view import FleetView
+from glowplug.services.autoscaler.app import model_row as rest_row
+from glowplug.services.autoscaler.metrics import ModelCollector
+from glowplug.services.autoscaler.model_watch import ModelWatch
+from glowplug.services.console.fleet_view import FleetView
 from tests.fleet_builder import a_model, an_instance
 
 S, T, M = InstanceState, Temperature, ModelState
@@ -32,10 +33,17 @@ OF_SERVING = {
     S.DRAINING: (T.COLD, M.DRAINING),
     S.STOPPED: (T.COLD, M.COLD),
     S.SWAPPED_OUT: (T.WARM, M.ASLEEP),
-    S.PREWARMED: (T.WARM, M.ASLEEP),
+    S.PREWARMED: (T.WARM, M.PREWARMED),
 }
-SUMMARY = {M.READY: "hot", M.LOADING: "starting", M.STARTING: "starting", M.DRAINING: "draining", M.ASLEEP: "warm"}
-BEST_FIRST = (M.READY, M.LOADING, M.STARTING, M.DRAINING, M.ASLEEP, M.COLD)
+SUMMARY = {
+    M.READY: "hot",
+    M.LOADING: "starting",
+    M.STARTING: "starting",
+    M.DRAINING: "draining",
+    M.PREWARMED: "warm",
+    M.ASLEEP: "warm",
+}
+BEST_FIRST = (M.READY, M.LOADING, M.STARTING, M.DRAINING, M.PREWARMED, M.ASLEEP, M.COLD)
 CASES = [(kind, state) for kind in KINDS for state in S if state is not S.FAILED]  # what a failure says is shown below
 
 
@@ -74,6 +82,14 @@ def answers(rows: Mapping[str, Instance]) -> dict[str, object]:
     }
 
 
+def test_what_people_are_shown_is_a_rung_or_the_state_itself() -> None:
+    assert {state.value: state.word for state in S if state.word != state} == {"swapped_out": "asleep"}
+    assert S.SWAPPED_OUT.word == M.ASLEEP and S.PREWARMED.word == M.PREWARMED
+    asleep = row_of("serving", S.SWAPPED_OUT)
+    with pytest.raises(Conflict, match="i-1 is asleep on "):
+        check_nowhere_else(Rung.ASLEEP, "elsewhere", [asleep])
+
+
 def check(rows: Mapping[str, Instance], temperature: Temperature, state: ModelState) -> None:
     targets = {key for key, row in rows.items() if row.state is S.READY and not (row.replica or row.part_of)}
     assert answers(rows) == {
@@ -82,7 +98,7 @@ def check(rows: Mapping[str, Instance], temperature: Temperature, state: ModelSt
         "console": temperature,
         "console's state": state,
         "autoscaler's REST": SUMMARY.get(state, "cold"),
-        "glowplug models": SUMMARY.get(state, "cold"),
+        "glowplug models": state.value,
         "router's targets": targets,
         "console's ready ones": len(targets),
     }
@@ -120,7 +136,7 @@ def test_a_model_that_failed_says_so_until_something_is_there_or_waits() -> None
     view.restore("instances", {"i-1": an_instance(state=S.FAILED, reason="no weights")}, 0.0)
     assert view.snapshot(0.0).models[0].state == M.FAILED
     view.restore("instances", {"i-2": row_of("replica", S.PREWARMED, "i-2")}, 0.0)
-    assert view.snapshot(0.0).models[0].state == M.ASLEEP
+    assert view.snapshot(0.0).models[0].state == M.PREWARMED
 
 
 def test_the_time_to_ready_counts_from_the_first_instance_that_will_serve() -> None:

@@ -86,6 +86,7 @@ class FakeClient:
         self._export = export
         self.engine_core = self.output_processor = self
         self.num_requests = 2
+        self.request_states = {"r-1": Namespace(lora_name=None), "r-2": Namespace(lora_name="poet")}
 
     def get_num_unfinished_requests(self) -> int:
         return self.num_requests
@@ -117,7 +118,10 @@ async def test_an_engine_pauses_while_its_requests_are_written_and_goes_on() -> 
     answer = await server(client).post("/glowplug/export", json=ASKED)
     assert answer.status_code == 200 and answer.json()["requests"] == [{"request_id": "r-1"}]
     assert client.calls == ["pause keep False", "glowplug_export", "resume"]
-    assert (await server(client).get("/glowplug/requests")).json() == {"num_requests": 2}
+    assert (await server(client).get("/glowplug/requests")).json() == {
+        "num_requests": 2,
+        "by_adapter": {"poet": 1},
+    }
 
 
 async def test_an_engine_whose_requests_cannot_leave_goes_on() -> None:

@@ -10,7 +10,7 @@ from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Gpu, GpuRole, GrantOwner
 from glowplug.memory import discovery
 from glowplug.memory.discovery import HardwareUnavailable, budgeted_gpus, cuda_bytes, cuda_gpus, discover
-from glowplug.memory.ledger import ByteLedger, grant, release, shrink
+from glowplug.memory.ledger import grant
 
 GIB = 1 << 30
 
@@ -136,10 +136,6 @@ def test_grant_is_all_or_nothing() -> None:
         grant(GPU, "i-1", {GrantOwner.WEIGHTS: 90, GrantOwner.KV: 11})
 
 
-def test_exactly_full_fits() -> None:
-    assert grant(GPU, "i-1", {GrantOwner.WEIGHTS: 100}).free_bytes == 0
-
-
 @pytest.mark.parametrize("shares", [{GrantOwner.KV: -1}, {GrantOwner.WEIGHTS: 5, GrantOwner.KV: -5}])
 def test_negative_bytes_are_refused(shares: dict[GrantOwner, int]) -> None:
     with pytest.raises(ValueError, match="negative"):
@@ -151,65 +147,7 @@ def test_a_holder_holds_once() -> None:
         grant(grant(GPU, "i-1", {GrantOwner.KV: 1}), "i-1", {GrantOwner.KV: 1})
 
 
-def test_release_gives_everything_back_and_is_idempotent() -> None:
-    granted = grant(GPU, "i-1", {GrantOwner.WEIGHTS: 60})
-    assert release(granted, "i-1") == GPU
-    assert release(granted, "i-2") is granted
-
-
 def test_roles_follow_owners() -> None:
     prewarmed = grant(GPU, "r-1", {GrantOwner.PREWARM: 10})
     assert prewarmed.role is GpuRole.UNIVERSAL
     assert grant(prewarmed, "i-1", {GrantOwner.WEIGHTS: 10}).role is GpuRole.DEDICATED
-
-
-def test_ledger_of_a_node() -> None:
-    ledger = ByteLedger([GPU, Gpu(gpu_id="n/1", total_bytes=50)])
-    ledger.exchange((), "i-1", {"n/0": {GrantOwner.WEIGHTS: 10}, "n/1": {GrantOwner.WEIGHTS: 20}})
-    assert ledger.holders == {"i-1"} and ledger.held_bytes("i-1") == 30
-    assert ledger.release("i-1") == 30 and ledger.release("i-1") == 0
-    assert [gpu.used_bytes for gpu in ledger.gpus] == [0, 0]
-
-
-def test_shrink_frees_what_one_owner_no_longer_needs() -> None:
-    granted = grant(GPU, "i-1", {GrantOwner.WEIGHTS: 40, GrantOwner.KV: 50})
-    cut = shrink(granted, "i-1", GrantOwner.KV, 20)
-    assert [(g.owner, g.num_bytes) for g in cut.grants] == [("weights", 40), ("kv", 20)] and cut.free_bytes == 40
-    assert shrink(granted, "i-1", GrantOwner.KV, 50) is granted
-    assert [g.owner for g in shrink(granted, "i-1", GrantOwner.KV, 0).grants] == ["weights"]
-
-
-@pytest.mark.parametrize("num_bytes", [-1, 51])
-def test_shrink_never_grows(num_bytes: int) -> None:
-    with pytest.raises(ValueError, match="i-1 holds 50 bytes of n/0 for kv"):
-        shrink(grant(GPU, "i-1", {GrantOwner.KV: 50}), "i-1", GrantOwner.KV, num_bytes)
-
-
-def test_ledger_shrinks_one_gpu_of_a_group() -> None:
-    ledger = ByteLedger([GPU, Gpu(gpu_id="n/1", total_bytes=50)])
-    ledger.exchange((), "i-1", {"n/0": {GrantOwner.KV: 40}, "n/1": {GrantOwner.KV: 40}})
-    assert ledger.shrink("n/1", "i-1", GrantOwner.KV, 10) == 30
-    assert [gpu.used_bytes for gpu in ledger.gpus] == [40, 10]
-    with pytest.raises(ValueError, match="no GPU 'n/7'"):
-        ledger.shrink("n/7", "i-1", GrantOwner.KV, 0)
-
-
-def test_exchange_is_one_step() -> None:
-    ledger = ByteLedger([GPU, Gpu(gpu_id="n/1", total_bytes=50)])
-    ledger.exchange((), "r-1", {"n/0": {GrantOwner.PREWARM: 60}})
-    ledger.exchange((), "r-2", {"n/1": {GrantOwner.PREWARM: 30}})
-    before = ledger.gpus
-    with pytest.raises(OutOfMemory):
-        ledger.exchange(("r-1",), "i-1", {"n/0": {GrantOwner.KV: 90}, "n/1": {GrantOwner.KV: 21}})
-    assert ledger.gpus == before
-    ledger.exchange(("r-1", "r-2", "r-3"), "i-1", {"n/0": {GrantOwner.KV: 90}, "n/1": {GrantOwner.KV: 21}})
-    assert ledger.holders == {"i-1"} and ledger.held_bytes("i-1") == 111
-
-
-def test_exchange_may_give_a_holder_other_bytes() -> None:
-    ledger = ByteLedger([GPU])
-    ledger.exchange((), "i-1", {"n/0": {GrantOwner.WEIGHTS: 40, GrantOwner.KV: 60}})
-    ledger.exchange(("i-1",), "i-1", {"n/0": {GrantOwner.PREWARM: 40}})
-    assert ledger.held_bytes("i-1") == 40 and ledger.gpus[0].role is GpuRole.UNIVERSAL
-    with pytest.raises(OutOfMemory, match="no GPU 'n/7'"):
-        ledger.exchange((), "i-2", {"n/7": {GrantOwner.KV: 1}})

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import os
 import signal
 import socket
 import struct
@@ -24,7 +25,7 @@ from glowplug.memory.peers import PeerGone, receive, send
 from glowplug.memory.slots import Slot
 from glowplug.memory.switch import Source, activate, donate, evict, prewarm
 from tests.contract.gpu_memory_rig import RunningOwner
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 CHUNK = 4096
 
@@ -43,7 +44,7 @@ def running(path: Path) -> Iterator[RunningOwner]:
 
 @pytest.fixture
 def client(running: RunningOwner, path: Path) -> Iterator[OwnerClient]:
-    with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) as made:
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S) as made:
         yield made
 
 
@@ -84,6 +85,21 @@ def test_the_socket_is_for_its_user_alone(running: RunningOwner, path: Path) -> 
     with pytest.raises(BlockingIOError):
         Owner(HostMemory(CHUNK, CHUNK), 1, path).serve()
     assert OwnerClient(HostMemory(CHUNK, CHUNK), path).num_free == 16, "the first owner serves on"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_hung_up_on_wherever_the_socket_lies(running: RunningOwner, path: Path) -> None:
+    """Its permissions keep others away; where somebody has loosened them, the owner asks the kernel who it is."""
+    wait_until("the owner listens", path.exists)
+    path.chmod(0o666)
+    path.parent.chmod(0o711)
+    script = (
+        "import os, socket; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(10);"
+        f"s.connect({path.name!r}); print(len(s.recv(100)))"
+    )
+    asked = subprocess.run([sys.executable, "-c", script], cwd=path.parent, capture_output=True, text=True, timeout=30)
+    assert asked.stdout.strip() == "0" or "ConnectionReset" in asked.stderr, asked.stderr
+    assert OwnerClient(HostMemory(CHUNK, CHUNK), path).num_free == 16, "its own user is served on"
 
 
 def test_more_than_there_is_is_an_error_of_its_own(client: OwnerClient) -> None:
@@ -155,8 +171,8 @@ class Unexportable(HostMemory):
 
 def test_what_cannot_be_exported_ends_the_client_alone(path: Path) -> None:
     running = RunningOwner(path, memory=Unexportable(16 * CHUNK, CHUNK))
-    bystander = OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0)
-    with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) as other, pytest.raises(OwnerGone):
+    bystander = OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S)
+    with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S) as other, pytest.raises(OwnerGone):
         other.take("m", 2)
     wait_until("its chunks are free", lambda: bystander.num_free == 16, every_s=0.01)
     bystander.close()
@@ -225,7 +241,7 @@ def test_whoever_loses_its_connection_has_lost_its_chunks(running: RunningOwner,
 def test_what_one_hands_in_and_gives_up_is_not_lent_while_another_may_still_use_it(path: Path) -> None:
     """The next owner does not know yet that a second engine has the same chunks."""
     first = RunningOwner(path)
-    loader, engine = (OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0) for _ in range(2))
+    loader, engine = (OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S) for _ in range(2))
     filled = Slot(loader.memory, "m", 16 * CHUNK)
     filled.grow(loader.take("m", 3))
     ctypes.memset(filled.address, 7, 3 * CHUNK)
@@ -253,7 +269,7 @@ def test_without_an_owner_it_says_so(path: Path) -> None:
 
 def test_an_owner_that_ends_is_an_error_and_the_next_one_knows_what_is_held(path: Path) -> None:
     first = RunningOwner(path)
-    client = OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=2.0)
+    client = OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S)
     chunks = client.take("m", 5)
     client.publish("m", chunks, 5 * CHUNK)
     first.stop()

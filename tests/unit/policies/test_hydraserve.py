@@ -246,14 +246,6 @@ def test_what_was_waited_counts_against_the_objective():
     assert not laid_out(waited_s=20.0).meets_slo
 
 
-def test_free_gpus_before_shared_ones():
-    """Erratum E20: the sentence after Eq. 2 as an option."""
-    mixed = [a_server("n0", shared=True), a_server("n1", shared=True), *(a_server(f"n{n}") for n in (2, 3))]
-    layout = allocate(LLAMA_7B, mixed, 0.0, replace(EVEN, prefer_free=True))
-    assert layout.num_stages == 2
-    assert layout.rivals and all(r.score > 0 for r in layout.rivals)
-
-
 def test_a_fetch_in_the_background_takes_what_others_leave_and_delays_none():
     """It counts neither in Eq. 3 nor in the shares of Eq. 4."""
     rest = Fetch(fetch_id="rest", left_bytes=8e9, deadline_at=float("inf"), is_background=True)

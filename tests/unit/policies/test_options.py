@@ -10,27 +10,29 @@ from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.options import base_name, options_of
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prediction.port import make_with
-from glowplug.policies.registry import KINDS, choose
+from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.scaling import preserve
 from glowplug.simulator.scenario.errors import ScenarioError
 from glowplug.simulator.scenario.load import load_tree
 from tests.house.tree import ROOT
 
 
 def test_a_name_alone_is_the_policy_itself() -> None:
-    assert choose("scaling", "preserve") is KINDS["scaling"]["preserve"]
-    assert base_name("hydraserve:use_cache=false") == "hydraserve"
-    assert options_of("preserve:literal_next=true:scaler.again_s=5") == {"literal_next": "true", "scaler.again_s": "5"}
+    assert choose("scaling", "preserve") is preserve.scale
+    assert base_name("hydraserve:clear=false") == "hydraserve"
+    assert options_of("preserve:shrink_after_s=2:scaler.again_s=5") == {"shrink_after_s": "2", "scaler.again_s": "5"}
 
 
 def test_options_of_functions_reach_their_params_nested_ones_too() -> None:
-    policy = choose("scaling", "preserve:literal_next=true:scaler.literal_windows=true:scaler.again_s=5")
+    policy = choose("scaling", "preserve:shrink_after_s=2:scaler.again_s=5")
     params = policy.keywords["params"]
-    assert params.literal_next and params.scaler.literal_windows and params.scaler.again_s == 5.0
+    assert (params.shrink_after_s, params.scaler.again_s) == (2.0, 5.0)
     assert choose("placement", "hydraserve:allocation.overlap=false").keywords["params"].allocation.overlap is False
     assert choose("prewarming", "warmserve:scores.burst=ratio").keywords["params"].scores.burst == "ratio"
-    assert choose("eviction", "swapserve:fewest=false").keywords["params"].fewest is False
-    assert wants_seconds(choose("placement", "hydraserve:use_cache=false")), "what a policy says of itself stays said"
+    assert wants_seconds(choose("placement", "hydraserve:allocation.overlap=false")), (
+        "what a policy says of itself stays said"
+    )
 
 
 def test_what_zero_turns_off_in_the_unions_plan_may_be_zero() -> None:
@@ -52,17 +54,17 @@ def test_a_documented_option_of_the_unions_routing_is_one() -> None:
 
 
 def test_a_forecaster_with_options_keeps_the_window_of_its_paper_and_its_season() -> None:
-    make = choose("prediction", "preserve_workload:series.literal_scale=true")
+    make = choose("prediction", "preserve_workload:series.num_past=6")
     assert make.WINDOW_S == 600.0  # type: ignore[attr-defined]
     made = make_with(make, 25.0, 3600.0)
-    assert made.params.series.literal_scale and made.params.season_s == 3600.0  # type: ignore[attr-defined]
+    assert (made.params.series.num_past, made.params.season_s) == (6, 3600.0)  # type: ignore[attr-defined]
     made = make_with(choose("prediction", "warmserve_csp:literal_weights=true"), 300.0, 3000.0)
     assert made.params.literal_weights and made.season_s == 3000.0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("policy", ["mcache", "union"])
 def test_options_of_a_cache_lie_over_what_its_settings_say(policy: str) -> None:
-    facts = CacheFacts(capacity_bytes=10, penalty_s=lambda name, num_bytes: 1.0)
+    facts = CacheFacts(penalty_s=lambda name, num_bytes: 1.0)
     one, three = (
         choose("caching", f"{policy}:{options}")(facts) for options in ("spread=1:half_life_s=10", "half_life_s=10")
     )
@@ -83,18 +85,18 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [
-        ("scaling", "preserve:literal_nxt=true", "there is no option 'literal_nxt'"),
-        ("scaling", "preserve:literal_next=yes", "literal_next is true or false, not 'yes'"),
-        ("scaling", "preserve:literal_next", "'literal_next' is not field=value"),
+        ("scaling", "hydraserve:literal_cod=true", "there is no option 'literal_cod'"),
+        ("scaling", "hydraserve:literal_code=yes", "literal_code is true or false, not 'yes'"),
+        ("scaling", "hydraserve:literal_code", "'literal_code' is not field=value"),
         ("scaling", "preserve:scaler=1", "there is no option 'scaler'"),
-        ("scaling", "preserve:literal_next.x=1", "there is no option 'literal_next.x'"),
+        ("scaling", "hydraserve:literal_code.x=1", "there is no option 'literal_code.x'"),
         ("scaling", "static:floor=1", "it has no options"),
         ("placement", "hydraserve:allocation.max_stages=0", "allocation.max_stages is above 0, not 0"),
         ("placement", "hydraserve:allocation.skew=nan", "allocation.skew is above 0, not nan"),
         ("placement", "hydraserve:allocation.max_stages=two", "allocation.max_stages is a number, not 'two'"),
         ("prewarming", "warmserve:scores.burst=often", "scores.burst is one of difference, ratio, not 'often'"),
         ("prediction", "last_window:x=1", "it has no options"),
-        ("prediction", "warmserve_csp:num_days=-1", "num_days is from 0 up, not -1"),
+        ("prediction", "warmserve_csp:num_errors=0", "num_errors is above 0, not 0"),
         ("caching", "lru:spread=1", "it has no options"),
         ("caching", "union:counts=requests", "no option 'counts' (there are: half_life_s, max_names, spread)"),
         ("routing", "round_robin:penalty=1", "it has no options"),
@@ -115,7 +117,7 @@ def test_a_scenario_takes_them_and_names_its_field_when_they_are_wrong() -> None
         "models": [{"name": "m", "weights_bytes": "1GB", "costs": "llama-2-7b"}],
         "workload": {"source": "gamma", "rps": 1},
     }
-    good = load_tree(tree | {"policies": {"prediction": "warmserve_csp:num_days=2"}}, ROOT)
-    assert good.setup.policies.prediction == "warmserve_csp:num_days=2"
+    good = load_tree(tree | {"policies": {"prediction": "warmserve_csp:num_errors=2"}}, ROOT)
+    assert good.setup.policies.prediction == "warmserve_csp:num_errors=2"
     with pytest.raises(ScenarioError, match=r"policies\.placement: .*there is no option 'stages_max'"):
         load_tree(tree | {"policies": {"placement": "hydraserve:stages_max=2"}}, ROOT)

@@ -8,7 +8,7 @@ from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of
-from glowplug.policies.scaling.preserve import ScalerParams, ScalerState, instances_for
+from glowplug.policies.scaling.preserve import ScalerState, instances_for
 from glowplug.policies.scaling.preserve import algorithm_2 as scale
 from glowplug.policies.throughput import Capacity
 from tests.unit.policies.scaling.rig import a_forecast
@@ -151,24 +151,23 @@ def test_one_more_for_each_that_will_be_too_full_once():
 
 def test_calm_instances_shrink_once_a_window():
     """N_c - ceil(sum max U / T_mem) go (erratum E36): 4 x 0.2 / 0.8 = 1 stays."""
-    calm, literal = [outlook(f"i-{n}", 0.2) for n in range(4)], ScalerParams(literal_windows=True)
-    _, state = scale(4, 7, tokens(3500, 100), MU, [], ScalerState())
-    target, state = scale(4, 7, tokens(3500, 100), MU, calm, state, literal)
+    calm = [outlook(f"i-{n}", 0.2) for n in range(4)]
+    _, state = scale(4, 7, tokens(900, 100), MU, [], ScalerState())
+    state = replace(state, num_planned=4)  # three were added within the window
+    target, after = scale(4, 7, tokens(900, 100), MU, calm, state)
     assert target.num_wanted == 1
-    target, state = scale(4, 7, tokens(3500, 100), MU, calm[:2], state, literal)
+    target, _ = scale(4, 7, tokens(900, 100), MU, calm[:2], after)
     assert target.num_wanted == 1, "not undone, not done again"
     warm = [*calm[:3], outlook("i-3", 0.31)]
-    _, fresh = scale(4, 8, tokens(3500, 100), MU, [], state)
-    assert scale(4, 8, tokens(3500, 100), MU, warm, fresh, literal)[0].num_wanted == 4, "all must be below 30 %"
+    assert scale(4, 7, tokens(900, 100), MU, warm, state)[0].num_wanted == 4, "all must be below 30 %"
 
 
 def test_what_the_next_window_would_start_again_does_not_go():
-    """The plan is for two: of four that are calm two go, unless read literally."""
+    """The plan is for two: of four that are calm two go."""
     calm = [outlook(f"i-{n}", 0.1) for n in range(4)]
     _, state = scale(4, 7, tokens(1500, 100), MU, [], ScalerState())
     state = replace(state, num_planned=4)  # two were added within the window
     assert scale(4, 7, tokens(1500, 100), MU, calm, state)[0].num_wanted == 2
-    assert scale(4, 7, tokens(1500, 100), MU, calm, state, ScalerParams(literal_windows=True))[0].num_wanted == 1
 
 
 def test_a_new_window_takes_nobody_away_while_somebody_is_too_full():
@@ -180,8 +179,6 @@ def test_a_new_window_takes_nobody_away_while_somebody_is_too_full():
     assert target.num_wanted == 4, "it was, a moment ago"
     target, _ = scale(4, 9, tokens(1500, 100), MU, [outlook("i-1")], after, now_s=41.0)
     assert target.num_wanted == 2
-    literal = ScalerParams(literal_windows=True)
-    assert scale(3, 8, tokens(1500, 100), MU, hot, state, literal, now_s=10.0)[0].num_wanted == 2
 
 
 def test_without_a_prediction_it_says_so():

@@ -47,7 +47,6 @@ def test_the_season_is_the_mean_of_the_same_window_on_past_days():
     loads = [1, 10, 2, 20, 3, 30]  # two windows a day
     assert season(loads, 6, 2) == 2.0
     assert season(loads, 7, 2) == 20.0
-    assert season(loads, 6, 2, num_days=2) == 2.5
     assert season(loads, 1, 2) is None
 
 

@@ -10,10 +10,10 @@ from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
-from services.console.forecasts import read_page
-from services.predictor.app import make
-from services.predictor.metrics import ForecastCollector
-from services.predictor.settings import PredictorSettings
+from glowplug.services.console.asked import read_page
+from glowplug.services.predictor.app import make
+from glowplug.services.predictor.metrics import ForecastCollector
+from glowplug.services.predictor.settings import PredictorSettings
 from tests.fleet_builder import load_report
 
 

@@ -17,12 +17,12 @@ from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.model import WeightsRef
 from glowplug.events.facts import WeightsFetched
+from glowplug.services.prefetcher.fetcher import Fetcher
+from glowplug.services.prefetcher.metrics import PrefetcherMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights import disk
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.region import Region, region_digest
-from services.prefetcher.fetcher import Fetcher
-from services.prefetcher.metrics import PrefetcherMetrics
 from tests.small_disk import small_disk
 from tests.unit.controllers.prefetcher.test_prefetcher import fetch
 from tests.waiting import WAIT_S

@@ -6,12 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from glowplug.controllers.router.messages import TextRead
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.prediction.length_model import Length
 from glowplug.policies.prediction.length_text import Turn
-from services.router.conversation import NUM_TURNS, open_lengths, text_tokens, turns_of
-from services.router.request_body import read_body, readers
+from glowplug.services.router.conversation import (
+    LATE_AT_ONCE,
+    NUM_TURNS,
+    TEACH_EVERY,
+    TEACH_FIRST,
+    TextReader,
+    open_lengths,
+    text_tokens,
+    turns_of,
+)
+from glowplug.services.router.request_body import read_body, readers
 
-READERS = readers(())
+READERS = readers()
 
 
 def turns(path: bytes, **body: object) -> list[Turn]:
@@ -49,8 +60,6 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 ODD = {
     "nothing": [{"role": "user", "content": ""}],
-    "null": [{"role": "user", "content": None}],
-    "no pieces": [{"role": "user", "content": []}],
     "a picture": [{"role": "user", "content": [PICTURE]}],
     "a picture and a text": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, PICTURE]}],
     "emoji": [{"role": "user", "content": "\U0001f3f3\ufe0f\u200d\U0001f308" * 100}],
@@ -81,9 +90,12 @@ def test_a_prompt_of_100_000_characters_takes_milliseconds(text: str) -> None:
     content = text * (100_000 // len(text))
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
     asked = read_body(CHAT, body, READERS)
-    began = time.thread_time()
-    assert text_tokens(asked, lengths) >= 1
-    assert time.thread_time() - began < 0.05, "its work grows with the length of the text"
+    took_s = []
+    for _ in range(5):  # a collection of garbage may fall into one
+        began = time.thread_time()
+        assert text_tokens(asked, lengths) >= 1
+        took_s.append(time.thread_time() - began)
+    assert min(took_s) < 0.05, "its work grows with the length of the text"
 
 
 def test_the_setting_names_a_file_or_none(tmp_path: Path) -> None:
@@ -94,3 +106,63 @@ def test_the_setting_names_a_file_or_none(tmp_path: Path) -> None:
     assert text_tokens(asked, lengths) > 10
     with pytest.raises(BadRequest, match=r"other\.npz"):
         open_lengths(str(tmp_path / "other.npz"))
+
+
+class Table:
+    """What the reader is notified of."""
+
+    def __init__(self) -> None:
+        self.took: list[TextRead] = []
+
+    def take(self, stimulus: TextRead) -> None:
+        self.took.append(stimulus)
+
+
+class Sent:
+    def __init__(self, ticket: int) -> None:
+        self.ticket, self.unread = ticket, None
+
+
+class Lengths:
+    """Answers are as long as their texts, and it counts how many it was asked for."""
+
+    num_read = 0
+
+    def of(self, turns: object) -> Length:
+        self.num_read += 1
+        return Length(7, 1, 20)
+
+
+def asked() -> object:
+    return read_body(CHAT, json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode(), READERS)
+
+
+def test_a_text_is_read_before_a_choice_and_not_again() -> None:
+    lengths = Lengths()
+    assert TextReader(lengths, Table()).before(asked()) == 7
+    assert lengths.num_read == 1
+
+
+def test_without_a_choice_a_models_first_texts_are_read_and_then_few_and_these_teach() -> None:
+    table, lengths = Table(), Lengths()
+    reader, sent = TextReader(lengths, table), [Sent(ticket) for ticket in range(1, TEACH_FIRST + 2 * TEACH_EVERY + 1)]
+    for one in sent:
+        reader.later(one, asked(), "m")
+    read = [*range(1, TEACH_FIRST + 1), TEACH_FIRST + TEACH_EVERY, TEACH_FIRST + 2 * TEACH_EVERY]
+    assert table.took == [TextRead(ticket, 7, True) for ticket in read]
+    assert [one.ticket for one in sent if one.unread is None] == read
+    other = Sent(1000)
+    reader.later(other, asked(), "another")
+    assert other.unread is None
+
+
+def test_those_that_run_for_long_are_read_for_the_reports_once_and_teach_nothing() -> None:
+    table = Table()
+    reader, sent = TextReader(Lengths(), table), [Sent(ticket) for ticket in range(1, LATE_AT_ONCE + 6)]
+    for one in sent:
+        one.unread = asked()
+    reader.late(sent)
+    assert table.took == [TextRead(one.ticket, 7, False) for one in sent[:LATE_AT_ONCE]]
+    reader.late(sent)
+    reader.late(sent)
+    assert table.took == [TextRead(one.ticket, 7, False) for one in sent]

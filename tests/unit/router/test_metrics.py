@@ -10,8 +10,8 @@ from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import ClientLeft, RequestArrived
 from glowplug.controllers.router.queue import ModelQueue
 from glowplug.domain.model import Slo
+from glowplug.services.router.metrics import Count, RouterMetrics, SloCounts
 from glowplug.telemetry.metrics import LabelCap
-from services.router.metrics import Count, RouterMetrics, SloCounts
 from tests.contract.data_port_rig import a_model
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.1)

@@ -8,8 +8,8 @@ from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.effects import Publish
 from glowplug.events import Event
 from glowplug.events.facts import RequestRejected
-from services.router.metrics import RouterMetrics
-from services.router.reports import Outbox
+from glowplug.services.router.metrics import RouterMetrics
+from glowplug.services.router.reports import Outbox
 
 
 class RefusingBus(MemoryBus):

@@ -7,7 +7,8 @@ import pytest
 
 from glowplug.domain.errors import BadRequest
 from glowplug.engines.drivers import api_of
-from services.router.request_body import NotSupported, check_model, read_body, readers, sizes
+from glowplug.services.router.emptiness import lone_surrogate
+from glowplug.services.router.request_body import NotSupported, check_model, read_body, readers, sizes, unknown_fields
 from tests.contract.data_port_rig import a_model
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE = (
@@ -38,7 +39,6 @@ def read(path: bytes, fields: dict[str, Any]) -> Any:
         (CHAT, {"messages": [{"role": "user", "content": "x" * 80}], "max_tokens": 7}, (20, 7)),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 80}], "max_completion_tokens": 9}, (20, 9)),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": None}]}, (10, 0)),
-        (CHAT, {"messages": []}, (0, 0)),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 3}, (10, 3)),
         (COMPLETION, {"prompt": [1, 22, 333]}, (3, 0)),
         (EMBEDDING, {"input": "x" * 40}, (10, 1)),
@@ -97,7 +97,7 @@ NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
         ({str(i): 100 for i in range(1024)}, {"5": -100}),
         ({str(i): 1 for i in range(1025)}, {"5": 101}, {"5": -101}, {"word": 1}, [[5, 1]]),
     ),
-    (CHAT, "messages", ([], [USER] * 2048), ([USER] * 2049,)),
+    (CHAT, "messages", ([USER] * 2048,), ([], [USER] * 2049)),
     (
         CHAT,
         "tools",
@@ -111,7 +111,7 @@ NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
     (EMBEDDING, "input", (["a"] * 2048, [1] * 5000), ([], ["a"] * 2049, [[1]] * 2049)),
     (EMBEDDING, "encoding_format", ("float", "base64"), ("x",)),
     (EMBEDDING, "dimensions", (1,), (0,)),
-    (RESPONSE, "input", ([], [{}] * 2048), ([{}] * 2049, [5])),
+    (RESPONSE, "input", ([{}] * 2048,), ([{}] * 2049, [5])),
     (RESPONSE, "tools", ([{"type": "web_search"}],), ([{"x": 1}], [{"type": "function"}])),
     (RESPONSE, "text", ({"format": {"type": "text"}},), (5, {"format": {"type": "json_schema", "schema": 5}})),
 ]
@@ -125,33 +125,103 @@ def test_every_field_has_its_bounds(path: bytes, field: str, right: tuple[Any, .
         with pytest.raises(BadRequest) as refused:
             read(path, {field: value})
         assert (refused.value.param or "").startswith(field), value
-        assert refused.value.message.startswith(field), value
+        assert refused.value.message.startswith((field, f"Invalid '{field}")), value
 
 
-PRIVATE = [  # what llama.cpp's and vLLM's servers read besides; with the first two a client would pass by our bounds
-    *("n_probs", "n_predict", "n_cmpl", "n_keep", "n_discard", "n_indent", "n_cache_reuse", "id_slot", "lora"),
-    *("grammar", "grammar_lazy", "grammar_triggers", "json_schema", "samplers", "response_fields", "t_max_predict_ms"),
-    *("mirostat", "min_keep", "return_tokens", "return_progress", "verbose", "post_sampling_probs", "chat_parser"),
-    *("chat_format", "preserved_tokens", "sse_ping_interval", "reasoning_control", "speculative.n_max", "cache"),
-    *("prompt_logprobs", "use_beam_search", "priority", "kv_transfer_params", "vllm_xargs", "request_id", "best_off"),
+GREEDY: list[dict[str, Any]] = [  # engines' own fields, with which a client would pass by our bounds
+    *({"n_probs": 49_152}, {"n_cmpl": 1000}, {"prompt_logprobs": -1}, {"n_predict": 2**40}),
+    *({"grammar": "x" * 20_000}, {"guided_regex": "x" * 20_000}, {"json_schema": {"enum": ["x" * 20_000]}}),
+    {"structured_outputs": {"choice": ["x" * 20_000]}},
 ]
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("field", PRIVATE)
-def test_private_names_of_engines_are_refused(path: bytes, field: str) -> None:
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("fields", GREEDY)
+def test_fields_of_engines_have_bounds(path: bytes, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as refused:
-        read(path, {field: 1})
-    assert refused.value.param == field
+        read(path, fields)
+    assert refused.value.param == next(iter(fields))
 
 
-def test_a_setting_lets_a_field_through_and_no_other() -> None:
-    passing = readers(("n_probs", "speculative.n_max", "model"))
-    body = CHAT_BODY | {"n_probs": 5, "speculative.n_max": 3}
-    assert read_body(CHAT, json.dumps(body).encode(), passing).model == "m"
-    for refused in ({"n_predict": 1}, {"passed_0": 1}, {"top_logprobs": 21}):
-        with pytest.raises(BadRequest):
-            read_body(CHAT, json.dumps(body | refused).encode(), passing)
+@pytest.mark.parametrize("path", BODIES)
+def test_a_field_that_is_not_known_is_named_and_the_known_ones_are_still_checked(path: bytes) -> None:
+    reader = readers()[path]
+    body = json.dumps(BODIES[path] | {"of_next_month": {"model": 1}, "\u00e4\n:": 2}).encode()
+    asked = read_body(path, body)
+    assert asked.model == "m" and not reader.is_whole(asked)
+    assert unknown_fields(reader, body) == b"x-glowplug-unknown-fields: of_next_month, ???\r\n"
+    assert reader.is_whole(read(path, {}))
+    with pytest.raises(BadRequest, match="stream"):
+        read(path, {"of_next_month": 1, "stream": 7})
+    with pytest.raises(BadRequest, match="of_next_month: 262147 bytes"):
+        read(path, {"of_next_month": "x" * (256 * 1024 + 1)})
+
+
+def test_what_openai_asks_for_is_said() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(BadRequest, match='which is "function" in OpenAI'):
+        read(CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]})
+    with pytest.raises(BadRequest, match="takes at most 4"):
+        read(CHAT, {"stop": ["a"] * 5})
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_setting_refuses_what_is_not_known(path: bytes) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_body(path, json.dumps(BODIES[path] | {"of_next_month": 1}).encode(), readers(strict=True))
+    assert refused.value.param == "of_next_month"
+
+
+NOTHING_SAID: list[tuple[bytes, dict[str, Any], str, str]] = [
+    (CHAT, {"messages": []}, "messages", "empty_array"),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "bad_request"),
+    (CHAT, {"messages": [USER, {"role": "tool", "tool_call_id": "1"}]}, "messages[1].content", "bad_request"),
+    (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty_array"),
+    (CHAT, {"stop": ""}, "stop", "bad_request"),
+    (CHAT, {"stop": ["", "zz"]}, "stop[0]", "bad_request"),
+    (COMPLETION, {"stop": [""]}, "stop[0]", "bad_request"),
+    (COMPLETION, {"prompt": []}, "prompt", "empty_array"),
+    (COMPLETION, {"prompt": [[1], []]}, "prompt[1]", "empty_array"),
+    (EMBEDDING, {"input": ""}, "input", "bad_request"),
+    (EMBEDDING, {"input": ["a", ""]}, "input[1]", "bad_request"),
+    (EMBEDDING, {"input": []}, "input", "empty_array"),
+    (RESPONSE, {"input": ""}, "input", "missing_required_parameter"),
+    (RESPONSE, {"input": []}, "input", "missing_required_parameter"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "code"), NOTHING_SAID)
+def test_a_request_that_says_nothing_is_refused(path: bytes, fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(path, fields)
+    assert (refused.value.param, refused.value.code) == (param, code)
+
+
+def test_what_may_be_empty_is_taken() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = read(CHAT, {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]})
+    assert called.messages[1].tool_calls[0].function.name == "f"
+    assert read(CHAT, {"messages": [{"role": "user", "content": ""}]}).messages[0].content == ""
+    assert read(COMPLETION, {"prompt": ""}).prompt == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "shown", "at"),
+    [
+        (b'{"a":"\\ud83d"}', "\\ud83d", 6),
+        (b'{"a":"\\ud83d\\u0041"}', "\\ud83d", 6),
+        (b'{"a":"\\ud83d\\ude00 \\udc00"}', "\\udc00", 19),
+        (b'{"a":"\\\\ud83d","b":"\\uDFFF"}', "\\uDFFF", 20),
+        (b'{"a":"\xed\xa0\xbd"}', "U+D83D", 6),
+    ],
+)
+def test_half_a_character_is_named_with_its_place(body: bytes, shown: str, at: int) -> None:
+    assert f"`{shown}` at byte {at} is a surrogate" in lone_surrogate(body)
+
+
+@pytest.mark.parametrize("body", [b'{"a":"\\ud83d\\ude00"}', b'{"a":"\\\\ud83d"}', b'{"a":1,}', b"\xff"])
+def test_whole_characters_are_no_halves(body: bytes) -> None:
+    assert lone_surrogate(body) == ""
 
 
 @pytest.mark.parametrize(
@@ -164,7 +234,8 @@ def test_of_a_name_given_twice_each_value_is_held_against_its_bound(twice: bytes
 
 
 def test_of_a_model_given_twice_the_last_counts_as_it_does_for_engines() -> None:
-    assert read_body(CHAT, b'{"model":"a","messages":[],"model":"b"}').model == "b"
+    rest = json.dumps(USER).encode()
+    assert read_body(CHAT, b'{"model":"a","messages":[' + rest + b'],"model":"b"}').model == "b"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from glowplug.engines.apis import CHAT, EngineApi
-from services.router import resumption
-from services.router.continuation import NotContinuable
-from services.router.http_request import HttpRequest
-from services.router.resumption import Resumption
+from glowplug.services.router import resumption
+from glowplug.services.router.continuation import NotContinuable
+from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.resumption import Resumption
 from tests.contract.continuation_rig import a_real_model, asked_of, sse
 
 API = EngineApi(continues=frozenset((CHAT,)))

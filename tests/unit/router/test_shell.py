@@ -1,5 +1,6 @@
 """The copy of the tables that a router starts from when the store is down, and what its shell makes of it."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,25 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.effects import Tick
 from glowplug.controllers.router.controller import RouterController
+from glowplug.domain.access import Tenant
 from glowplug.events.envelope import to_json
+from glowplug.events.facts import KeyChanged
 from glowplug.fleet.tables import Fleet
 from glowplug.runtime.service import World
+from glowplug.services.router.api_errors import ApiError
+from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.keys import KeyRing
+from glowplug.services.router.request_table import RequestTable
+from glowplug.services.router.settings import RouterSettings
+from glowplug.services.router.shell import KeysCopy, RouterShell, TablesCopy
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
-from services.router.exchange import Exchange
-from services.router.request_table import RequestTable
-from services.router.settings import RouterSettings
-from services.router.shell import RouterShell, TablesCopy
+from tests import fleet_builder
 from tests.contract.data_port_rig import a_model, an_instance
+from tests.contract.keys_rig import KEY, a_key, secret_of, tell
 
 
 def filled() -> Fleet:
@@ -90,3 +98,98 @@ async def test_what_the_copy_has_and_the_store_has_not_is_dropped_at_its_first_r
     store.tables.clear()
     assert await shell._resync()
     assert set(table.controller.fleet.instances) == {"i-1"} and set(table.controller.fleet.models) == {"m"}
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def a_shell(tmp_path: Path, store: Any) -> tuple[RouterShell, RequestTable[Exchange]]:
+    settings = RouterSettings(service_id="router-1", state_dir=tmp_path)
+    table = RequestTable[Exchange](RouterController())
+    bus: Any = MemoryBus()
+    metrics = ShellMetrics("router", CollectorRegistry())
+    world = World(settings, "router", bus, store, Tracing("router", "router-1"), metrics)
+    return RouterShell(world, settings, table), table
+
+
+def opens(table: RequestTable[Exchange], key_id: str = KEY) -> bool:
+    try:
+        return bool(table.keys.find(secret_of(key_id).encode()))
+    except ApiError:
+        return False
+
+
+async def test_keys_come_by_table_and_fact_and_stay_without_store_and_bus(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await store.put("models", "m", to_json(a_model()))
+    await store.put("tenants", "acme", to_json(Tenant(name="acme")))
+    await store.put("keys", KEY, to_json(a_key()))
+    shell, table = a_shell(tmp_path, store)
+    assert not opens(table) and await shell._resync() and opens(table)
+    await shell._handle(fleet_builder.an_event(KeyChanged(api_key=a_key("bbbbbbb2"))))
+    revoked = a_key(revision=1, revoked_at=1.0)
+    await shell._handle(fleet_builder.an_event(KeyChanged(api_key=revoked)))  # the store has not taken it
+    await shell._handle(Tick())
+    path = tmp_path / "router-1" / "keys.json"
+    assert path.stat().st_mode & 0o077 == 0 and secret_of() not in path.read_text()
+    shell, table = a_shell(tmp_path, MemoryStore())
+    shell.take_copy()
+    assert (opens(table), opens(table, "bbbbbbb2")) == (False, True)
+    shell, table = a_shell(tmp_path, store)
+    shell.take_copy()
+    assert await shell._resync() and not opens(table), "the store's older row"
+
+
+async def test_a_copy_of_the_keys_is_written_when_they_change_only(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    copy, ring = KeysCopy(path), KeyRing()
+    copy.write(ring, 10.0)
+    assert not path.exists()
+    tell(ring, a_key())
+    copy.write(ring, 10.0)
+    path.unlink()
+    copy.write(ring, 20.0)
+    assert not path.exists()
+    tell(ring, a_key("bbbbbbb2"))
+    copy.write(ring, 10.5)
+    assert not path.exists(), "within KEYS_EVERY_S"
+    copy.write(ring, 11.5)
+    again = KeyRing()
+    KeysCopy(path).read(again)
+    assert set(again.rows) == {KEY, "bbbbbbb2"} and again.asks_for_key
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"{}", b'{"had_keys": true, "keys": [{}], "tenants": []}'])
+async def test_a_broken_copy_of_the_keys_closes_the_port_until_the_store_is_read(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "router-1").mkdir()
+    (tmp_path / "router-1" / "keys.json").write_bytes(raw)
+    store = MemoryStore()
+    shell, table = a_shell(tmp_path, store)
+    shell.take_copy()
+    assert table.keys.asks_for_key
+    assert await shell._resync() and not table.keys.asks_for_key
+    await store.put("keys", KEY, b'{"key_id": 1}')
+    shell, table = a_shell(tmp_path, store)
+    assert await shell._resync() and table.keys.asks_for_key and not opens(table)
+
+
+async def test_reading_many_keys_takes_a_small_part_of_the_time(tmp_path: Path) -> None:
+    class Slow(MemoryStore):
+        num_loads = 0
+
+        async def load(self, table: str) -> dict[str, bytes]:
+            if table == "keys":
+                self.num_loads += 1
+                await asyncio.sleep(0.02)
+            return await super().load(table)
+
+    store = Slow()
+    shell, _ = a_shell(tmp_path, store)
+    for _ in range(3):
+        assert await shell._resync()
+    assert store.num_loads == 1
+    shell.bus.broker.down = True  # type: ignore[attr-defined]
+    for num_loads in (2, 3):
+        assert await shell._resync() and store.num_loads == num_loads, "without the bus no fact comes"
+    shell.bus.broker.down = False  # type: ignore[attr-defined]
+    assert await shell._resync() and await shell._resync() and store.num_loads == 4

@@ -2,8 +2,8 @@
 
 import pytest
 
+from glowplug.services.router import tracing
 from glowplug.telemetry.tracing import parse_traceparent
-from services.router import tracing
 
 GOOD = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

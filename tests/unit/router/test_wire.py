@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.wire import asking_for_ids, before_failure, count_tokens
+from glowplug.services.router.wire import asking_for_ids, before_failure, count_tokens
 
 BEGIN = b'{"message":{"usage":{"cache_read_input_tokens":30,"input_tokens":1,"output_tokens":0}}}'
 BOTH = b'{"timings":{"prompt_n":1,"predicted_n":2},"usage":{"prompt_tokens":24,"completion_tokens":8}}'

@@ -1,6 +1,8 @@
 """A service's modules are imported with the collector off, and run with it on."""
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,13 @@ def test_a_service_is_imported_without_the_collector_and_runs_with_it(
     import a_service_of_a_test as made
 
     assert not made.WHILE_IMPORTED and made.seen == [True]
+
+
+@pytest.mark.parametrize("service", ["placer", "predictor", "router"])
+def test_a_service_imports_no_command_line_no_exporter_and_no_numpy(service: str) -> None:
+    """A fleet starts a dozen processes at once, each on a share of a core."""
+    code = f"import sys, glowplug.services.{service}.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    late = {"httpx", "requests", "rich", "typer", "numpy", "yaml", "opentelemetry.exporter", "glowplug.simulator"}
+    assert not late & set(done.stdout.split())
+    assert "glowplug.policies.scaling.union" not in done.stdout.split(), "the autoscaler's alone"

@@ -15,6 +15,7 @@ from glowplug.runtime import model_files
 from glowplug.weights.files import NoAnswer
 from glowplug.weights.measure import measured
 from glowplug.weights.source import SourceFile, SourceInfo, local_path
+from tests.split_gguf import write_split
 
 GOOD = """
 name: Tiny Chat
@@ -81,6 +82,25 @@ def test_declared_bytes_are_held_against_a_file_that_can_be_read(tmp_path):
         assert found.value.param == "weights.num_bytes"
 
 
+def test_a_split_file_is_counted_whole_and_a_part_that_is_missing_is_named(tmp_path):
+    sample = sample_weights_path().read_bytes()
+    paths = write_split(sample, tmp_path, 3)
+    text = "name: a\nengine: llamacpp\nkv_bytes: 64MiB\ncontext_tokens: 1024\nmax_concurrency: 8\n"
+    text += "weights: w-0000%d-of-00003.gguf\n"
+    (model,) = model_files.load(write(tmp_path, text % 1))
+    assert model.weights_bytes == len(sample)
+    assert model.max_concurrency == 2, "its KV cache holds no more: the metadata are those of the whole"
+    with pytest.raises(InvalidModelFile, match=r"it is part 2 of 3; name the first one, w-00001-of-00003\.gguf"):
+        model_files.load(write(tmp_path, text % 2))
+    paths[2].write_bytes(paths[1].read_bytes())
+    with pytest.raises(InvalidModelFile, match="part 3 of 3 says that it is 2 of 3") as found:
+        model_files.load(write(tmp_path, text % 1))
+    assert found.value.param == "weights"
+    paths[2].unlink()
+    with pytest.raises(InvalidModelFile, match=r"there is no w-00003-of-00003\.gguf beside it"):
+        model_files.load(write(tmp_path, text % 1))
+
+
 def test_hidden_files_of_a_directory_do_not_count(tmp_path):
     (tmp_path / "repo" / ".cache").mkdir(parents=True)
     (tmp_path / "repo" / ".cache" / "lock").write_bytes(b"x" * 50)
@@ -130,10 +150,10 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (GOOD + "---" + GOOD, "twice"),
         (GOOD + "engine_args: {profil: x}\n", "engine_args.profil is not known to the emulated engine .did you mean"),
         (GOOD + "engine_args: {launch_s: .inf}\n", "engine_args.launch_s cannot be Infinity; allowed is a number from"),
-        (GOOD + "engine_args: {faults: {hang: 2}}\n", "engine_args.faults cannot be .* .hang: bool expected"),
+        (GOOD + "engine_args: {faults: {hang: 2}}\n", "engine_args.faults cannot be .* .hang: Expected `bool`"),
         (
             LLAMACPP + "engine_args: {n_thread: 2}\n",
-            "engine_args.n_thread .* allowed are chat_template, embeddings, mmproj, n_batch",
+            "engine_args.n_thread .* allowed are cache_type_k, cache_type_v, chat_template, draft",
         ),
         (LLAMACPP + "engine_args: {chat_template: chatml}\n", "not the text of a Jinja template"),
         (LLAMACPP + "engine_args: {mmproj: 7}\n", "engine_args.mmproj cannot be 7; allowed is a text of at most"),
@@ -281,3 +301,18 @@ def test_the_published_schema_is_current_and_accepts_what_the_loader_accepts():
     jsonschema.validate({"name": "a", "engine": "vllm", "weights": "x", "kv_bytes": "1GiB"}, published)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"name": "a", "engine": "vllm", "colour": "red"}, published)
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "asked", "runs"),
+    [("140MiB", 8, 6), ("140MiB", 4, 4), ("24MiB", 2, 1), ("0", 8, 8)],  # 22.5 MiB hold 1024 tokens of SmolLM2-135M
+)
+def test_an_instance_runs_as_many_at_once_as_its_kv_cache_holds_and_deploying_says_so(
+    kv_bytes: str, asked: int, runs: int
+) -> None:
+    data = {"name": "a", "engine": "llamacpp", "weights": "sample:smollm2", "kv_bytes": kv_bytes}
+    model = model_files.parse({**data, "context_tokens": 1024, "max_concurrency": asked}, "REST")
+    assert model.max_concurrency == runs
+    said = model_files.fewer_slots(asked, model)
+    assert (f"runs {runs} at once, not {asked}" in said) is (runs < asked)
+    assert bool(said) is (runs < asked)

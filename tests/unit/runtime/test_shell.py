@@ -397,3 +397,33 @@ async def test_an_essential_part_that_is_over_or_cancelled_stops_nothing() -> No
     await asyncio.wait([cancelled])
     await asyncio.sleep(0)
     assert not stopping.is_set()
+
+
+async def test_a_quiet_shell_ticks_when_something_comes_and_is_slow_otherwise(stage: Stage) -> None:
+    quiet = [True]
+    shell = Shell(
+        "placer",
+        "placer-1",
+        stage.controller,
+        stage.bus,
+        stage.store,
+        stage.tracing,
+        ShellMetrics("placer", CollectorRegistry()),
+        reads=Reads(service="placer", tables={}),
+        tick_s=0.005,
+        quiet_tick_s=3600.0,
+        is_quiet=lambda: quiet[0],
+    )
+    await shell.start()
+    try:
+        await shell.ask("one")
+        await until(lambda: stage.controller.told.count(Tick()) == 1)
+        await shell.ask("other")
+        await until(lambda: stage.controller.told.count(Tick()) == 2)
+        await asyncio.sleep(0.05)
+        assert stage.controller.told == ["one", Tick(), "other", Tick()]  # an hour would pass before the next
+        quiet[0] = False
+        await shell.ask("last")
+        await until(lambda: stage.controller.told.count(Tick()) > 4)
+    finally:
+        await shell.stop()

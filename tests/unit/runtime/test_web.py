@@ -134,6 +134,17 @@ def test_what_a_form_can_send_changes_nothing(kind: str) -> None:
     assert refusal("GET", content_type=kind) is None
 
 
+def test_a_form_with_a_file_is_read_where_it_belongs_and_from_pages_that_are_let_in() -> None:
+    def answer(kind: str, origin: str) -> GlowplugError | None:
+        given = {"content-type": kind, "origin": origin}
+        rules = WebRules(origins=parse_origins("https://app.example"))
+        return rules.refusal("POST", ["localhost"], given.get, only_json=False, reads_forms=True)
+
+    form = "multipart/form-data; boundary=x"
+    assert answer(form, "https://app.example") is None
+    assert answer("text/plain", "https://app.example") and answer(form, "http://localhost:3000")
+
+
 def test_every_host_header_counts() -> None:
     error = refusal(hosts=("localhost", "evil.example"))
     assert error is not None and (error.status, error.code) == (421, "host_not_allowed")

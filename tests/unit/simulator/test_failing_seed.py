@@ -19,11 +19,13 @@ def test_without_a_seed_the_command_is_the_test_alone(request: pytest.FixtureReq
 
 def test_half_of_the_seeds_stay_and_half_follow_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    found = seeds()
-    assert found[:EACH] == tuple(range(EACH)) and len(set(found)) == 2 * EACH
-    assert seeds() == found and seeds(1) == (0, found[EACH])
+    first, *others = seeds()
+    assert seeds() == [first, *others] and seeds(1) == [first, others[0]] and first == 0
+    found = {first, *(one.values[0] for one in others)}
+    assert {*range(EACH)} < found and len(found) == 2 * EACH
+    assert [[mark.name for mark in one.marks] for one in others] == [["long"]] * len(others)
     monkeypatch.setenv(VARIABLE, "5,7..9")
-    assert seeds() == (5, 7, 8, 9)
+    assert seeds() == [5, 7, 8, 9]
 
 
 def test_seeds_are_read() -> None:

@@ -33,7 +33,6 @@ STREAMS = {
     "conversation": lambda seed: chat(seed, 5.0, 900.0),
     "code": lambda seed: code(seed, 5.0, 900.0),
     "fleet": lambda seed: generator.fleet(seed, 40, 5.0, 900.0),
-    "functions": lambda seed: generator.functions(seed, 40, 5.0, 900.0, cv=4.0),
 }
 
 
@@ -54,7 +53,6 @@ def test_a_seed_is_a_trace_and_every_model_says_that_it_is_generated(name):
         (lambda: code(1, 1.0, -1.0), "seconds"),
         (lambda: generator.fleet(1, 0, 1.0, 10.0), "num_models"),
         (lambda: generator.fleet(1, 3, 1.0, 10.0, names=("a",)), "names"),
-        (lambda: generator.functions(1, 3, 1.0, 10.0, drop_above=0.0), "num_functions"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_field(wrong, field):
@@ -66,7 +64,7 @@ def test_what_cannot_be_is_refused_with_its_field(wrong, field):
 def test_renewals_follow_the_rate_and_begin_without_a_burst(cv):
     """Half as many where the rate is half; over many runs the first second brings what any other does."""
     spans = [Span(0.0, 50.0, 8.0), Span(50.0, 50.0, 0.0), Span(100.0, 100.0, 4.0)]
-    runs = [list(renewal(spans, cv, Random(seed))) for seed in range(400)]
+    runs = [list(renewal(spans, cv, Random(seed))) for seed in range(200)]
     assert fmean(sum(t < 50 for t in run) for run in runs) == pytest.approx(400, rel=0.05)
     assert fmean(sum(t >= 100 for t in run) for run in runs) == pytest.approx(400, rel=0.05)
     assert not any(50 < t < 100 for run in runs for t in run)
@@ -81,7 +79,7 @@ def test_gaps_have_the_coefficient_asked_for():
 
 def test_a_rate_is_the_mean_over_the_time_asked_for():
     for start_s in (0.0, 5 * DAY_S):
-        num = fmean(len(list(chat(seed, 4.0, 6 * HOUR_S, start_s=start_s))) / (6 * HOUR_S) for seed in range(3))
+        num = fmean(len(list(chat(seed, 4.0, 3 * HOUR_S, start_s=start_s))) / (3 * HOUR_S) for seed in range(2))
         assert num == pytest.approx(4.0, rel=0.05), start_s
 
 
@@ -106,19 +104,8 @@ def test_popularity_of_a_fleet_spans_five_orders_and_the_tail_is_idle():
 
 
 def test_a_fleet_brings_its_rate_in_the_long_run():
-    rates = [len(list(generator.fleet(seed, 60, 1.0, 2 * DAY_S))) / (2 * DAY_S) for seed in range(3)]
+    rates = [len(list(generator.fleet(seed, 60, 1.0, DAY_S))) / DAY_S for seed in range(3)]
     assert fmean(rates) == pytest.approx(1.0, rel=0.35)
-
-
-def test_functions_are_as_popular_as_was_published():
-    """Of many functions at the published scale 45 % come to an hour's call or less, 81 % to a minute's."""
-    num = 2000
-    rates = Counter(a.model for a in generator.functions(3, num, 40.0, HOUR_S))
-    per_hour = sorted((rates.get(f"generated-function-{n:04d}", 0) for n in range(num)), reverse=True)
-    assert per_hour[0] > 1000 * per_hour[num // 4] >= 0
-    assert len(rates) < num / 2
-    capped = Counter(a.model for a in generator.functions(3, num, 40.0, HOUR_S, drop_above=0.9))
-    assert max(capped.values()) < max(rates.values()) / 5
 
 
 # against the traces

@@ -1,5 +1,6 @@
 """What a simulation learns from a recorded fleet: its shape, its starts, its models' costs, its requests' pace."""
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
     numbers = read_recording(tmp_path / "r.jsonl").numbers()
     assert (numbers["total"]["num_arrived"], numbers["total"]["num_refused"]) == (11, 1)
     assert numbers["fleet"]["gpu_seconds"] == 5.0
+
+
+def test_a_packed_recording_reads_as_the_plain_one_and_a_cut_one_is_named(tmp_path: Path) -> None:
+    plain = recording(tmp_path, finished())
+    packed = tmp_path / "r.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_recording(packed).arrivals() == read_recording(plain).arrivals()
+    for damaged in (packed.read_bytes()[:-20], b"no gzip at all"):
+        packed.write_bytes(damaged)
+        with pytest.raises(ScenarioError, match=r"r\.jsonl\.gz: cannot be read as text"):
+            read_recording(packed)
 
 
 @pytest.mark.parametrize(("placed_by", "predicts"), [("union", "combined"), ("first_fit", "none")])
@@ -222,6 +234,12 @@ def test_a_command_takes_as_long_as_it_took(tmp_path: Path) -> None:
     assert scenario_of(read_recording(path))["params"]["bus_s"] == pytest.approx(0.02)
 
 
+def test_engines_that_slowed_each_other_are_not_slowed_again(tmp_path: Path) -> None:
+    """What a request took is in its pace, whatever else ran on the same cores."""
+    params = replay_of(tmp_path, *map(finished, range(10))).setup.params
+    assert not params.share_compute
+
+
 def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tmp_path: Path) -> None:
     """Engines that start by CPU: two at once on a node take twice as long."""
 
@@ -316,6 +334,32 @@ def test_requests_that_waited_for_others_tell_nothing_of_prefill() -> None:
     pairs = [request(50, arrived_at=1050.0 + 100 * n + late_s, **(late if late_s else {}))
              for n in range(8) for late_s in (0.0, 0.02)]  # fmt: skip
     assert Costs([*alone, *pairs], 256).tree["prefill_ms"] == pytest.approx([10, 0.5], rel=0.01)
+
+
+def test_a_cold_engine_that_was_sent_several_prompts_took_what_each_of_them_took() -> None:
+    """It reads one and then the others at once, usually in 0.25 s each time: here in 1 s and 5.9 s. What the first one
+    decoded meanwhile was held up by them, so its pace is not known."""
+    warm = [request(10 * n, ttft_s=0.25, prompt_tokens=100) for n in range(8)]
+    cold = [request(99, arrived_at=900.0, instance_id="i-2", cold=True, prompt_tokens=100, ttft_s=ttft_s, e2e_s=e2e_s)
+            for ttft_s, e2e_s in ((6.9, 7.1), (1.0, 7.0), (6.9, 7.1))]  # fmt: skip
+    costs = Costs([*warm, *cold], 256)
+    assert costs.tree["prefill_ms"] == pytest.approx([250, 0], abs=0.01)
+    assert costs.first_s("i-2") == pytest.approx(0.75)
+    assert [prompt for prompt, _ in costs.pace[:3]] == pytest.approx([23.6, 1.0, 23.6], abs=0.01)
+    assert costs.pace[1][1] == 1.0
+
+
+def test_a_prompt_that_waited_in_the_engine_is_not_charged_to_who_decoded_meanwhile() -> None:
+    """Of each pair the second was sent before the first one's first token and read after it, for 0.25 s. The replay
+    charges that by itself: the pace of the first one is that of its own tokens, 25 ms each."""
+    rows = [request(10 * n, arrived_at=1000.0 + 20 * n, ttft_s=0.25, e2e_s=0.5) for n in range(8)]
+    for n in range(8):
+        at_s = 1010.0 + 20 * n
+        rows.append(request(10, arrived_at=at_s, ttft_s=0.25, e2e_s=0.75, response_tokens=11))
+        rows.append(request(10, arrived_at=at_s + 0.1, ttft_s=0.4, e2e_s=0.65, response_tokens=11))
+    costs = Costs(rows, 256)
+    assert costs.tree["decode_ms"] == pytest.approx([25, 0], rel=0.02)
+    assert costs.pace == []
 
 
 def test_how_many_ran_at_once_is_a_mean_over_time() -> None:

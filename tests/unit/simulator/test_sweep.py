@@ -2,7 +2,6 @@
 
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from glowplug.simulator.sweep import (
     with_gpus,
 )
 from tests.unit.simulator.scenarios import TINY, write
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,8 @@ def test_a_ctrl_c_among_the_first_cases_ends_them_all(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_cases(todo, [None, None], 2)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-    until = time.monotonic() + 20
-    for worker in multiprocessing.active_children():
-        while worker.is_alive() and time.monotonic() < until:  # its executor waits for it too, and one of both is told
-            time.sleep(0.01)
-        assert not worker.is_alive(), "it was ended, and not waited for"
+    for worker in multiprocessing.active_children():  # its executor waits for it too, and one of both is told
+        wait_until("it ends", lambda worker=worker: not worker.is_alive(), every_s=0.01)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -1,7 +1,6 @@
 """Readers and samplers of workloads, on small pieces in each public format; expected lengths off as PreServe's are."""
 
 import gzip
-import json
 import math
 from collections import Counter
 from itertools import islice, pairwise
@@ -11,7 +10,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from glowplug.simulator.scenario.load import ScenarioError, load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (
@@ -24,9 +23,7 @@ from glowplug.simulator.workload.sampling import (
     renewal_times,
     with_errors,
 )
-from glowplug.simulator.workload.servegen import read_folder
 from glowplug.simulator.workload.tables import read_once
-from tests.unit.simulator.scenarios import write
 
 ONE_LENGTH = Lengths([(100, 20)])
 
@@ -67,10 +64,6 @@ FORMATS = {
         [(0.0, "model", 6758, 500), (3.0, "model", 7, 8)],
     ),
     "mooncake, flat": ("t_ms,prompt_tokens,response_tokens,hash_ids\n0,6758,500,0 1\n", [(0.0, "model", 6758, 500)]),
-    "functions 2021": (
-        "app,func,end_timestamp,duration\na,f,9.0,2.0\na,g,6.5,1.5\n",
-        [(0.0, "g", 100, 20), (2.0, "f", 100, 20)],
-    ),
 }
 
 
@@ -84,44 +77,18 @@ def test_a_format_is_told_by_its_header(tmp_path, name, packed):
     assert [a.at_s for a in got] == pytest.approx([w[0] for w in wanted])
 
 
-MINUTES = ",".join(str(n) for n in range(1, 1441))
-A_DAY = ",".join(["2", *["0"] * 1438, "1"])
 COUNTED = {  # text -> width of its bins, requests by model and bin
     "t_s,requests\n0,3\n10,0\n20,5\n": (10, {("model", 0): 3, ("model", 2): 5}),
     "t_s,model,requests\n0,a,2\n0,b,1\n60,a,4\n": (60, {("a", 0): 2, ("b", 0): 1, ("a", 1): 4}),
-    f"HashOwner,HashApp,HashFunction,Trigger,{MINUTES}\no,a,f,http,{A_DAY}\no,a,g,timer,{A_DAY}\n": (
-        60, {("f", 0): 2, ("f", 1439): 1},
-    ),
-    "model,client,t_s,requests,cv,dist,shape\nm,7,600,40,2.0,G,0.25\nm,8,0,30,1.0,W,0.9\nm,7,1200,1,1.0,G,1.0\n": (
-        600, {("m-7", 1): 40, ("m-8", 0): 30, ("m-7", 2): 1},
-    ),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("text", COUNTED, ids=["counts", "counts of models", "functions of a trigger", "ServeGen"])
+@pytest.mark.parametrize("text", COUNTED, ids=["counts", "counts of models"])
 def test_counted_rows_become_requests_inside_their_bins(tmp_path, text):
     width_s, wanted = COUNTED[text]
-    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH, trigger="http", chance=Random(1))))
+    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH, chance=Random(1))))
     assert Counter((a.model, int(a.at_s // width_s)) for a in got) == wanted
     assert got == sorted(got, key=lambda a: a.at_s)
-
-
-def test_servegen_as_published(tmp_path):
-    folder = tmp_path / "m-small"
-    folder.mkdir()
-    (folder / "chunk-3-trace.csv").write_text("0,0.05,2.0,Gamma,0.25,80\n600,0,0,,0,0\n1200,0.01,1.0,Weibull,1.0,100\n")
-    lengths = {"0": {"input_tokens": "{7: 1.0}", "output_tokens": "{9: 1.0}"}}
-    lengths["1200"] = {"input_tokens": "{70: 1.0}", "output_tokens": "{90: 1.0}"}
-    (folder / "chunk-3-dataset.json").write_text(json.dumps(lengths))
-    (folder / "chunk-12-trace.csv").write_text("0,0.02,2.0,Gamma,0.25,80\n")  # published without its lengths
-    got = list(read_folder(folder, Reading(lengths=ONE_LENGTH)))
-    assert Counter((a.model, a.prompt_tokens, a.response_tokens) for a in got) == {
-        ("m-small-3", 7, 9): 30,
-        ("m-small-3", 70, 90): 6,
-        ("m-small-12", 100, 20): 12,
-    }
-    with pytest.raises(TraceError, match=r"chunk-12-dataset.json: lengths: the trace has no token counts"):
-        list(read_folder(folder))
 
 
 BAD = {
@@ -137,12 +104,9 @@ BAD = {
     "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n": "line 2: TIMESTAMP: 'yesterday' is not a time",
     '{"timestamp": 0, "input_length": 1}\n': "line 1: output_length: is missing",
     '{"timestamp": 0,\n': "line 1: is not JSON",
-    "HashFunction,Trigger," + ",".join(map(str, range(1, 1441))) + "\nf,http,1,2\n": "line 2: 3: is missing",
-    "model,client,t_s,requests,cv,dist,shape\nm,1,0,5,1,X,1\n": "line 2: dist: 'X' is neither G nor W",
     "t_s,response_tokens\n0,1\n": "line 1: prompt_tokens: is missing among the columns t_s, response_tokens",
     "TIMESTAMP,GeneratedTokens\n": "line 1: ContextTokens: is missing among the columns",
     "Timestamp,Model,Response tokens\n": "line 1: Request tokens: is missing among the columns",
-    "app,func,end_timestamp\n": "line 1: duration: is missing among the columns",
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01+00:00,1,1\n2024-05-10 00:00:00+00:00,1,1\n": (
         "line 3: TIMESTAMP: a request at -1 s"
     ),
@@ -155,7 +119,6 @@ BAD = {
     "t_s,prompt_tokens,response_tokens\n0,1,1,\n1,1,1,7\n": "line 3: has 4 cells for 3 columns",
     "t_s,prompt_tokens,response_tokens\n0,1," + "1" * 200_000 + "\n": "line 2: is no CSV: field larger than",
     "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,1,nan\n": "line 2: Response tokens: 'nan' is not",
-    "app,func,end_timestamp,duration\na,f,9,-1\n": "line 2: duration: '-1' is not seconds from 0 up",
 }
 
 
@@ -173,8 +136,6 @@ def test_files_that_are_not_there_not_gzip_or_not_whole(tmp_path):
     broken.write_bytes(b"not gzip at all")
     with pytest.raises(TraceError, match="cannot be read"):
         read(broken)
-    with pytest.raises(TraceError, match="no chunk"):
-        read_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -207,64 +168,6 @@ def test_bytes_that_are_no_text_or_no_gzip_are_named_with_their_line(tmp_path):
     (tmp_path / "torn.csv.gz").write_bytes(packed)
     with pytest.raises(TraceError, match=r"torn.csv.gz, line 1: cannot be read: "):
         list(read(tmp_path / "torn.csv.gz"))
-
-
-SOUND_WINDOW = {"0": {"input_tokens": "{7: 1.0}", "output_tokens": "{9: 1.0}"}}
-BAD_CLIENTS = [
-    ("0,x,2,Gamma,1,80\n", SOUND_WINDOW, r"chunk-3-trace.csv, line 1: rate: 'x' is not a number from 0 up"),
-    ("0,1,2,Gamma,1,80\n600,-1,2,Gamma,1,80\n", SOUND_WINDOW, r"line 2: rate: '-1' is not a number from 0 up"),
-    ("0,nan,2,Gamma,1,80\n", SOUND_WINDOW, r"line 1: rate: 'nan'"),
-    ("600,1,2,Gamma,1,80\n0,1,2,Gamma,1,80\n", SOUND_WINDOW, r"line 2: start: 0 s after 600 s"),
-    ("0,1,2,Pareto,1,80\n", SOUND_WINDOW, r"line 1: distribution: 'Pareto' is neither Gamma nor Weibull"),
-    ("0,1,2,Gamma,0,80\n", SOUND_WINDOW, r"line 1: shape: '0' is not a number above 0"),
-    ("0,1,2\n", SOUND_WINDOW, r"line 1: distribution: is missing"),
-    ("", SOUND_WINDOW, "holds no request"),
-    ("0,1,2,Gamma,1,80\n", {}, r"chunk-3-dataset.json: input_tokens: holds no distribution"),
-    ("0,1,2,Gamma,1,80\n", [1], r"chunk-3-dataset.json: is no ServeGen dataset"),
-    ("0,1,2,Gamma,1,80\n", {"0": {"input_tokens": "{7: 1.0}"}}, r"dataset.json: 0.output_tokens: is missing"),
-    ("0,1,2,Gamma,1,80\n", {"x": SOUND_WINDOW["0"]}, r"dataset.json: x: is no window's start"),
-    *(
-        ("0,1,2,Gamma,1,80\n", {"0": {"input_tokens": text, "output_tokens": "{9: 1.0}"}}, f"0.input_tokens: {said}")
-        for text, said in (
-            ("{7: 1.0", "'{7: 1.0' is no distribution"),
-            ("5", "'5' is no distribution"),
-            ("{-7: 1.0}", "'-7' is not a whole number of tokens"),
-            ("{7: -1.0}", "7: '-1.0' is no probability"),
-            ("{7: 1e999}", "7: 'inf' is no probability"),
-            ("{7: 0.0}", "has no probability above 0"),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("windows", "dataset", "said"), BAD_CLIENTS)
-def test_what_is_wrong_with_a_published_client_is_said_with_its_field(tmp_path, windows, dataset, said):
-    folder = tmp_path / "m-small"
-    folder.mkdir()
-    (folder / "chunk-3-trace.csv").write_text(windows)
-    (folder / "chunk-3-dataset.json").write_text(json.dumps(dataset))
-    path = write(tmp_path, workload={"source": "./m-small"})
-    with pytest.raises(ScenarioError, match=said) as caught:
-        load(path)
-    assert str(caught.value).startswith("workload.source: ")
-
-
-def test_a_folder_of_clients_is_a_source_and_each_of_them_a_model(tmp_path):
-    folder = tmp_path / "m-small"
-    folder.mkdir()
-    for number in range(3):
-        (folder / f"chunk-{number}-trace.csv").write_text(
-            "\ufeff0,0.1,1.0,Gamma,1.0,80\r\n600,0.5,1.0,Weibull,1.0,80\r\n"
-        )
-        (folder / f"chunk-{number}-dataset.json").write_text(json.dumps(SOUND_WINDOW))
-    got = list(load(write(tmp_path, seconds=600, workload={"source": "./m-small"})).arrivals())
-    assert Counter(one.model for one in got) == {"chat": 120, "code": 60}  # three clients, dealt onto two models
-    assert {(one.prompt_tokens, one.response_tokens) for one in got} == {(7, 9)}
-    with pytest.raises(ScenarioError, match=r"'\./none' is no file"):
-        load(write(tmp_path, workload={"source": "./none"}))
-    (tmp_path / "bare").mkdir()
-    with pytest.raises(ScenarioError, match=r"'\./bare' is a folder without clients of ServeGen"):
-        load(write(tmp_path, workload={"source": "./bare"}))
 
 
 def test_a_trace_without_lengths_wants_some(tmp_path):

@@ -6,9 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-import structlog
-
-from glowplug.telemetry.logs import MAX_REPEATS, Repeats
+from glowplug.telemetry.logs import MAX_REPEATS, Lines, Repeats, labelled
 
 PROGRAM = """
 import asyncio, logging
@@ -81,7 +79,7 @@ def test_a_warning_that_comes_again_and_again_is_logged_once_in_ten_seconds() ->
 
     assert [logged("gone") for _ in range(3)] == ["bus: gone", "", ""]
     assert logged("slow") == "bus: slow" and logged("gone", logging.ERROR) == "bus: gone"
-    with structlog.contextvars.bound_contextvars(request_id="r-1"):
+    with labelled("", request_id="r-1"):
         assert logged("gone") == "bus: gone", "it is about another request"
     assert [logged("gone", logging.INFO) for _ in range(2)] == ["bus: gone"] * 2
     now[0] = 10.5
@@ -89,3 +87,17 @@ def test_a_warning_that_comes_again_and_again_is_logged_once_in_ten_seconds() ->
     for number in range(MAX_REPEATS):
         logged(str(number))
     assert logged("gone") == "bus: gone", "it is not remembered for ever"
+
+
+def test_a_line_for_people_has_time_level_text_and_labels() -> None:
+    record = logging.makeLogRecord({"msg": "saw %d", "args": (2,), "levelname": "INFO", "created": 0.5, "why": "a b"})
+    with labelled("", event_id="e-1"):
+        assert Lines(as_json=False).format(record) == (
+            "1970-01-01T00:00:00.500000Z [info     ] saw 2 event_id=e-1 why='a b'"
+        )
+    try:
+        raise ValueError("no")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    first, *rest = Lines(as_json=False).format(record).splitlines()
+    assert first.endswith("why='a b'") and rest[-1] == "ValueError: no"

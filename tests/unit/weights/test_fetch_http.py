@@ -15,11 +15,12 @@ from glowplug.domain.model import WeightsRef
 from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
-from glowplug.weights.source import SourceFile, SourceOptions, next_url
+from glowplug.weights.source import SourceFile, SourceOptions
 from glowplug.weights.sources import open_source
 from glowplug.weights.sources.http import HttpSource
+from glowplug.weights.sources.redirects import next_url
 from glowplug.weights.writer import SAVE_EVERY_BYTES
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 from tests.weight_servers import WeightServer
 
 DATA = random.Random(7).randbytes(1_500_001)
@@ -41,9 +42,11 @@ async def whatever(num_bytes: int) -> int:
     return max(num_bytes, 10_000_000)
 
 
-def make(ref: WeightsRef, root: Path, options: FetchOptions = OPTIONS, **given: object) -> Fetch:
+def make(
+    ref: WeightsRef, root: Path, options: FetchOptions = OPTIONS, stall_s: float = WAIT_S, **given: object
+) -> Fetch:
     region = Region.at(root, "n", region_digest(ref))
-    source = open_source(ref.uri, SourceOptions(chunk_bytes=32_768, stall_timeout_s=0.5, connect_timeout_s=1))
+    source = open_source(ref.uri, SourceOptions(chunk_bytes=32_768, stall_timeout_s=stall_s, connect_timeout_s=WAIT_S))
     return Fetch(ref, region, source, LinkMeter("n/nic"), whatever, options=options, **given)  # type: ignore[arg-type]
 
 
@@ -120,7 +123,7 @@ async def test_nobody_listens(tmp_path: Path) -> None:
 
 async def test_a_stalled_server_is_given_up(tmp_path: Path) -> None:
     with WeightServer(DATA, step_s=30.0) as server, pytest.raises(WeightsUnavailable, match="given up"):
-        await make(WeightsRef(uri=server.url), tmp_path, FetchOptions(max_attempts=1)).run()
+        await make(WeightsRef(uri=server.url), tmp_path, FetchOptions(max_attempts=1), stall_s=0.5).run()
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -38,6 +38,7 @@ from glowplug.weights.source import (
 from glowplug.weights.sources.connection import Answer, Connections, Limits
 from glowplug.weights.sources.hub import HubSource
 from tests.hub_server import HubServer, etag_of
+from tests.waiting import WAIT_S
 from tests.weight_servers import WeightServer
 
 GGUF = random.Random(3).randbytes(700_001)
@@ -65,7 +66,9 @@ def hub() -> Iterator[HubServer]:
 def options(hub: HubServer | None, cache: Path, **given: Any) -> SourceOptions:
     endpoint = hub.url if hub else "http://127.0.0.1:9"
     fixed = {"hf_endpoint": endpoint, "hf_cache_dir": cache, "hf_offline": False, "hf_token": ""}
-    return SourceOptions(**{"chunk_bytes": 32_768, "stall_timeout_s": 2.0, "connect_timeout_s": 2.0, **fixed, **given})
+    return SourceOptions(
+        **{"chunk_bytes": 32_768, "stall_timeout_s": WAIT_S, "connect_timeout_s": WAIT_S, **fixed, **given}
+    )
 
 
 async def fetched(uri: str, hub: HubServer | None, root: Path, **given: Any) -> Fetch:
@@ -161,7 +164,11 @@ UNCLEAR = {
     "no such file": ("x.gguf", ["y.gguf"], "no file x.gguf; there are: y.gguf"),
     "a pattern of several": ("*.gguf", ["a.gguf", "b.gguf"], "several .*: a.gguf, b.gguf"),
     "a pattern of none": ("*.gguf", ["a.bin"], "no file matches"),
-    "one part of a split file": ("", ["w-00001-of-00003.gguf"], "one of 3 parts"),
+    "one part of a split file": (
+        "",
+        ["w-00001-of-00003.gguf"],
+        r"3 parts; name the first one: hf:o/n:w-00001-of-00003.gguf",
+    ),
 }
 
 

@@ -22,7 +22,7 @@ from glowplug.weights.sources import open_source
 from glowplug.weights.sources.peer import PeerRegion, holding_of, peer_token
 from glowplug.weights.writer import RegionWriter
 from tests.arriving_region import has_landed
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 from tests.weight_servers import PeerServer, WeightServer
 
 DATA = random.Random(7).randbytes(1_200_001)
@@ -40,10 +40,10 @@ def fetch_of(
     root: Path,
     *peers: PeerServer,
     token: str = "",
-    stall_s: float = 3.0,
+    stall_s: float = WAIT_S,
     regions: Sequence[PeerRegion] = (),
 ) -> Fetch:
-    source = open_source(ref.uri, SourceOptions(chunk_bytes=32_768, stall_timeout_s=3.0, connect_timeout_s=3.0))
+    source = open_source(ref.uri, SourceOptions(chunk_bytes=32_768, stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S))
     digest = region_digest(ref)
     return Fetch(
         ref,
@@ -177,12 +177,13 @@ async def test_a_peer_of_an_earlier_version_is_checked_by_its_own_checksums(tmp_
 
 async def test_a_peer_that_lies_is_found_out_by_the_whole(tmp_path: Path) -> None:
     """Its checksums fit its wrong bytes, so they land; a reader of that time is warned by the generation."""
-    with WeightServer(DATA, step_s=0.01) as origin:
-        with PeerServer(DATA, sha256=SHA, wrong_pieces=frozenset(range(5, 30)), lies=True) as peer:
+    with WeightServer(DATA, step_s=0.2) as origin:
+        with PeerServer(DATA, sha256=SHA, wrong_pieces=frozenset(range(5, 30)), lies=True, step_s=0.2) as peer:
             fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, peer)
             running = asyncio.create_task(fetch.run())
-            await until(lambda: fetch.region.read_state().generation and fetch.num_bytes_landed > 100_000)
+            await until(lambda: fetch.region.read_state().generation and peer.url in fetch.tally.by_holder)
             reader = Landing(fetch.region.blob)
+            origin.step_s = peer.step_s = 0.0
             await running
         assert_whole(fetch)
         assert 0 < fetch.tally.by_holder[peer.url] < origin.bytes_sent

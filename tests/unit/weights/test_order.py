@@ -5,11 +5,11 @@ import struct
 
 import pytest
 
+from glowplug.domain.gguf import NeedMore
 from glowplug.policies.placement.shape import parts_of
 from glowplug.weights.order import (
     Header,
     Kind,
-    NeedMore,
     Order,
     Range,
     Tensor,

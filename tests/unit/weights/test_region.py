@@ -199,30 +199,30 @@ ODD_FILES = (
 )
 
 
-@pytest.mark.parametrize("raw", ODD_FILES)
 @pytest.mark.parametrize(
     "name", ["meta.json", "models.json", "complete.json", "failed.json", "progress", "links.json", "disk.json"]
 )
-def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, name: str, raw: bytes) -> None:
-    whole = Region.at(tmp_path, "node-1", "cd" * 32)
-    completed(whole)
-    odd = Region.at(tmp_path, "node-1", SHA)
-    odd.begin()
-    odd.set_watermark(2)
-    odd.write_meta({"landed": [[0, 2]], "num_bytes": 3})
-    path = tmp_path / "node-1" / name if name in ("links.json", "disk.json") else odd.directory / name
-    path.write_bytes(raw)
-    for _ in range(2):
-        assert [cached.digest for cached in read_cached(tmp_path, "node-1")] == ["cd" * 32]
-    read_inventory(tmp_path, "node-1")
-    assert read_links(tmp_path, "node-1") == () and read_disk(tmp_path, "node-1") == DiskContent()
-    odd.read_state("i-1")
-    odd.add_model_key("m")
-    assert odd.model_keys() == ("m",)
-    landed = odd.read_meta().get("landed", [])
-    assert all(0 <= first <= last for first, last in landed)
-    odd.begin()
-    assert odd.read_state().state is RegionState.FETCHING
+def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, name: str) -> None:
+    for number, raw in enumerate(ODD_FILES):
+        root = tmp_path / str(number)
+        completed(Region.at(root, "node-1", "cd" * 32))
+        odd = Region.at(root, "node-1", SHA)
+        odd.begin()
+        odd.set_watermark(2)
+        odd.write_meta({"landed": [[0, 2]], "num_bytes": 3})
+        path = root / "node-1" / name if name in ("links.json", "disk.json") else odd.directory / name
+        path.write_bytes(raw)
+        for _ in range(2):
+            assert [cached.digest for cached in read_cached(root, "node-1")] == ["cd" * 32], raw
+        read_inventory(root, "node-1")
+        assert read_links(root, "node-1") == () and read_disk(root, "node-1") == DiskContent(), raw
+        odd.read_state("i-1")
+        odd.add_model_key("m")
+        assert odd.model_keys() == ("m",), raw
+        landed = odd.read_meta().get("landed", [])
+        assert all(0 <= first <= last for first, last in landed), raw
+        odd.begin()
+        assert odd.read_state().state is RegionState.FETCHING, raw
 
 
 def test_a_large_chunk_passes_and_is_paid_afterwards() -> None:

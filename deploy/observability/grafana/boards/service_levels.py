@@ -166,6 +166,11 @@ REQUESTS = [
         link=TO_MODEL,
     ),
     Panel(
+        title="Blocks of prompts tracked",
+        about="What routers believe is in KV caches (routing by prefix); about 0.4 KB of a router's memory each.",
+        asks=[(f"sum by (model) (glowplug_router_prefix_blocks{{{MODEL}}})", "{{model}}")],
+    ),
+    Panel(
         title="Refused before a model was known",
         about="Malformed, unauthorised, of an unknown model, too large; by code.",
         asks=[(rate("glowplug_requests_refused_total", "code"), "{{code}}")],
@@ -196,6 +201,42 @@ REQUESTS = [
         asks=[("sum by (instance) (glowplug_connections)", "{{instance}}")],
     ),
 ]
+TENANTS = [
+    Panel(
+        title="Requests by tenant",
+        about="Ended per second, of requests that reached an engine. The first 50 tenants; the rest is other.",
+        asks=[(rate("glowplug_tenant_requests_total", "tenant"), "{{tenant}}")],
+        unit="reqps",
+        stacked=True,
+    ),
+    Panel(
+        title="Tokens by tenant",
+        about="Of prompts and answers, per second.",
+        asks=[(rate("glowplug_tenant_tokens_total", "tenant"), "{{tenant}}")],
+        stacked=True,
+    ),
+    Panel(
+        title="Usage records on their way",
+        about="Bytes at the routers that the bus has not stored yet, and records lost per second to a full disk: 0.",
+        asks=[
+            ("sum(glowplug_usage_spool_bytes)", "bytes waiting"),
+            (rate("glowplug_usage_lost_total"), "lost per second"),
+        ],
+    ),
+    Panel(
+        title="Lines of batches",
+        about="Per second, at the router that runs batches: answered, failed, and refused for the moment.",
+        asks=[(rate("glowplug_batch_lines_total", "outcome"), "{{outcome}}")],
+    ),
+    Panel(
+        title="Batches",
+        about="Those that are not over, by state (one that waits for others counts as validating), and those ended.",
+        asks=[
+            ("sum by (state) (glowplug_batches)", "{{state}}"),
+            (rate("glowplug_batches_ended_total", "state"), "{{state}} per second"),
+        ],
+    ),
+]
 BOARD = Board(
     uid="glowplug-service-levels",
     title="Glowplug: service levels",
@@ -207,5 +248,6 @@ BOARD = Board(
         ("Tokens", TOKENS),
         ("Promises kept", KEPT),
         ("Requests", REQUESTS),
+        ("Tenants", TENANTS),
     ],
 )

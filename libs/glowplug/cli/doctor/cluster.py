@@ -15,6 +15,7 @@ SECRET = "glowplug-tokens"
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
 COMPONENTS = ("router", "autoscaler", "placer", "predictor", "console", "node", "nats", "valkey")
 GPU = "nvidia.com/gpu"
+SERVERS = {"nats": ("GLOWPLUG_NATS_URL", "@nats:"), "valkey": ("GLOWPLUG_REDIS_URL", "@valkey:")}
 CUSTOM_METRICS = "custom.metrics.k8s.io"
 MANY_RESTARTS = 5
 ANSWER_S = 15.0
@@ -73,8 +74,25 @@ def _workloads(facts: ClusterFacts) -> Iterator[Finding]:
     unread = set(WORKLOADS) & set(facts.refused)
     for component in COMPONENTS:
         if component not in seen and not unread:
-            do = f"kubectl apply -k deploy/k8s/overlays/sim (or gpu); is {facts.namespace} the namespace?"
+            if _is_elsewhere(facts, component):
+                yield _K.ok(component, "the services are told of one that is not of this fleet")
+                continue
+            do = f"helm install glowplug deploy/helm/glowplug -n {facts.namespace}; is that the namespace?"
             yield _K.fail(component, "is not deployed", do)
+
+
+def _is_elsewhere(facts: ClusterFacts, component: str) -> bool:
+    """Whether this is a server that the services are told of, all of them by another address than ours."""
+    variable, ours = SERVERS.get(component, ("", ""))
+    given = [
+        entry.get("value", "")
+        for kind in WORKLOADS
+        for workload in facts.of(kind)
+        for container in workload["spec"]["template"]["spec"]["containers"]
+        for entry in container.get("env", ())
+        if entry["name"] == variable
+    ]
+    return bool(given) and not any(ours in address for address in given)
 
 
 def _workload(kind: str, workload: Object, namespace: str) -> Finding:
@@ -153,7 +171,7 @@ def _volumes(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _secret(facts: ClusterFacts) -> Iterator[Finding]:
-    """That it is there with every key the pods name. Values are never read."""
+    """Check that the Secret has every key that the pods name. Values are never read."""
     if facts.secret_keys is None:
         if "forbidden" in facts.secret_problem.lower():
             yield _K.skipped("secret", f"{SECRET} may not be read by this user", "ask who may whether it is there")
@@ -182,7 +200,7 @@ def _policies(facts: ClusterFacts) -> Iterator[Finding]:
     closed = [policy for policy in policies if _closes_all(policy["spec"])]
     if not policies or not closed:
         says = "there is none" if not policies else "none closes what the others do not open"
-        yield _K.warn("network policies", says, "kubectl apply -k deploy/k8s/overlays/sim (or gpu) brings them")
+        yield _K.warn("network policies", says, "the chart brings them: networkPolicies.enabled")
     elif len(policies) == len(closed):
         yield _K.fail("network policies", "everything is closed and nothing opened", "apply the others too")
     else:
@@ -195,7 +213,7 @@ def _closes_all(spec: Object) -> bool:
 
 
 def _gpus(facts: ClusterFacts) -> Iterator[Finding]:
-    """That nodes offer what agents ask for."""
+    """Check that nodes offer the GPUs that agents ask for."""
     asked = [
         int(limit)
         for daemon in facts.of("daemonsets")

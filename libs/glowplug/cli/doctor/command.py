@@ -1,7 +1,6 @@
 """`glowplug doctor`."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -10,12 +9,12 @@ import httpx
 import typer
 
 from glowplug.cli.client import FleetClient, connect
+from glowplug.cli.contexts import DEFAULT_STATE_DIR, address
 from glowplug.cli.doctor import cluster, fleet, machine, rows, servers, services
 from glowplug.cli.doctor.findings import Finding, Findings, document, lines, redacted
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.terminal import FAILED, CliError, NoFleet, say
+from glowplug.cli.options import JsonOption, StateDirOption
+from glowplug.cli.terminal import FAILED, WRONG_USAGE, CliError, NoFleet, say, say_json
 
-WRONG_USAGE = 2
 ANSWER_S = 4.0
 
 KubernetesOption = Annotated[bool, typer.Option("--kubernetes", help="Look at a cluster, through kubectl.")]
@@ -25,7 +24,6 @@ UrlOption = Annotated[
     list[str] | None,
     typer.Option("--url", help="Admin address of a service of a fleet elsewhere; several. It tells which one it is."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
 DeepOption = Annotated[bool, typer.Option("--deep", help="Import vLLM too, which takes up to a minute.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only what is wrong.")]
 
@@ -35,11 +33,10 @@ def doctor(
     namespace: NamespaceOption = "glowplug",
     context: ContextOption = "",
     url: UrlOption = None,
-    as_json: JsonOption = False,
     deep: DeepOption = False,
     quiet: QuietOption = False,
-    state_dir: StateDirOption = DEFAULT_STATE_DIR,
-    output: OutputOption = Format.TABLE,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine and the running fleet, or a cluster, and say what to fix. Changes nothing; exit code 1 when
     something failed."""
@@ -50,24 +47,24 @@ def doctor(
     else:
         found = asyncio.run(_machine_and_fleet(state_dir, tuple(url or ()), deep))
     shown = document(found)
-    if as_json or output is Format.JSON:
-        say(json.dumps(shown, indent=2))
+    if as_json:
+        say_json(shown)
     else:
         say("\n".join(lines(found, only_bad=quiet)))
     if not shown["healthy"]:
         raise typer.Exit(FAILED)
 
 
-async def _machine_and_fleet(state_dir: Path, urls: tuple[str, ...], deep: bool) -> list[Finding]:
+async def _machine_and_fleet(state_dir: Path | None, urls: tuple[str, ...], deep: bool) -> list[Finding]:
     try:
         client = await _named(urls) if urls else connect(state_dir)
-    except NoFleet:
-        client = None
+    except NoFleet as error:
+        client, state_dir = None, error.state_dir
+    folder = state_dir or DEFAULT_STATE_DIR
     # Ports are looked at for a fleet that is yet to start here, not where one runs or another is named.
-    facts = await asyncio.to_thread(machine.gather, state_dir, fleet_runs=client is not None, deep=deep)
-    found = machine.check(facts)
+    found = await asyncio.to_thread(machine.look, folder, fleet_runs=client is not None, deep=deep)
     if client is None:
-        says = f"none runs in {state_dir.absolute()}, and no GLOWPLUG_*_URL names one"
+        says = f"none runs in {folder.absolute()}, and no GLOWPLUG_*_URL names one"
         return [*found, Findings("fleet").skipped("fleet", says, "glowplug up starts one")]
     known = await fleet.gather(client)
     found += services.check(known)
@@ -85,9 +82,7 @@ async def _named(urls: tuple[str, ...]) -> FleetClient:
     """Ask each address which service it is. Raises CliError for one that does not say."""
     found: dict[str, str] = {}
     async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
-        for url in (url.rstrip("/") for url in urls):
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise CliError(f"--url {url!r} is no http address", WRONG_USAGE)
+        for url in [address("--url", url) for url in urls]:
             found[await _service_at(http, url)] = url
     return FleetClient.elsewhere(found)
 
@@ -99,4 +94,4 @@ async def _service_at(http: httpx.AsyncClient, url: str) -> str:
     except httpx.HTTPError as error:
         raise CliError(f"{url} does not answer: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise CliError(f"{url} is no admin address of a Glowplug service (its /health does not tell which)") from error
+        raise CliError(f"{url} is not the admin address of a Glowplug service (its /health names none)") from error

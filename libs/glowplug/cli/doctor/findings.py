@@ -58,7 +58,7 @@ def summary(findings: Iterable[Finding]) -> dict[str, int]:
 
 
 def document(findings: list[Finding]) -> dict[str, Any]:
-    """`--json`: `healthy`, `counts` by level, and the findings with the keys of Finding."""
+    """`--output json`: `healthy`, `counts` by level, and the findings with the keys of Finding."""
     return {
         "healthy": not any(finding.level is Level.FAIL for finding in findings),
         "counts": summary(findings),

@@ -34,6 +34,7 @@ from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
 from glowplug.runtime.supervisor.embedded import ACL_FILE, FSYNC
+from glowplug.state.address import connect
 from glowplug.state.keys import PREFIX
 from glowplug.state.redis_store import table_row
 from glowplug.state.rows import read_rows, shown
@@ -190,7 +191,7 @@ async def ask_store(url: str, state_dir: str) -> StoreFacts:
         return StoreFacts(unknown="no address of the store is known here")
     client: Redis | None = None
     try:
-        client = Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S)
+        client = connect(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S)
         async with asyncio.timeout(4 * ANSWER_S):
             found = await _store(client)
             return replace(found, fsync=found.fsync or _fsync(state_dir), is_shared=not user_of(url))
@@ -281,7 +282,7 @@ async def ask_bus(url: str, state_dir: str) -> BusFacts:
     try:
         async with asyncio.timeout(4 * ANSWER_S):
             client = await nats.connect(
-                url,
+                url.split(","),
                 name="doctor",
                 connect_timeout=3,
                 allow_reconnect=False,

@@ -24,6 +24,11 @@ COUNTS = (
         "could not read {num:.0f} event(s): a process of another version, or not of this fleet, writes",
         f"glowplug tap --raw; {LOGS}",
     ),
+    (
+        semconv.BUS_OVERFLOWED_TOTAL,
+        "has lost {num:.0f} event(s) of usage: the bus discarded them before they were read",
+        "keep a console running: the bus keeps 7 days and 256 MiB",
+    ),
     (semconv.BUS_GIVEN_UP_TOTAL, "gave up {num:.0f} event(s): it failed at every delivery of them", LOGS),
     (
         semconv.ROWS_UNREADABLE,
@@ -59,7 +64,7 @@ def check(facts: FleetFacts) -> Iterator[Finding]:
     found = {service.service for service in facts.services}
     for name in facts.expected:
         if name not in found:
-            yield _F.fail(name, "no address of it is known", f"set GLOWPLUG_{name.upper()}_URL, or start one")
+            yield _F.fail(name, "this command knows no address of it", f"set GLOWPLUG_{name.upper()}_URL, or start one")
     alive = [service for service in facts.services if not service.error]
     yield from _versions(facts, alive)
     yield from _clocks(alive)
@@ -73,7 +78,7 @@ def _processes(facts: FleetFacts) -> Iterator[Finding]:
     for process in facts.processes:
         name, state = process["name"], process["state"]
         if state == "crash-loop":
-            yield _F.fail(name, f"keeps ending: {process['exit_reason']}", LOGS.format(name=name))
+            yield _F.fail(name, f"ends again and again: {process['exit_reason']}", LOGS.format(name=name))
         elif problem := process.get("problem"):
             yield _F.fail(name, problem, "free space on the disk of the state directory; it goes on by itself then")
         elif state != "ready":

@@ -1,1 +1,1 @@
-"""Runs engines on one node and reports what is there."""
+"""The agent: runs the engines of one node and reports their state."""

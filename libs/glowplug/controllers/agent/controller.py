@@ -3,19 +3,19 @@
 It receives
 - commands of the placer and the autoscaler: StartInstance, StopInstance, JoinStages, ConsolidateInstance and
   ResumeInstance; they arrive at least once, late and in any order;
-- outcomes of what it has asked for, one instance each (messages.py), and StopAsked of an operator;
+- outcomes of the effects that it asked for, each of one instance (messages.py), and StopAsked of an operator;
 - Recalled, once, first after a restart; Surroundings; NodeStopping; Tick;
 - the tables instances, nodes and leaders (`restore`).
 
 It asks for (messages.py, EFFECTS) engines to be launched, loaded, joined, consolidated, put to sleep, activated,
-checked and stopped; that its memory be written down (Remember, before anything else is done); and facts and rows of its
-instances and its node.
+checked and stopped; for its memory to be written down (Remember, before anything else is done); and for facts and rows
+of its instances and its node.
 
 It promises
 - bytes are granted before a process starts, and are free only when the process is known to be gone; a GPU is never
-  overbooked, and the ledger holds what the records say: weights that instances were seen to read in the same pages
-  once (sharing.py), of a replica whose engine cannot hold the first layers alone all of its weights, whatever was
-  ordered;
+  overbooked, and the ledger agrees with the records: weights that instances were seen to read in the same pages count
+  once (sharing.py), and a replica whose engine cannot hold the first layers alone has all of its weights granted,
+  whatever was ordered;
 - every start ends READY, PREWARMED, STOPPED or FAILED within its deadline, and every process it launched is stopped or
   belongs to an instance, over a restart too;
 - a start is idempotent by instance_id; one that a stop has overtaken ends STOPPED; a command of a replaced controller
@@ -26,7 +26,7 @@ It never decides what runs where, never touches a clock, a process or a socket, 
 an answer.
 
 The life of one instance is a table (table.py; docs/instance-states.md is drawn from it). A new state is a line in
-`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a function `on_...` of the part it
+`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a function `on_...` in the file it
 belongs to (starts.py, lifecycle.py, drains.py, stages.py), which its row names; a new effect is a class in messages.py,
 listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
 """
@@ -37,7 +37,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from glowplug.controllers.agent import lifecycle, starts
+from glowplug.controllers.agent import adapters, lifecycle, starts
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.params import AgentParams, EngineKind
 from glowplug.controllers.agent.record import Holding, State
@@ -53,22 +53,22 @@ from glowplug.events import Event
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
-MOVES_KEPT = 500  # of those that are not checked
+MOVES_KEPT = 500  # most moves kept until they are checked
 
 
 def _leaves_first(holding: Holding) -> tuple[bool, float, str]:
-    """Sorts sleepers by who leaves first."""
+    """Sort key that puts the sleeper to drop first at the front."""
     is_kept = holding.model.pinned_at is Rung.ASLEEP
     return is_kept, holding.instance.changed_at, holding.instance.instance_id
 
 
 def _rates(around: msg.Surroundings) -> dict[str, float]:
-    """Of each link, bytes a second."""
+    """Bytes a second of each link, by link_id."""
     return {link.link_id: link.bytes_per_s for link in around.links}
 
 
 class AgentController:
-    """Pure. `memory` is what a predecessor wrote down; the first stimulus then is Recalled."""
+    """State machine of one agent. `memory`: what a predecessor wrote down; the first stimulus is then Recalled."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class AgentController:
         self._available = tuple(there)
         self._abilities = tuple(f"{name}:{ability}" for name in there for ability in sorted(engines[name].abilities))
         self._fence = Fence(dict(memory.fence))
-        self._node_stops = ""  # why this node takes no start any more, or ""
+        self._node_stops = ""  # why this node takes no more starts, or ""
         self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
-        self._shared_seen: dict[str, int] = {}  # as in Transaction; a successor sees it again
+        self._shared_seen: dict[str, int] = {}  # as in Transaction; lost in a restart, and then measured again
         self.holdings: dict[str, Holding] = {}
         self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
         commands = [kind for kind in STIMULI if hasattr(kind, "TYPE")]  # payloads of events
@@ -108,7 +108,7 @@ class AgentController:
         self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
-        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # not checked yet, the latest of them
+        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # the latest moves that are not checked yet
         self._is_checked = True
 
     @property
@@ -118,16 +118,21 @@ class AgentController:
 
     @property
     def num_living(self) -> int:
-        """Instances that are not over, or whose process is not yet known to be gone."""
+        """Number of instances that have not ended, or whose process is not yet known to be gone."""
         return sum(not holding.is_over for holding in self.holdings.values())
 
     @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing starts, ends or moves on this node, so that ticks may be rare."""
+        return not self._node_stops and all(holding.is_quiet for holding in self.holdings.values())
+
+    @property
     def is_stopping(self) -> bool:
-        """The node has been asked to end."""
+        """Return whether the node has been asked to end."""
         return bool(self._node_stops)
 
     def memory(self) -> msg.AgentMemory:
-        """What a successor needs to take up what runs here."""
+        """The state from which a successor takes over the instances that run here."""
         return msg.AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
 
     def node(self, now_s: float) -> Node:
@@ -152,23 +157,24 @@ class AgentController:
         )
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """One stimulus; raises StaleEpoch for a command of a controller that has been replaced, InvalidTransition for
-        an outcome that makes no sense, TypeError for what is no stimulus of an agent."""
+        """Take one stimulus. Raises StaleEpoch for a command of a controller that has been replaced, InvalidTransition
+        for an outcome that makes no sense, TypeError for an object that is no stimulus of an agent."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def _do(self, action: Callable[[Transaction, Any], None], stimulus: Any, now_s: float) -> list[Effect]:
-        """One transaction, with a beat where the grants have changed or it is time."""
+        """Carry out one transaction, and add a beat where grants have changed or a beat is due."""
         transaction = self._transaction(now_s)
         grants_before = self.ledger.gpus
         action(transaction, stimulus)
+        adapters.follow_hosts(transaction)
         self._make_way(transaction)
         if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
             self._beat(transaction)
         return self._effects(transaction)
 
     def _make_way(self, transaction: Transaction) -> None:
-        """Sleepers leave a GPU that has been granted to others, the one that has slept longest first; those whose model
-        was to keep one asleep when they started, last."""
+        """Drop sleepers from GPUs that were granted to others, the one that has slept longest first, and last those
+        whose model was to keep a copy asleep when they started."""
         for gpu_id in [gpu.gpu_id for gpu in self.ledger.gpus if gpu.lacking_bytes]:
             asleep = [h for h in self.holdings.values() if h.state is State.SWAPPED_OUT and gpu_id in h.shares]
             for holding in sorted(asleep, key=_leaves_first):
@@ -199,7 +205,7 @@ class AgentController:
     # stimuli
 
     def _command(self, transaction: Transaction, event: Event) -> None:
-        """A command for this node, of a controller that still leads."""
+        """Take a command for this node from a controller that still leads."""
         if event.data.target != self.node_id:
             return
         seen = dict(self._fence.seen)
@@ -208,8 +214,7 @@ class AgentController:
         transaction.step(event.data.instance_id, event.data)
 
     def _outcome(self, transaction: Transaction, stimulus: Any) -> None:
-        """What became of something this controller has asked for: of the instance itself, or of the one that has taken
-        over its start."""
+        """Take the outcome of an effect, for its instance or for the instance that has taken over its start."""
         instance_id = stimulus.instance_id
         holding = self.holdings.get(instance_id)
         if holding is None or holding.instance.state.is_gone:
@@ -221,7 +226,7 @@ class AgentController:
 
     def _look(self, _: Transaction, around: msg.Surroundings) -> None:
         if _rates(around) != _rates(self._surroundings):
-            self._beat_at = 0.0  # placements go by them
+            self._beat_at = 0.0  # tell the placer the new rates at once
         self._surroundings = around
 
     def _node_stopping(self, transaction: Transaction, asked: msg.NodeStopping) -> None:
@@ -238,7 +243,7 @@ class AgentController:
         for instance_id in list(self.holdings):
             transaction.step(instance_id, tick)
         for instance_id, (when, _) in list(self._overtaken.items()):
-            if now_s - when >= self.params.keep_gone_s:  # no start can come for it any more
+            if now_s - when >= self.params.keep_gone_s:  # its start can no longer come
                 del self._overtaken[instance_id]
 
     def _recall(self, transaction: Transaction, recalled: msg.Recalled) -> None:
@@ -254,7 +259,7 @@ class AgentController:
         transaction.effects += (Publish(NodeBeat(node=node)), Save(NODES, self.node_id, node))
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Hold the store's tables against the truth, which is here: heal rows that are missing or behind."""
+        """Compare the store's tables with the agent's records, which are the truth, and repair missing or old rows."""
         if table == LEADERS:
             self._fence.raise_to(rows)
             return []
@@ -264,7 +269,7 @@ class AgentController:
             return []
         transaction = self._transaction(now_s)
         for instance_id, holding in list(self.holdings.items()):
-            if holding.state is not State.LOST:  # else its row is another node's
+            if holding.state is not State.LOST:  # the row of a LOST one is another node's
                 self._compare(transaction, holding, rows.get(instance_id))
             first = rows.get(holding.instance.part_of)
             is_over = first is not None and first.state.is_gone
@@ -277,8 +282,8 @@ class AgentController:
         return self._effects(transaction)
 
     def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
-        """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken. Of two
-        nodes that were given one instance the later one has it, unless it has ended there."""
+        """Repair one row. A different row at the agent's revision or above (a placer gave the instance up) is
+        overwritten. Of two nodes given the same instance the later one keeps it, unless it has ended there."""
         mine = holding.instance
         if row is None:
             transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
@@ -294,7 +299,7 @@ class AgentController:
             transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
 
     def _disown(self, transaction: Transaction, row: Instance) -> None:
-        """End a row of this node that its agent knows nothing of (its memory was lost); remove it in time."""
+        """Fail a row of this node that the agent does not know (its memory was lost), and remove it in time."""
         if not row.state.is_gone:
             row = replace(
                 row,
@@ -307,16 +312,16 @@ class AgentController:
         elif transaction.now_s - row.changed_at >= self.params.keep_gone_s:
             transaction.effects.append(Remove(INSTANCES, row.instance_id))
 
-    # what must hold
+    # checks
 
     def validate(self) -> None:
-        """Raises AssertionError naming what contradicts itself. Tests and the simulator ask after each stimulus."""
+        """Raise AssertionError that names the contradictions. Tests and the simulator call it after each stimulus."""
         found = self.violations()
         assert not found, f"agent of {self.node_id}: {'; '.join(found)}"
 
     def violations(self) -> tuple[str, ...]:
-        """What contradicts itself: a record and its state, a move and the table, the ledger and the records, one
-        process and two of its owners. Nothing, at once, where no stimulus has come since it was last asked."""
+        """Contradictions: between a record and its state, a move and the table, the ledger and the records, or two
+        owners of one process. Empty, at once, where no stimulus has come since the last call."""
         if self._is_checked:
             return ()
         self._is_checked = True
@@ -326,7 +331,7 @@ class AgentController:
         return (*found, *self._wrong_bytes(), *self._wrong_owners())
 
     def _wrong_bytes(self) -> Iterator[str]:
-        """Every byte of a GPU has one owner among the records, and no GPU holds more than it has."""
+        """Faults in bytes: grants that differ from the records, and GPUs that hold more than they have."""
         recorded = {
             (gpu_id, name, owner): num_bytes
             for name, holding in self.holdings.items()
@@ -351,7 +356,7 @@ class AgentController:
                 yield f"{name} has {held[key]} bytes of {gpu_id} for {owner}, its record {recorded.get(key, 0)}"
 
     def _wrong_owners(self) -> Iterator[str]:
-        """Each process belongs to one record, each record stands under its own id, and host memory is not oversold."""
+        """Faults in owners: a process of two records, a record under another's id, and host memory oversold."""
         owners: dict[str, str] = {}
         for name, holding in self.holdings.items():
             if name != holding.instance.instance_id:

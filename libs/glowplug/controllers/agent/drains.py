@@ -1,18 +1,18 @@
-"""A drain: how it begins, what it does to the KV cache, and what it ends in: a stop, a replica, or a sleeping engine.
+"""A drain: how it begins, what it does to the KV cache, and its end as a stop, a replica, or a sleeping engine.
 
 Papers: WarmServe section 4 (universal workers, Fig. 5; Eq. 1 in policies/prewarming/warmserve_reservation.py),
 SwapServeLLM section 3 (swap out and in). Departures:
 - A drained engine keeps its own weights only when the placer asks for it (`becomes`); WarmServe always keeps them.
-- SwapServeLLM lets a victim finish what it runs; here its grace bounds that, then what still runs ends.
-- A real engine that is swapped out keeps a rest of its GPU, a CUDA context and what the allocator does not give back:
-  0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. The rest that is seen is granted to it (owner `sleeper`), and
-  it gives way to whatever starts (AgentController._make_way). One that keeps more than its kind may is stopped. On host
+- SwapServeLLM lets a victim finish its requests; here its grace bounds that, and what still runs is then ended.
+- A real engine that is swapped out keeps some GPU memory, for a CUDA context and what the allocator does not give back:
+  0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. What is measured is granted to it (owner `sleeper`), and it
+  gives way to any start (AgentController._make_way). A sleeper that keeps more than its kind may is stopped. On host
   memory a process takes some of its own beside its grant, asleep as awake, which is not granted.
-- A later stage of a pipeline ends when its first stage has, or at its own deadline: what runs is the first one's.
-- An engine that refuses what comes while it sleeps (EngineKind.refuses) is asked to sleep at once, unless it is busy.
-  Another one drains for `drain_quiet_s`, in which routers learn of it.
+- A later stage of a pipeline ends when its first stage has, or at its own deadline: the requests are the first stage's.
+- An engine that refuses requests while it sleeps (EngineKind.refuses) is asked to sleep at once, unless it is busy. Any
+  other drains for `drain_quiet_s`, in which routers learn of the drain.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
-- Eq. 1 is asked at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
+- Eq. 1 is applied at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
 - The paper names a cache that became too small, "forcing the eviction of the recently loaded weights", but not when.
   Here that is when less than a quarter of one request's mean share (M / C) is left above what is used: the cache then
   takes Eq. 1's value back, from free bytes first, then from replicas on its GPUs, the newest first.
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from glowplug.controllers.agent import lifecycle, sharing, stages
+from glowplug.controllers.agent import adapters, lifecycle, sharing, stages
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import COMING, DORMANT, Drain, Holding, Shares, State
 from glowplug.controllers.agent.transaction import Transaction
@@ -35,19 +35,23 @@ from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 MARGIN = 4  # a cache is too small once less than M / C / MARGIN of it is free
-_DRAINED: Mapping[str, Any] = {"drain_ends_at": 0.0, "stages_busy": False}  # in a row, once its drain is over
+_DRAINED: Mapping[str, Any] = {"drain_ends_at": 0.0, "stages_busy": False}  # changes of a row whose drain is over
 _ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}  # what an engine may become -> the ability it needs
 
 
 def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -> None:
-    """Drain, then stop or become what the command says, where the engine can and host memory is left."""
+    """Drain an instance, then stop it or turn it into what the command says, where engine and host memory allow."""
     instance, becomes = holding.instance, command.becomes
     if becomes not in _ABILITIES:
         _drain(transaction, holding, command.reason, command.grace_s)
         return
     if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
-        return  # it lies dormant already: a command that came twice
-    able = instance.is_whole and not instance.part_of and transaction.can(holding.model, _ABILITIES[becomes])
+        return  # the command came twice: the instance is dormant already
+    able = (
+        instance.is_whole
+        and not (instance.part_of or instance.host_id)
+        and transaction.can(holding.model, _ABILITIES[becomes])
+    )
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
         num_bytes = int((holding.model.weights_bytes - instance.shared_bytes) * transaction.params.snapshot_ratio)
@@ -61,7 +65,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
 
 
 def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) -> str:
-    """Why host memory does not take it, "" where it does."""
+    """The reason why host memory cannot take a sleeping engine; "" where it can."""
     name, budget = holding.instance.instance_id, transaction.params.swap_host_bytes
     others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
     if not budget or others + num_bytes <= budget:
@@ -70,14 +74,22 @@ def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) ->
     return f"it stops instead of sleeping: {show_bytes(num_bytes)} beside {show_bytes(others)} is more than {most}"
 
 
+def on_host_leaves(transaction: Transaction, holding: Holding, host: msg.HostLeaves) -> None:
+    """Drain an adapter with its host, or fail it with its host."""
+    if host.has_failed:
+        lifecycle.fail(transaction, holding, "engine_failed", host.reason)
+    else:
+        _drain(transaction, holding, host.reason, host.grace_s)
+
+
 def on_stop_asked(transaction: Transaction, holding: Holding, asked: msg.StopAsked | msg.NodeStopping) -> None:
-    """An operator or the end of the agent itself asks for the drain."""
+    """Drain an instance because an operator asks, or because the agent itself ends."""
     _drain(transaction, holding, asked.reason, asked.grace_s)
 
 
 def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: float, becomes: str = "") -> None:
-    """Accept nothing, finish what is there for at most `grace_s`, then stop, or become what it can (`becomes`, ""
-    for nothing). A start under way is given up; a replica, or what sleeps, is dropped at once."""
+    """Accept no requests, finish the running ones for at most `grace_s`, then stop, or turn into `becomes` where that
+    is possible ("": stop). A start under way is given up; a replica or a sleeper is dropped at once."""
     deadline_at = transaction.now_s + grace_s
     is_coming = holding.state in COMING or holding.state is State.RESTARTING
     if holding.state in DORMANT or (holding.instance.replica and is_coming):
@@ -90,12 +102,12 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         if not becomes:
             lifecycle.stop(transaction, holding, transaction.params.stop_grace_s, State.STOPPING)
     elif holding.drain is not None:
-        kept = becomes if holding.drain.becomes else ""  # once it is to stop, it stops
+        kept = becomes if holding.drain.becomes else ""  # a drain that is to end in a stop stays so
         deadline_at = min(holding.drain.deadline_at, deadline_at)
         is_sooner = deadline_at < holding.drain.deadline_at
         drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
         holding = transaction.keep(replace(holding, drain=drain))
-        if is_sooner:  # routers move what would not end by then
+        if is_sooner:  # routers move streams that would end later
             holding = transaction.publish(holding, drain_ends_at=deadline_at)
         _expire(transaction, holding)
     else:
@@ -114,33 +126,33 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         draining = holding.enter(State.DRAINING, drain=drain)
         holding = transaction.publish(draining, drain_ends_at=deadline_at, reason=reason)
         if may_sleep and transaction.now_s < deadline_at:
-            _end(transaction, holding, transaction.params.stop_grace_s)  # at once, unless it is busy
+            _end(transaction, holding, transaction.params.stop_grace_s)  # sleep at once, unless it is busy
         else:
             _expire(transaction, holding)
 
 
-# time passes
+# ticks
 
 
 def on_ready_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """Ask for its health, and give up a consolidation that takes too long."""
+    """Check an instance's health, and give up a consolidation that takes too long."""
     stages.overdue(transaction, lifecycle.check_health(transaction, holding))
 
 
 def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
-    """As for a READY one; and end the drain at its deadline, or ask what still runs. A later stage does not know that:
-    it runs its layers until its pipeline has ended."""
+    """Check a draining instance, and end its drain at the deadline or else count its requests. A later stage is not
+    counted: it runs its layers until its pipeline has ended."""
     on_ready_tick(transaction, holding, tick)
     holding = transaction.holdings[holding.instance.instance_id]
     assert holding.drain is not None
     if transaction.now_s >= holding.drain.deadline_at:
         _expire(transaction, holding)
     elif transaction.now_s >= holding.drain.quiet_until and not holding.is_later_stage:
-        transaction.ask(msg.CountInFlight(holding.instance.instance_id))
+        transaction.ask(adapters.count(holding))
 
 
 def on_sleep_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """An engine that does not fall asleep in time is stopped."""
+    """Stop an engine that does not fall asleep in time."""
     assert holding.drain is not None
     if transaction.now_s >= holding.drain.deadline_at:
         _give_up_sleep(transaction, holding, f"it was not asleep after {transaction.params.sleep_deadline_s:g} s")
@@ -153,7 +165,7 @@ def _expire(transaction: Transaction, holding: Holding) -> None:
 
 
 def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
-    """The drain is over: put the engine to sleep, or stop it."""
+    """End a drain: put the engine to sleep, or stop it."""
     drain = holding.drain
     now_s = transaction.now_s
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
@@ -176,7 +188,7 @@ def _report(
     transaction: Transaction, instance: Instance, drain: Drain, drained_at: float, asleep_at: float = 0.0
 ) -> None:
     if not (drain.began_at and drained_at):
-        return  # an agent of an earlier version began it
+        return  # an agent of an earlier version began the drain
     transaction.ask(
         msg.ReportDrain(
             instance=instance,
@@ -189,24 +201,24 @@ def _report(
     )
 
 
-# it ends
+# ends
 
 
 def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
-    """End the drain of an engine that has nothing left, once routers have had time to learn of it; cut the KV cache
-    of one that has."""
+    """End the drain of an engine without requests, once routers have had time to learn of it; shrink the KV cache of an
+    engine with requests."""
     assert holding.drain is not None
     if transaction.now_s < holding.drain.quiet_until or holding.is_later_stage:
         return
     if seen.num_in_flight == 0:
         _end(transaction, holding, transaction.params.stop_grace_s)
-    elif transaction.can(holding.model, "prewarm"):
+    elif transaction.can(holding.model, "prewarm") and not holding.instance.host_id:
         _reserve(transaction, holding, seen)
 
 
 def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep) -> None:
-    """A drained engine has left its GPUs: for its weights a replica's grant stays, or what it was seen to keep. One
-    that keeps too much is stopped."""
+    """Free the GPU bytes of an engine that fell asleep, but for a replica's weights or the bytes that it was seen to
+    keep. Stop an engine that keeps too much."""
     drain = holding.drain
     assert drain is not None
     _report(transaction, holding.instance, drain, drain.drained_at, transaction.now_s)
@@ -224,7 +236,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
         asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
-        asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))  # it has given its pages back
+        asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))  # its shared pages are given back
         asleep = transaction.grant(asleep) if rest else asleep
         transaction.publish(asleep, url="", **_DRAINED, reason="it sleeps in host memory")
         return
@@ -235,7 +247,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
 
 
 def on_busy(transaction: Transaction, holding: Holding, _: msg.EngineBusy) -> None:
-    """Something still runs: the drain goes on, up to its own deadline."""
+    """Go on with the drain of an engine that still runs requests, up to the drain's own deadline."""
     drain = holding.drain
     assert drain is not None
     if drain.busy_until:
@@ -244,12 +256,12 @@ def on_busy(transaction: Transaction, holding: Holding, _: msg.EngineBusy) -> No
 
 
 def on_sleep_failed(transaction: Transaction, holding: Holding, report: msg.SleepFailed) -> None:
-    """It could not, and nobody knows what it holds: it is stopped."""
+    """Stop an engine that failed to fall asleep, since what it holds is not known."""
     _give_up_sleep(transaction, holding, report.reason)
 
 
 def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None:
-    """Its bytes stay granted until its process is gone."""
+    """Stop an engine that is not asleep; its bytes stay granted until its process is gone."""
     assert holding.drain is not None
     _report(transaction, holding.instance, holding.drain, holding.drain.drained_at)
     stopping = lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
@@ -257,14 +269,14 @@ def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None
 
 
 def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:
-    """What a sleeping engine keeps, in even parts of its GPUs."""
+    """The bytes that a sleeping engine keeps, in even parts over its GPUs."""
     if num_bytes <= 0 or not gpu_ids:
         return {}
     return {gpu_id: {GrantOwner.SLEEPER: -(-num_bytes // len(gpu_ids))} for gpu_id in gpu_ids}
 
 
 def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePrewarmed) -> None:
-    """A replica has its weights on its GPUs."""
+    """Publish a replica whose weights are on its GPUs."""
     if not holding.instance.replica:
         return
     try:
@@ -278,8 +290,8 @@ def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePre
 
 
 def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
-    """End a drain that is no longer wanted. A KV cache that has been cut down takes its bytes back, or the drain
-    goes on."""
+    """End a drain that is no longer wanted. The KV cache takes back the bytes it gave up; where they are lacking, the
+    drain goes on."""
     instance = holding.instance
     if transaction.node_stops or not instance.url:
         return
@@ -296,11 +308,11 @@ def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstanc
     transaction.publish(holding.enter(State.READY, snapshot_bytes=0), drain_ends_at=0.0, reason=command.reason)
 
 
-# the KV cache meanwhile
+# the KV cache during a drain
 
 
 def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
-    """Keep what its requests may need, free the rest: never below what is used."""
+    """Keep what the running requests may need of the KV cache and free the rest, never below what is used."""
     instance = holding.instance
     if not transaction.params.reservation or holding.consolidation is not None or seen.kv_bytes_used < 0:
         return
@@ -324,7 +336,7 @@ def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> 
 
 
 def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int]) -> None:
-    """Take as much of `wanted` as there is, or can be made by dropping replicas."""
+    """Grow the KV cache towards `wanted`, from free bytes and then by dropping replicas."""
     instance_id, held = holding.instance.instance_id, _kv_of(holding.shares)
     for replica in _replicas(transaction, wanted):
         free = {gpu.gpu_id: gpu.free_bytes for gpu in transaction.ledger.gpus}
@@ -340,7 +352,7 @@ def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int])
 
 
 def _replicas(transaction: Transaction, gpu_ids: dict[str, int]) -> list[Holding]:
-    """Replicas on those GPUs, the newest first."""
+    """Replicas on the given GPUs, the newest first."""
     there = (h for h in transaction.holdings.values() if h.instance.replica and h.stop is None)
     on_them = [h for h in there if h.shares.keys() & gpu_ids.keys()]
     return sorted(on_them, key=lambda h: (-h.instance.created_at, h.instance.instance_id))

@@ -1,16 +1,16 @@
-"""What happens to one instance from its launch to the end of its process.
+"""Events of one instance from its launch to the end of its process.
 
 Bytes are granted before anything starts and released only when the engine's process is known to be gone; those of a
-replica, when it is dropped. Which action runs in which state stands in table.py; drains.py, stages.py and starts.py
-hold the actions that are not here.
+replica are released when it is dropped. table.py says which action runs in which state; drains.py, stages.py and
+starts.py hold the other actions.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from glowplug.controllers.agent import adapters, sharing
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent import sharing
 from glowplug.controllers.agent.record import ENDED, FETCHING, Holding, Start, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
@@ -20,14 +20,17 @@ from glowplug.domain.phrasing import counted
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.start_times import StartKind, kind_from
 
-INTERRUPTED = "interrupted"  # the kind of a start that nobody is to learn from
+INTERRUPTED = "interrupted"  # the kind of a start whose times are not to be learned
 _ORDER = {name: rank for rank, name in enumerate(PhaseName)}
 
 
 def begin(transaction: Transaction, holding: Holding) -> None:
-    """Launch the process while the weights are on their way; both report back."""
+    """Launch the process and wait for the weights, side by side; both report back."""
     instance, start = holding.instance, holding.start
     assert start is not None
+    if instance.host_id:
+        adapters.begin(transaction, holding)
+        return
     workers = holding.workers_on(transaction.node_id)
     at = {gpu.gpu_id: index for index, gpu in enumerate(transaction.ledger.gpus)}
     indices = tuple(at[worker.gpu_id] for worker in workers)
@@ -47,27 +50,29 @@ def begin(transaction: Transaction, holding: Holding) -> None:
             *stages,
             gpu_indices=indices,
             rendezvous=holding.pipeline.rendezvous if holding.pipeline else "",
+            adapter_slots=instance.adapter_slots,
+            adapter_rank=instance.adapter_rank,
         ),
         msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages, streams),
     )
 
 
 def on_launched(transaction: Transaction, holding: Holding, _: msg.EngineLaunched) -> None:
-    """Its process is up: load, once the weights are there."""
+    """Note that the process is up, and load where the weights are there."""
     assert holding.start is not None
     if not holding.start.is_launched:
         advance(transaction, replace(holding, start=replace(holding.start, is_launched=True)))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
-    """Its weights are in host memory: load, once its process is up."""
+    """Note that the weights are in host memory, and load where the process is up."""
     assert holding.start is not None
     if holding.start.weights_path is None:
         advance(transaction, with_weights(transaction, holding, report))
 
 
 def with_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> Holding:
-    """The record with the end of its fetch."""
+    """The record with the path of its weights and the end of its fetch."""
     assert holding.start is not None
     fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
     start = replace(holding.start, weights_path=report.path, fetch=fetch)
@@ -75,7 +80,7 @@ def with_weights(transaction: Transaction, holding: Holding, report: msg.Weights
 
 
 def advance(transaction: Transaction, holding: Holding) -> None:
-    """Load once both its process and its weights are there, or as much of them as its engine needs to begin."""
+    """Load once the process is up and the weights, or as much of them as the engine needs to begin, are there."""
     start = holding.start
     if start is None or not start.is_launched or (start.weights_path is None and start.arriving_path is None):
         transaction.keep(holding)
@@ -85,21 +90,21 @@ def advance(transaction: Transaction, holding: Holding) -> None:
         transaction.ask(msg.LoadEngine(holding.engine, start.arriving_path))
         transaction.publish(holding.enter(State.STREAMING), reason="its engine loads its weights while they arrive")
         return
-    transaction.ask(msg.LoadEngine(holding.engine, start.weights_path))
+    transaction.ask(adapters.load(holding, start.weights_path))
     loading = activate(transaction, holding, holding.engine_id) if holding.engine_id else holding.enter(State.LOADING)
     transaction.publish(loading, reason="its weights are in host memory")
 
 
 def activate(transaction: Transaction, holding: Holding, source: str) -> Holding:
-    """Let the engine of `source` go on as this one's, from now on under its own id. The caller publishes it."""
+    """Let the engine of `source` continue under this instance's id. The caller publishes the record."""
     workers = holding.workers_on(transaction.node_id)
     transaction.ask(msg.ActivateEngine(holding.instance.instance_id, source, holding.model, workers))
     return holding.enter(State.ACTIVATING, engine_id="")
 
 
 def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
-    """The engine answers. Its phases and the fetch are published with what was expected of them, and what the start
-    had found: whoever learns from starts learns from this."""
+    """Publish that the engine answers, with the phases of its start, the seconds expected of each, and the tier where
+    the weights were: start times are learned from this row."""
     start = holding.start
     assert start is not None
     try:
@@ -132,7 +137,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
 
 
 def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """A start past its deadline has failed."""
+    """Fail a start that is past its deadline."""
     assert holding.start is not None
     if transaction.now_s < holding.start.deadline_at:
         return
@@ -151,17 +156,17 @@ def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
 
 
 def on_start_failed(transaction: Transaction, holding: Holding, report: Any) -> None:
-    """Its start is over."""
+    """Fail a start whose weights or engine failed."""
     fail(transaction, holding, report.code, report.reason)
 
 
 def on_exited(transaction: Transaction, holding: Holding, report: msg.EngineExited | msg.EngineOverLimit) -> None:
-    """Its process has ended by itself, or has to."""
+    """Fail an instance whose process ended by itself, or takes too much memory."""
     fail(transaction, holding, "engine_failed", report.reason)
 
 
 def on_health(transaction: Transaction, holding: Holding, seen: msg.HealthSeen) -> None:
-    """A process that is gone has failed, and so has one that hangs. What sleeps need not answer."""
+    """Fail an instance whose process is gone or hangs. A sleeping engine need not answer."""
     if not seen.alive:
         fail(transaction, holding, "engine_failed", seen.reason or "its engine process is gone")
     elif holding.state in (State.READY, State.DRAINING):
@@ -173,22 +178,22 @@ def on_health(transaction: Transaction, holding: Holding, seen: msg.HealthSeen) 
 
 
 def check_health(transaction: Transaction, holding: Holding) -> Holding:
-    """Ask for its health once a period."""
-    if transaction.now_s - holding.health_asked_at < transaction.params.health_every_s:
+    """Ask for the engine's health once a period; that of an adapter's host stands for both."""
+    if holding.instance.host_id or transaction.now_s - holding.health_asked_at < transaction.params.health_every_s:
         return holding
     transaction.ask(msg.CheckHealth(holding.instance.instance_id))
     return transaction.note(replace(holding, health_asked_at=transaction.now_s))
 
 
 def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
-    """FAILED for everyone at once; the bytes stay granted until the process is gone. Of a start whose weights cannot be
-    had here it says on how many other nodes they may be tried."""
+    """Publish an instance as FAILED at once; its bytes stay granted until the process is gone. A start whose weights
+    could not be had here says on how many other nodes it may be tried."""
     was = holding.instance.state
     tries_left = holding.start.tries_left if holding.start is not None and code in WEIGHTS_CODES else 0
     if tries_left:
         reason = f"{reason}; {counted(tries_left, 'other node')} may be tried"
     if holding.state is State.SWAPPED_OUT:
-        holding = transaction.ungrant(holding)  # a sleeper's rest gives way to what starts, and a failed one cannot
+        holding = transaction.ungrant(holding)  # a failed sleeper could not give way to starts
     holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason, tries_left=tries_left)
     if was.is_coming:
         transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))
@@ -200,30 +205,30 @@ def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> 
 
 
 def stop(transaction: Transaction, holding: Holding, grace_s: float, state: State) -> Holding:
-    """Ask for the end of its process; it is in `state` meanwhile."""
-    transaction.ask(msg.StopEngine(holding.engine, grace_s))
+    """Ask for the end of the process; the record is in `state` meanwhile."""
+    transaction.ask(adapters.unload(holding) or msg.StopEngine(holding.engine, grace_s))
     return transaction.keep(holding.enter(state, stop=Stop(transaction.now_s + grace_s)))
 
 
 def drop(transaction: Transaction, holding: Holding, reason: str) -> None:
-    """End a dormant instance, or a replica on its way: its bytes are free at once (its pages are mapped anew,
-    WarmServe section 4.2), its process follows."""
+    """End a dormant instance, or a replica that is starting: its bytes are free at once (its pages are mapped anew,
+    WarmServe section 4.2), and its process ends after that."""
     holding = transaction.publish(transaction.ungrant(holding).enter(State.STOPPED), reason=reason)
     if holding.stop is None:
         stop(transaction, holding, 0.0, State.STOPPED)
 
 
 def on_give_way(transaction: Transaction, holding: Holding, asked: msg.GivesWay) -> None:
-    """Another instance needs its bytes."""
+    """Drop a dormant instance, or a replica that is starting, because another instance needs its bytes."""
     drop(transaction, holding, asked.reason)
 
 
 def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) -> None:
-    """The process is gone: its bytes are free, or its start begins again. When it is not, it is stopped again
-    later."""
+    """Free the bytes of a process that is gone, or begin its start again. Where something of it still lives, note that
+    so that it is stopped again later."""
     state = holding.state
     if holding.is_over:
-        return  # a stop that was asked for twice ends twice
+        return  # a stop asked for twice is reported twice
     if not report.clean:
         transaction.keep(holding.enter(state, stop=Stop(transaction.now_s)))
     elif state is State.RESTARTING and holding.start is not None:
@@ -245,8 +250,7 @@ def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) 
 
 
 def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
-    """Give up an instance that another node runs by now: its row and its facts are theirs, so nothing is
-    published."""
+    """Give up an instance that another node runs by now, and publish nothing: its row and facts are that node's."""
     stops = holding.stop is None and holding.state not in ENDED
     why = "another node runs it by now"
     over = replace(holding.instance, state=InstanceState.STOPPED, consolidating=False)
@@ -257,14 +261,14 @@ def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
 
 
 def on_stop_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """Ask once more for the end of a process that outlived its stop."""
+    """Ask again for the end of a process that outlived its stop."""
     assert holding.stop is not None
     if transaction.now_s - holding.stop.asked_at >= transaction.params.stop_retry_s:
         stop(transaction, holding, 0.0, holding.state)
 
 
 def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
-    """Forget it, once its process is gone and no command for it can be under way."""
+    """Forget an instance once its process is gone and no command for it can be under way."""
     if holding.stop is not None:
         on_stop_tick(transaction, holding, tick)
         return
@@ -273,15 +277,15 @@ def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
     instance_id = holding.instance.instance_id
     del transaction.holdings[instance_id]
     transaction.is_dirty = True
-    if not any(instance_id in h.past_ids for h in transaction.holdings.values()):  # else its engine lives on
+    if not any(instance_id in h.past_ids for h in transaction.holdings.values()):  # else another one has its engine
         transaction.ask(*(msg.ForgetEngine(past_id) for past_id in (instance_id, *holding.past_ids)))
     if holding.state is not State.LOST:
         transaction.effects.append(Remove(INSTANCES, instance_id))
 
 
 def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
-    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever. Routers are shown
-    the new end of a drain."""
+    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever. Publish the new end of a
+    drain to routers."""
     start, drain, consolidation, pipeline = holding.start, holding.drain, holding.consolidation, holding.pipeline
     shifted = transaction.note(
         replace(
@@ -308,7 +312,7 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
 
 
 def _predicted(expected: Mapping[str, float], phases: Iterable[Phase]) -> tuple[Phase, ...]:
-    """`phases` in order, each with what its start's command expected of it, where it carries nothing yet."""
+    """`phases` in order, each with the seconds that the start's command expected of it, unless it has a value."""
     return tuple(
         p if p.predicted_s else replace(p, predicted_s=expected.get(p.name.value, 0.0))
         for p in sorted(phases, key=lambda p: (_ORDER[p.name], p.started_at))

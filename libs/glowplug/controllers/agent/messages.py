@@ -1,4 +1,4 @@
-"""What an agent receives (stimuli), what it asks of its shell (effects), and what it remembers over a restart.
+"""What an agent receives (stimuli), what it asks of its shell (effects), and what it keeps over a restart.
 
 Times are epoch seconds, sizes bytes.
 """
@@ -19,7 +19,7 @@ from glowplug.policies.start_times import StartKind
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of something that was asked for, or what has happened to one instance."""
+    """The outcome of an effect, or another event of one instance."""
 
     instance_id: str
 
@@ -33,29 +33,29 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class EngineLaunched(Outcome):
-    """The process is up and imports; it has no weights yet."""
+    """The process is up and imports its libraries; it has no weights yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsArriving(Outcome):
-    """The files at `path` have their names and their sizes, and bytes land in them: an engine that streams may load
-    them now. What it has loaded counts only after WeightsComplete."""
+    """The files at `path` have their names and sizes, and their bytes are arriving: an engine that streams may load
+    them now. What the engine has loaded counts only after WeightsComplete."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReplaced(Outcome):
-    """What has arrived was dropped and is fetched again from the start: what an engine has read of it may be wrong.
-    WeightsArriving or WeightsComplete follows."""
+    """The arrived weights were dropped and are fetched again from the start: those that an engine has read may be
+    wrong. WeightsArriving or WeightsComplete follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsComplete(Outcome):
-    """`path` is the file or directory to load. `found`: where they were: CACHED, there at the first look; DISK, brought
-    from the node's own copy; COLD, from elsewhere."""
+    """The weights to load are at `path`, a file or directory. `found`: where they were. CACHED: in host memory at the
+    first look; DISK: on the node's own disk; COLD: elsewhere."""
 
     path: str
     found: StartKind = StartKind.COLD
@@ -63,7 +63,7 @@ class WeightsComplete(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WeightsFailed(Outcome):
-    """`code` is an error code of domain/errors.py."""
+    """The weights could not be had. `code` is an error code of domain/errors.py."""
 
     code: str
     reason: str
@@ -71,16 +71,16 @@ class WeightsFailed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EngineReady(Outcome):
-    """The engine serves at `url`; `phases` are its own (LAUNCH, LOAD, WARMUP). Of a pipeline's first stage it comes
+    """The engine serves at `url`; `phases` are its own (LAUNCH, LOAD, WARMUP). The first stage of a pipeline reports
     twice: once its own part is loaded, and once it answers for all (after ServeStages)."""
 
     url: str
     phases: tuple[Phase, ...] = ()
     kv_tokens: int = 0  # that its KV cache holds; 0: not known
     key_id: str = ""  # as in Instance
-    num_slots: int = 0  # requests it runs at once; 0: what was planned for it
+    num_slots: int = 0  # requests it runs at once; 0: as planned
     lacks: tuple[str, ...] = ()  # as in Instance
-    shared_bytes: int = 0  # of its weights, seen to be pages of host memory that its fellows read too
+    shared_bytes: int = 0  # of its weights, seen in pages of host memory that other engines read too
     step_s: float = 0.0  # as in Instance
 
 
@@ -92,21 +92,21 @@ class EngineStartFailed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EngineExited(Outcome):
-    """The process has ended, and nobody had asked it to."""
+    """The process has ended without being asked to."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOverLimit(Outcome):
-    """The engine takes more host memory than it may: it must end at once, before the machine has none left."""
+    """The engine takes more host memory than it may: it must end at once, before the machine runs out of memory."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineGone(Outcome):
-    """A stop is over. `clean` False: something of it still lives, so its bytes are not free."""
+    """A stop is over. `clean` False: some of the process still lives, so its bytes are not free."""
 
     clean: bool = True
 
@@ -120,7 +120,7 @@ class HealthSeen(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class InFlight(Outcome):
-    """Requests inside the engine, running and waiting, and the bytes of its KV cache that they fill (-1: not known)."""
+    """Requests running and waiting in the engine, and the bytes of its KV cache that they fill (-1: not known)."""
 
     num_in_flight: int
     kv_bytes_used: int = -1
@@ -135,48 +135,47 @@ class EnginePrewarmed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EngineAsleep(Outcome):
-    """An engine that was asked to has left its GPUs (but for its weights, where they stay). `num_bytes` of them it was
-    seen to hold all the same; -1: nobody can see that here."""
+    """The engine has left its GPUs as asked, except for weights that are to stay. `num_bytes`: what it was seen to hold
+    on them all the same; -1: not measurable on this node."""
 
     num_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBusy(Outcome):
-    """An engine that was to sleep unless it was busy has requests, and serves on."""
+    """The engine was to sleep only if idle, has requests, and serves on."""
 
     num_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
 class SleepFailed(Outcome):
-    """An engine that was asked to sleep could not, and lives: what it holds of its GPUs is not known."""
+    """The engine was asked to sleep and could not, and lives: what it holds of its GPUs is not known."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConsolidated(Outcome):
-    """What was a stage serves all of the model, alone."""
+    """The engine of a stage has become whole: it serves all of the model, alone."""
 
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
-    url: str = ""  # where it serves from now on; "": where it did
+    url: str = ""  # where it serves from now on; "": as before
     key_id: str = ""  # as in Instance, of that url
     phases: tuple[Phase, ...] = ()  # FETCH of the rest of the weights, LOAD with the other stages' KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class StagesFinished(Outcome):
-    """Nothing runs any more in the stages that a whole engine came up beside. `cut`: what still ran was ended, since
-    its time was over."""
+    """Nothing runs any more in the stages of a consolidated engine. `cut`: requests were ended at the deadline."""
 
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationFailed(Outcome):
-    """It is the stage that it was, and holds no more of its GPU than then. `code`: of domain/errors.py; with
-    weights_corrupt the rest of its weights is wrong, and so may be what it serves from."""
+    """The engine stays a stage, and holds no more of its GPU than before. `code`: of domain/errors.py; with
+    weights_corrupt the rest of its weights is wrong, and the part that it serves from may be wrong too."""
 
     reason: str
     code: str = ""
@@ -184,7 +183,7 @@ class ConsolidationFailed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Outcome):
-    """An operator asks this agent itself to drain and stop an instance."""
+    """An operator asks the agent itself to drain and stop an instance."""
 
     reason: str
     grace_s: float
@@ -192,7 +191,7 @@ class StopAsked(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class NodeStopping:
-    """The agent is asked to end: drain and stop every engine, start none."""
+    """The agent is asked to end: drain and stop every engine, and start none."""
 
     reason: str
     grace_s: float
@@ -200,7 +199,7 @@ class NodeStopping:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the node's prefetcher keeps and what its links carry, as last seen."""
+    """The weights that the node's prefetcher keeps and the loads of its links, as last reported."""
 
     cached: tuple[CachedWeights, ...] = ()
     host_cache_bytes: int = 0
@@ -210,21 +209,31 @@ class Surroundings:
     disk_bytes_per_s: float = 0.0
 
 
-# Stimuli that the controller itself makes for one record, when it handles what concerns another
+# Stimuli that the controller makes for one record while it handles a stimulus of another
 
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """Another instance needs the bytes of a replica, or what a sleeper keeps."""
+    """Another instance needs the bytes of a replica or of a sleeper."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Its engine, and what it has of a start, go on as `instance_id`."""
+    """The engine of the instance, and what it has of a start, continue as `instance_id`."""
 
     instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeaves:
+    """The instance of its base whose engine serves an adapter is no longer READY. It goes on for `grace_s`, where its
+    engine still runs at all."""
+
+    reason: str
+    grace_s: float
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +246,7 @@ class RunsElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ForEngine:
-    """What the shell is to do for the engine of one instance."""
+    """An effect on the engine of one instance."""
 
     instance_id: str
 
@@ -256,13 +265,14 @@ class LaunchEngine(ForEngine):
     num_stages: int = 1
     gpu_indices: tuple[int, ...] = ()  # of all its workers
     rendezvous: str = ""  # of a pipeline's stages: see StartInstance
+    adapter_slots: int = 0  # as in StartInstance
+    adapter_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitWeights(ForEngine):
-    """Watch the region in host memory; of a pipeline's stage, its part of it. Outcome: WeightsComplete or
-    WeightsFailed, before them WeightsArriving and WeightsReplaced where it `streams`; none at all past the
-    deadline."""
+    """Watch the weights in host memory; of a stage, its part of them. Outcome: WeightsComplete or WeightsFailed, after
+    any WeightsArriving and WeightsReplaced where the engine `streams`; none past the deadline."""
 
     weights: WeightsRef
     deadline_at: float
@@ -273,16 +283,35 @@ class AwaitWeights(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class LoadEngine(ForEngine):
-    """The weights at `path` may still arrive. Outcome: EngineReady (of a replica EnginePrewarmed) or
+    """Load the weights at `path`, which may still arrive. Outcome: EngineReady (of a replica EnginePrewarmed) or
     EngineStartFailed."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter(ForEngine):
+    """Let the engine of `host_id` take the LoRA adapter at `path`. Outcome: EngineReady, with what the host's engine
+    has, or EngineStartFailed."""
+
+    host_id: str
+    model: Model
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter(ForEngine):
+    """Give up what is under way for the instance, and let the engine of `host_id` drop its adapter. Outcome:
+    EngineGone, also where that engine is gone."""
+
+    host_id: str
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
 class ActivateEngine(ForEngine):
-    """What lies dormant as `source` goes on as `instance_id` and serves. A replica that is still loading is streamed to
-    its end meanwhile. Outcome: EngineReady or EngineStartFailed, of `instance_id`."""
+    """Let the dormant engine of `source` continue as `instance_id` and serve. A replica that is still loading goes on
+    loading meanwhile. Outcome: EngineReady or EngineStartFailed, of `instance_id`."""
 
     source: str
     model: Model
@@ -291,9 +320,9 @@ class ActivateEngine(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class SleepEngine(ForEngine):
-    """Give up the KV cache and, for "swapped_out", the weights on the GPU too; what still runs ends, as its grace did.
-    Outcome: EngineAsleep or SleepFailed; EngineExited where its process ends over it. With `if_idle` it does nothing
-    where something runs, and the outcome is EngineBusy; only engines that refuse (EngineKind) are asked so."""
+    """Give up the KV cache and, for "swapped_out", the weights on the GPU too; requests that still run end. Outcome:
+    EngineAsleep or SleepFailed; EngineExited where its process ends over it. With `if_idle` a busy engine does nothing,
+    and the outcome is EngineBusy; only engines that refuse requests meanwhile (EngineKind) are asked so."""
 
     becomes: str  # prewarmed | swapped_out
     if_idle: bool = False
@@ -301,62 +330,66 @@ class SleepEngine(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class LimitKv(ForEngine):
-    """The engine drains: from now on its KV cache is `num_bytes` at most (WarmServe section 4.1). No outcome."""
+    """Limit the KV cache of a draining engine to `num_bytes` (WarmServe section 4.1). No outcome."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConsolidateEngine(ForEngine):
-    """Load the other stages' part of the model in the background, take over their KV, serve alone. Outcome:
-    EngineConsolidated or ConsolidationFailed, or nothing when the engine goes before."""
+    """Load the other stages' part of the model in the background, take over their KV cache, and serve alone. Outcome:
+    EngineConsolidated or ConsolidationFailed, or none where the engine ends before."""
 
     model: Model
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonConsolidation(ForEngine):
-    """A ConsolidateEngine has taken too long: stop it and drop what has come. It is asked again until there is an
-    outcome: ConsolidationFailed, or EngineConsolidated where that was sooner."""
+    """Stop a ConsolidateEngine that takes too long, and drop what has been loaded. Repeated until there is an outcome:
+    ConsolidationFailed, or EngineConsolidated where that was sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishStages(ForEngine):
-    """It has become whole in another process: wait until its stages have ended what routers cannot take away from them,
-    at most until `deadline_at` (0: for as long as their pipeline lives), then end its own stage. Outcome:
-    StagesFinished."""
+    """End a stage whose engine became whole in another process: wait until its stages have ended the requests that
+    routers cannot move, at most until `deadline_at` (0: as long as their pipeline lives), then end the instance's own
+    stage. Outcome: StagesFinished."""
 
     deadline_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ServeStages(ForEngine):
-    """Every stage is there: the first one answers for all, and reaches the `later` ones where they say. Outcome:
-    EngineReady."""
+    """Let the first stage answer for all, now that every stage is there; it reaches the `later` ones at their
+    addresses. Outcome: EngineReady."""
 
     later: tuple[StageAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StopEngine(ForEngine):
-    """Give up whatever is under way for the instance and end its process. Outcome: EngineGone."""
+    """Give up what is under way for the instance and end its process. Outcome: EngineGone."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth(ForEngine):
-    """Outcome: HealthSeen."""
+    """Ask the engine for its health. Outcome: HealthSeen."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountInFlight(ForEngine):
-    """Outcome: InFlight, or nothing when the engine does not answer."""
+    """Count the engine's requests. Outcome: InFlight, or none where the engine does not answer. Of an adapter those of
+    its host's engine count, all of them where the engine does not tell whose they are."""
+
+    host_id: str = ""
+    model: Model | None = None  # the adapter
 
 
 @dataclass(frozen=True, slots=True)
 class ReportStart:
-    """A start is over, well (READY) or badly (FAILED): spans and metrics of its phases."""
+    """Report the spans and metrics of a start that ended READY or FAILED."""
 
     instance: Instance
     traceparent: str
@@ -365,22 +398,22 @@ class ReportStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDrain:
-    """A drain is over, and its engine is to stop or has fallen asleep: spans and metrics of both. Epoch seconds."""
+    """Report the spans and metrics of a drain whose engine stops or fell asleep. Epoch seconds."""
 
     instance: Instance
-    traceparent: str  # of what asked for the drain
+    traceparent: str  # of the command for the drain
     began_at: float
-    drained_at: float  # nothing ran any more, or its grace was over
+    drained_at: float  # when nothing ran any more, or its grace was over
     asleep_at: float = 0.0  # 0: its engine stops
     predicted_s: float = 0.0  # of the sleep; 0: nothing is expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConsolidation:
-    """A stage has become whole, or has given that up (`error`): spans and metrics of it. Epoch seconds."""
+    """Report the spans and metrics of a consolidation that ended well or badly (`error`). Epoch seconds."""
 
     instance: Instance
-    traceparent: str  # of what asked for it
+    traceparent: str  # of its command
     began_at: float
     phases: tuple[Phase, ...] = ()
     error: str = ""
@@ -388,12 +421,12 @@ class ReportConsolidation:
 
 @dataclass(frozen=True, slots=True)
 class ForgetEngine(ForEngine):
-    """Nothing is kept of the instance any more: its log and run directory may go."""
+    """Delete the log and run directory of an instance of which nothing is kept any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMemory:
-    """All that the agent must know again after a kill -9."""
+    """The state that the agent needs again after a kill -9."""
 
     holdings: tuple[Holding, ...] = ()
     fence: Mapping[str, int] = field(default_factory=dict)
@@ -401,7 +434,7 @@ class AgentMemory:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Write `memory` down before anything else is done."""
+    """Write `memory` down before any other effect is carried out."""
 
     memory: AgentMemory
 
@@ -410,6 +443,8 @@ EFFECTS: tuple[type, ...] = (
     LaunchEngine,
     AwaitWeights,
     LoadEngine,
+    LoadAdapter,
+    UnloadAdapter,
     ActivateEngine,
     ServeStages,
     ConsolidateEngine,

@@ -1,4 +1,4 @@
-"""What the agent of one node reads."""
+"""The tables and commands that the agent of one node reads."""
 
 from typing import Final
 

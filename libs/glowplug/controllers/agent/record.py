@@ -1,7 +1,7 @@
-"""One instance as its agent keeps it: its state, the parts that exist in that state alone, and the bytes it holds.
+"""The agent's record of one instance: its state, the parts that exist in that state alone, and its bytes.
 
-`State` is finer than the public InstanceState. `RULES` says of each state what it is to the fleet, what it means, and
-which parts a record has there; `Holding.faults` holds a record against that. Times are epoch seconds, sizes bytes.
+`State` is finer than the public InstanceState. `RULES` says of each state what the fleet sees, what the state means,
+and which parts a record has in it; `Holding.faults` checks a record against them. Times are epoch seconds, sizes bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 
 
 class State(StrEnum):
-    """Where one instance is on its node. What each means stands in RULES."""
+    """The state of one instance on its node; RULES says what each one means."""
 
     STARTING = "starting"
     STREAMING = "streaming"
@@ -42,11 +42,11 @@ class State(StrEnum):
 
 
 class ConsolidationState(StrEnum):
-    """How far a stage is that becomes whole, beside READY or DRAINING."""
+    """Progress of a stage that becomes whole, beside READY or DRAINING."""
 
-    RUNNING = "running"  # a ConsolidateEngine is out
-    ABANDONED = "abandoned"  # an AbandonConsolidation is out: until its outcome the engine may hold the whole's bytes
-    FINISHING = "finishing"  # a FinishStages is out: it is whole, and what cannot leave its stages ends there
+    RUNNING = "running"  # a ConsolidateEngine was asked for
+    ABANDONED = "abandoned"  # an AbandonConsolidation was asked for: until its outcome the engine may hold all bytes
+    FINISHING = "finishing"  # a FinishStages was asked for: it is whole, and its stages finish their requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,57 +54,57 @@ class Start:
     """A start under way, up to READY or PREWARMED."""
 
     deadline_at: float
-    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
+    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as the start's command expects
     is_launched: bool = False  # its process is up
-    arriving_path: str | None = None  # where they arrive, of an engine that streams
-    weights_path: str | None = None  # once they are in host memory
+    arriving_path: str | None = None  # where the weights arrive, of an engine that streams
+    weights_path: str | None = None  # once the weights are in host memory
     fetch: Phase | None = None
-    shared_bytes: int = 0  # that its engine reported as in EngineReady, before its weights were checked
-    grew_from: InstanceState | None = None  # what the instance was that it took over
-    tries_left: int = 0  # other nodes on which it may be tried, should its weights not be had here
-    has_restarted: bool = False  # it was broken off and begun again: its seconds are no measure
+    shared_bytes: int = 0  # as in EngineReady, reported before the weights were checked
+    grew_from: InstanceState | None = None  # the former state of the instance it grew from
+    tries_left: int = 0  # other nodes to try where the weights cannot be had here
+    has_restarted: bool = False  # it was begun again: its seconds measure nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """A drain under way. `deadline_at` bounds it, and then the engine's falling asleep."""
+    """A drain under way. `deadline_at` bounds the drain, and then the time in which its engine falls asleep."""
 
     deadline_at: float
-    quiet_until: float  # routers know of the drain by then
-    busy_until: float = 0.0  # of an engine that falls asleep unless it is busy: the drain's own deadline
+    quiet_until: float  # when routers know of the drain
+    busy_until: float = 0.0  # the drain's own deadline, while an engine is asked to sleep if idle
     becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
-    traceparent: str = ""  # of what asked for it
-    predicted_s: float = 0.0  # until it has left, if it ran nothing, as its command expects
+    traceparent: str = ""  # of its command
+    predicted_s: float = 0.0  # expected seconds until an idle engine has left
     began_at: float = 0.0
-    drained_at: float = 0.0  # it is over, and the engine falls asleep
+    drained_at: float = 0.0  # when it was over and the engine began to fall asleep
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A StopEngine is out. A process that still lives is asked again `stop_retry_s` after `asked_at`."""
+    """A stop under way. A process that still lives is asked again `stop_retry_s` after `asked_at`."""
 
     asked_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation:
-    """A stage becomes whole, is to give that up, or has become whole and ends what it began as a stage."""
+    """A consolidation: a stage becomes whole, is to give that up, or is whole and finishes its stages' requests."""
 
     state: ConsolidationState = ConsolidationState.RUNNING
-    deadline_at: float  # 0: none, of what was a later stage and ends with the first one
+    deadline_at: float  # 0: none, for a later stage, which ends with the first one
     began_at: float = 0.0  # 0: by an agent of an earlier version
-    traceparent: str = ""  # of what asked for it
+    traceparent: str = ""  # of its command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What an instance of several stages knows of being one."""
+    """The part that an instance plays in its pipeline."""
 
     stage: int
-    rendezvous: str = ""  # where its stages find one another
+    rendezvous: str = ""  # where the stages find one another
     is_joined: bool = False  # of the first stage: the later ones are READY
-    later: tuple[StageAddress, ...] = ()  # ... and answer there
-    num_failed: int = 0  # consolidations
+    later: tuple[StageAddress, ...] = ()  # ... at these addresses
+    num_failed: int = 0  # consolidations that failed
     retry_at: float = 0.0  # no consolidation begins sooner
 
 
@@ -121,9 +121,9 @@ class Holding:
     stop: Stop | None = None
     consolidation: Consolidation | None = None
     pipeline: Pipeline | None = None
-    shares: Shares = field(default_factory=dict)  # what it is granted; empty: nothing
-    snapshot_bytes: int = 0  # of host memory, promised or taken, that its engine sleeps in
-    engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see starts.py)
+    shares: Shares = field(default_factory=dict)  # granted bytes; empty: none
+    snapshot_bytes: int = 0  # host memory promised to or taken by its sleeping engine
+    engine_id: str = ""  # the shell's name of its process, where not its own id (see starts.py)
     past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
     found: StartKind = StartKind.COLD  # where its weights were when its start began
     health_asked_at: float = 0.0
@@ -131,49 +131,58 @@ class Holding:
 
     @property
     def engine(self) -> str:
-        """The id its engine effects carry."""
+        """The id that the instance's engine effects carry."""
         return self.engine_id or self.instance.instance_id
 
     @property
     def shared(self) -> tuple[str, int] | None:
-        """Under which key it shares how many bytes of its weights; None for none."""
+        """The key and the bytes of the weights that it shares; None where it shares none."""
         return (self.model.share_key, self.instance.shared_bytes) if self.instance.shared_bytes else None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and no process is left."""
+        """Return whether the instance has ended and no process is left."""
         return self.state in ENDED and self.stop is None
 
     @property
+    def is_quiet(self) -> bool:
+        """Return whether the instance serves alone, is dormant or is over, so that no step of it can be overdue."""
+        is_settled = self.state is State.READY or self.state in DORMANT or self.is_over
+        return is_settled and self.consolidation is None and self.pipeline is None
+
+    @property
     def is_first_stage(self) -> bool:
-        """Whether it is the stage of a pipeline that answers for all of them."""
+        """Return whether it is the stage of a pipeline that answers for all stages."""
         return not self.instance.is_whole and not self.instance.part_of
 
     @property
     def is_later_stage(self) -> bool:
-        """Whether it is a stage of a pipeline that another one answers for."""
+        """Return whether it is a stage of a pipeline that another stage answers for."""
         return bool(self.instance.part_of)
 
     @property
     def own_workers(self) -> tuple[Worker, ...]:
-        """The GPU processes that are this row's own: all, but of a pipeline's first stage, which lists one (or one
-        tensor group) of each stage, the first."""
+        """The GPU processes of this row's own stage. The first stage of a pipeline lists one (or one tensor group) of
+        each stage, its own first; any other row lists its own alone."""
         workers = self.instance.workers
         return workers[: max(1, len(workers) // self.instance.num_stages)] if self.is_first_stage else workers
 
     def workers_on(self, node_id: str) -> tuple[Worker, ...]:
-        """Its own GPU processes on one node."""
+        """The row's own GPU processes on one node."""
         return tuple(w for w in self.own_workers if w.node_id == node_id)
 
     def shares_on(self, node_id: str) -> dict[str, dict[GrantOwner, int]]:
-        """What it is to hold of that node's GPUs. Workers that name no bytes take an even part of the model's memory;
-        a replica holds weights alone, as prewarmed."""
+        """The bytes that the instance should hold on a node's GPUs. Workers that name no bytes take an even part of the
+        model's memory; a replica holds weights alone, as prewarmed; an adapter none, since its host's grant has them.
+        """
         shares: dict[str, dict[GrantOwner, int]] = {}
         model, num_stages = self.model, self.instance.num_stages
         weights = weights_per_gpu(model, num_stages)
         for worker in self.workers_on(node_id):
             of_gpu = shares.setdefault(worker.gpu_id, {})
-            if self.instance.replica:
+            if self.instance.host_id:
+                parts = {GrantOwner.WEIGHTS: 0}
+            elif self.instance.replica:
                 parts = {GrantOwner.PREWARM: worker.num_bytes or weights}
             else:
                 num_bytes = worker.num_bytes or bytes_per_gpu(model, num_stages)
@@ -183,13 +192,13 @@ class Holding:
         return shares
 
     def enter(self, state: State, **changes: Any) -> "Holding":
-        """The record in `state`, without the parts that it may not have there."""
+        """The record in `state`, without the parts that may not exist there."""
         rule = RULES[state]
         dropped = {part: None for part in _ENDING_WITH_STATE if part not in rule.needs | rule.may}
         return replace(self, state=state, **(dropped | changes))
 
     def faults(self) -> Iterator[str]:
-        """What of the record contradicts its state."""
+        """Contradictions between the record and its state."""
         rule, instance = RULES[self.state], self.instance
         name = instance.instance_id
         allowed = frozenset() if self.is_over else rule.needs | rule.may
@@ -228,7 +237,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One state: what the fleet sees of it, what it means, which parts a record needs there and which it may have."""
+    """One state: what the fleet sees of it, what it means, the parts that a record needs in it, and may have."""
 
     public: InstanceState
     means: str
@@ -241,7 +250,7 @@ _ENDING_WITH_STATE = ("start", "drain", "stop", "consolidation")
 
 
 S, P = State, InstanceState
-# state, what the fleet sees of it, the parts that it needs, those that it may have, what it means
+# state, what the fleet sees of it, parts that it needs, parts that it may have, what it means
 _RULES = (
     (S.STARTING, P.STARTING, "start shares", "engine_id", "its process starts, and its weights are on their way"),
     (S.STREAMING, P.STARTING, "start shares", "engine_id", "its engine takes the weights while they arrive"),
@@ -266,7 +275,7 @@ RULES: Mapping[State, Rule] = {
     for state, public, needs, may, means in _RULES
 }
 
-FETCHING = frozenset({State.STARTING, State.STREAMING, State.UNCHECKED})  # its weights may still be on their way
+FETCHING = frozenset({State.STARTING, State.STREAMING, State.UNCHECKED})  # the weights may still be arriving
 COMING = FETCHING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
-ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left
+ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while a process is left

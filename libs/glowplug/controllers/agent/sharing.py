@@ -1,9 +1,9 @@
-"""Weights that instances read in the same pages: seen, not believed, and then granted once to all of them (Gpu.shared).
+"""Weights that instances read in the same pages, as measured, and granted once to all of them (Gpu.shared).
 
-An engine that reads its weights where the node keeps them reports with its load how many bytes of them it reads there
-in place; the rest it has for itself. A start counts on what others on its GPU were seen to share, or earlier engines of
-its key on this node were, and is held against its own report; where none has been seen it pays for all of its weights
-until it has reported. So two starts at once take one copy of what they share, but for the first two of all.
+An engine that reads its weights where the node keeps them reports with its load how many bytes it reads there in place;
+the rest are its own. A start counts on what others on its GPU were seen to share, or earlier engines with its key on
+this node, and is checked against its own report; where no sharing has been seen it pays for all of its weights until it
+has reported. So two starts at once take one copy of what they share, except for the first two of all.
 """
 
 from dataclasses import replace
@@ -15,21 +15,21 @@ from glowplug.domain.hardware import WEIGHT_OWNERS
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 
-SHARE = "share"  # the ability
+SHARE = "share"  # the ability of an engine
 KEYS_REMEMBERED = 1024
 
 
 def expected(transaction: Transaction, holding: Holding) -> Holding:
-    """A start, with what it will share by all that is known: what instances with its key share there already, else what
-    those before it were seen to share on this node."""
+    """The record of a start with the bytes that it should share: those that instances with its key share on its GPU,
+    else those that earlier engines with the key were seen to share on this node."""
     known = _by_others(transaction, holding) or transaction.shared_seen.get(holding.model.share_key, 0)
     return _sharing(holding, known if _weights(transaction, holding) >= known else 0)
 
 
 def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
-    """Its engine reads `num_bytes` of its weights in pages that its fellows read too. Grants what that comes to.
+    """Grant what an engine holds that was seen to read `num_bytes` of its weights in pages that others read too.
 
-    Raises OutOfMemory, with nothing changed, where it had counted on more and its GPU has no bytes for the difference.
+    Raises OutOfMemory, with nothing changed, where it had counted on more and its GPU lacks bytes for the difference.
     """
     known, num_bytes = _by_others(transaction, holding), min(num_bytes, _weights(transaction, holding))
     _remember(transaction, holding.model.share_key, num_bytes)
@@ -47,7 +47,7 @@ def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
 
 
 def _remember(transaction: Transaction, key: str, num_bytes: int) -> None:
-    """What engines of that key share: the least of what they reported, and nothing once one shares nothing."""
+    """Note what engines with a key share: the least that they reported, and nothing once one shares nothing."""
     known = transaction.shared_seen.pop(key, num_bytes)
     if key and num_bytes:
         transaction.shared_seen[key] = min(known, num_bytes)
@@ -56,7 +56,7 @@ def _remember(transaction: Transaction, key: str, num_bytes: int) -> None:
 
 
 def said(transaction: Transaction, holding: Holding) -> str:
-    """What a reason adds for an instance that shares; "" for one that does not."""
+    """The part of a reason about shared weights; "" for an instance that shares nothing."""
     if holding.shared is None:
         return ""
     key, num_bytes = holding.shared
@@ -74,7 +74,7 @@ def _sharing(holding: Holding, num_bytes: int) -> Holding:
 
 
 def _by_others(transaction: Transaction, holding: Holding) -> int:
-    """Bytes that others share under its key on its GPU."""
+    """Bytes that other instances share under the same key on the instance's GPU."""
     gpu_ids = {worker.gpu_id for worker in holding.workers_on(transaction.node_id)}
     there = [weights for gpu in transaction.ledger.gpus if gpu.gpu_id in gpu_ids for weights in gpu.shared]
     me, key = holding.instance.instance_id, holding.model.share_key
@@ -82,7 +82,7 @@ def _by_others(transaction: Transaction, holding: Holding) -> int:
 
 
 def _weights(transaction: Transaction, holding: Holding) -> int:
-    """Its bytes of weights that could be shared at all: of an instance that runs all of the model on one GPU."""
+    """Bytes of weights that could be shared at all: those of an instance that runs all of its model on one GPU."""
     instance, model = holding.instance, holding.model
     is_one = instance.is_whole and not instance.part_of and len(holding.own_workers) == 1
     if not (is_one and model.share_key and transaction.can(model, SHARE)):

@@ -1,17 +1,17 @@
-"""Pipelines: an instance whose layers lie on several GPUs or nodes until one of them has all.
+"""Pipelines: instances whose layers lie on several GPUs or nodes until one stage has all of them.
 
 Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale down to one worker, or scale up into one
-each). A stage is an instance of its own on its node; the first one answers clients once the placer has joined them.
-Departure: a stage that finds no memory for the whole model, or whose engine fails to become whole, or is not within
+each). A stage is an instance of its own on its node; the first stage answers clients once the placer has joined them.
+Departure: a stage that finds no memory for the whole model, or whose engine fails to become whole or takes longer than
 `consolidate_deadline_s`, goes on as a stage and says why; it is asked again, after a failure with a pause that doubles.
-Weights that prove to be wrong end it.
-Nothing is taken for granted of an engine that does not say what has become of it: its bytes stay granted, and it is
-asked to give up until it answers.
+Weights that prove to be wrong end the stage.
+Where an engine does not say how its consolidation ended, its bytes stay granted, and it is asked to give up until it
+answers.
 
 An engine that becomes whole in another process leaves its stages behind, with the answers that no router can continue
-elsewhere. They end there, for at most `consolidate_deadline_s`; meanwhile the row says `stages_busy`, on which the
-placer keeps the later stages, and what is new goes to the whole engine. A stage that was a later one stays for as long
-as the first one's pipeline does.
+elsewhere. These end there, for at most `consolidate_deadline_s`; meanwhile the row says `stages_busy`, so that the
+placer keeps the later stages, and new requests go to the whole engine. A former later stage stays for as long as the
+first stage's pipeline does.
 """
 
 from dataclasses import replace
@@ -20,6 +20,7 @@ from glowplug.controllers.agent import lifecycle
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Transaction
+from glowplug.controllers.backoff import backoff_s
 from glowplug.domain.errors import ChecksumMismatch, OutOfMemory
 from glowplug.domain.instance import BEFORE_START, Instance, Phase
 from glowplug.events.commands import ConsolidateInstance, JoinStages
@@ -30,8 +31,8 @@ FINISHING = ConsolidationState.FINISHING
 
 
 def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
-    """An engine answers. A pipeline's first stage has only its own part then, and waits for the others. A replica
-    is not to answer."""
+    """Take an engine that answers. The first stage of a pipeline has only its own part loaded then, and waits for the
+    others. A replica ignores the report, since it is not to answer."""
     instance = holding.instance
     if instance.replica:
         return
@@ -57,7 +58,7 @@ def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady
 
 
 def on_join(transaction: Transaction, holding: Holding, command: JoinStages) -> None:
-    """Every later stage is READY: serve as soon as this one is loaded. Said again, it changes nothing."""
+    """Note that every later stage is READY, and serve as soon as this one is loaded. Repeated, it changes nothing."""
     pipeline = holding.pipeline
     if pipeline is None or not holding.is_first_stage or pipeline.is_joined:
         return
@@ -73,7 +74,7 @@ def _serve(transaction: Transaction, holding: Holding) -> None:
 
 
 def on_consolidate(transaction: Transaction, holding: Holding, command: ConsolidateInstance) -> None:
-    """Take the memory of the whole model, then bring the rest of it in. Without that memory it stays as it is."""
+    """Take the memory of the whole model, then load the rest of it. Without that memory the stage stays a stage."""
     instance, pipeline, under_way = holding.instance, holding.pipeline, holding.consolidation
     if pipeline is None or (under_way is not None and under_way.state is RUNNING):
         return
@@ -98,14 +99,14 @@ def on_consolidate(transaction: Transaction, holding: Holding, command: Consolid
 
 
 def overdue(transaction: Transaction, holding: Holding) -> None:
-    """It should have become whole by now: its engine is to give up, and serves on as the stage that it is."""
+    """Abandon a consolidation that is past its deadline; the engine serves on as the stage that it is."""
     under_way = holding.consolidation
     if under_way is not None and under_way.state is RUNNING and transaction.now_s >= under_way.deadline_at:
         _abandon(transaction, holding, f"not whole after {transaction.params.consolidate_deadline_s:g} s")
 
 
 def recall(transaction: Transaction, holding: Holding) -> Holding:
-    """Ask a living engine again for what was under way when the agent restarted."""
+    """Ask a living engine again for the consolidation that was under way when the agent restarted."""
     if holding.consolidation is None or not holding.shares:
         return holding
     if holding.consolidation.state is RUNNING:
@@ -124,7 +125,7 @@ def _running(transaction: Transaction) -> Consolidation:
 
 
 def on_consolidated(transaction: Transaction, holding: Holding, report: msg.EngineConsolidated) -> None:
-    """It has all of the model: an instance of its own, whatever it was part of."""
+    """Turn a stage that has all of the model into an instance of its own."""
     under_way, pipeline = holding.consolidation, holding.pipeline
     if under_way is None or pipeline is None:
         return
@@ -150,7 +151,7 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
 
 
 def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.StagesFinished) -> None:
-    """Nothing runs any more in the stages that it was."""
+    """Note that nothing runs any more in the stages that a whole engine left behind."""
     if holding.consolidation is None or holding.consolidation.state is not FINISHING:
         return
     seconds = transaction.params.consolidate_deadline_s
@@ -164,8 +165,8 @@ def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.S
 
 
 def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.ConsolidationFailed) -> None:
-    """It could not: a stage as before, with a stage's memory, which serves on. Where its weights do not have the
-    checksum that they should, it does not: its own part was served unchecked (weights/region.py)."""
+    """Return to a stage's memory after a consolidation that failed; the stage serves on. Where the checksum of its
+    weights is wrong it fails instead, because its own part was served unchecked (weights/region.py)."""
     under_way = holding.consolidation
     if under_way is None or under_way.state is FINISHING:
         return
@@ -176,7 +177,7 @@ def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.
     shares = holding.shares_on(transaction.node_id)
     holding = transaction.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
     holding = replace(holding, consolidation=None)
-    if under_way.state is ABANDONED:  # that is published already
+    if under_way.state is ABANDONED:  # its failure is published already
         transaction.keep(holding)
     else:
         _failed(transaction, holding, under_way, report.reason)
@@ -194,7 +195,7 @@ def _report(
     transaction: Transaction, holding: Holding, ended: Consolidation, phases: tuple[Phase, ...] = (), error: str = ""
 ) -> None:
     if not ended.began_at or ended.state is not RUNNING:
-        return  # it has been reported, or an agent of an earlier version began it
+        return  # reported already, or begun by an agent of an earlier version
     transaction.ask(
         msg.ReportConsolidation(
             instance=holding.instance,
@@ -207,10 +208,10 @@ def _report(
 
 
 def _failed(transaction: Transaction, holding: Holding, ended: Consolidation, why: str) -> None:
-    """Note when it may be tried again."""
+    """Publish that a consolidation failed, and note when it may be tried again."""
     params, pipeline = transaction.params, holding.pipeline
     assert pipeline is not None
-    pause_s = min(params.consolidate_retry_s * 2.0 ** min(pipeline.num_failed, 30), params.consolidate_retry_max_s)
+    pause_s = backoff_s(pipeline.num_failed + 1, params.consolidate_retry_s, params.consolidate_retry_max_s)
     retry_at = transaction.now_s + pause_s
     pipeline = replace(pipeline, num_failed=pipeline.num_failed + 1, retry_at=retry_at)
     said = f"failed to consolidate, again in {pause_s:g} s at the earliest: {why}"
@@ -225,7 +226,7 @@ def _stays(holding: Holding, why: str) -> str:
 
 
 def _whole(holding: Holding) -> Instance:
-    """The instance as it is once it is consolidated, with memory for all of the model."""
+    """The instance as it will be once consolidated, with memory for all of the model."""
     num_bytes = bytes_per_gpu(holding.model)
     workers = tuple(replace(w, num_bytes=max(w.num_bytes, num_bytes)) for w in holding.own_workers)
     return replace(holding.instance, workers=workers, num_stages=1, part_of="")

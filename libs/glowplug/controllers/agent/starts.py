@@ -1,15 +1,15 @@
-"""A start: refused, overtaken, or granted, from scratch or grown from what lies dormant; and a restart of the agent.
+"""Starts: refused, overtaken, or granted, from scratch or from a dormant instance; and a restart of the agent.
 
-An instance that grows from another (`StartInstance.source`) takes its bytes and its engine; the other one ends STOPPED
-in the same transaction. Whatever that command finds is used as far as it goes: a source that is loading is activated
-and loads on, one whose weights are on their way goes on under its own id (`Holding.engine_id`) and is activated once
-they are whole, and one that is gone, or holds other weights or other GPUs, leaves a start from scratch.
+An instance that grows from another (`StartInstance.source`) takes that one's bytes and engine, and the other one ends
+STOPPED in the same transaction. The source is used as far as it has come: one that is loading is activated and loads
+on; one whose weights are still arriving goes on under its own id (`Holding.engine_id`) and is activated once they are
+complete; where it is gone, or holds other weights or other GPUs, the start begins from scratch.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from glowplug.controllers.agent import lifecycle, sharing, stages
+from glowplug.controllers.agent import adapters, lifecycle, sharing, stages
 from glowplug.controllers.agent.messages import GivesWay, Recalled, SleepEngine, TakenOver
 from glowplug.controllers.agent.params import EngineKind
 from glowplug.controllers.agent.record import (
@@ -33,8 +33,8 @@ from glowplug.policies.placement.shape import weights_per_gpu
 
 
 def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
-    """Grant the bytes, then launch and fetch side by side, or activate."""
-    holding = _new(transaction, command)
+    """Grant the bytes of a start, then launch and fetch side by side, or activate the source."""
+    holding = adapters.on_host(transaction, _new(transaction, command), command.host_id)
     overtaken = transaction.overtaken.pop(command.instance_id, None)
     if overtaken is not None:
         transaction.publish(holding.enter(State.STOPPED), reason=overtaken[1])
@@ -59,11 +59,13 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         _grow(transaction, holding, source)
         return
     why = "its memory is granted, its engine starts and its weights are on their way"
+    if command.host_id:
+        why = f"its adapter is on its way to the engine of {command.host_id}"
     lifecycle.begin(transaction, transaction.publish(holding, reason=why + sharing.said(transaction, holding)))
 
 
 def on_early_stop(transaction: Transaction, _: None, command: StopInstance) -> None:
-    """Remember it: its start, which comes later, ends STOPPED."""
+    """Remember a stop that came before its start, so that the start ends STOPPED."""
     transaction.overtaken[command.instance_id] = (transaction.now_s, command.reason)
 
 
@@ -78,7 +80,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         model_key=model.key,
         engine=model.engine,
         state=InstanceState.STARTING,
-        workers=_workers(command, kind),
+        workers=_workers(transaction, command, kind),
         max_concurrency=model.max_concurrency * num_stages,
         model_revision=model.revision,
         created_at=now_s,
@@ -91,6 +93,8 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         num_stages=max(1, command.num_stages),
         gpu_kind=next((gpu.kind for gpu in transaction.ledger.gpus if gpu.gpu_id in mine), ""),
         predicted_s=command.predicted_s,
+        adapter_slots=command.adapter_slots,
+        adapter_rank=command.adapter_rank,
     )
     return Holding(
         state=State.STARTING,
@@ -106,19 +110,22 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
     )
 
 
-def _workers(command: StartInstance, kind: EngineKind | None) -> tuple[Worker, ...]:
-    """As they are ordered. A replica of the first layers has bytes for all where its engine cannot hold a part."""
+def _workers(transaction: Transaction, command: StartInstance, kind: EngineKind | None) -> tuple[Worker, ...]:
+    """The workers as ordered, with the size of this node's GPUs. A replica of the first layers gets bytes for all where
+    its engine cannot hold a part."""
     holds_layers = kind is None or (
         kind.holds_layers and (command.model.num_gpus == 1 or "first_layers" not in kind.groups_lack)
     )
+    sizes = {gpu.gpu_id: gpu.total_bytes for gpu in transaction.ledger.gpus}
+    workers = tuple(replace(w, gpu_bytes=sizes.get(w.gpu_id, w.gpu_bytes)) for w in command.workers)
     if not command.replica or holds_layers:
-        return command.workers
+        return workers
     whole = weights_per_gpu(command.model)
-    return tuple(replace(w, num_bytes=max(w.num_bytes, whole) if w.num_bytes else 0) for w in command.workers)
+    return tuple(replace(w, num_bytes=max(w.num_bytes, whole) if w.num_bytes else 0) for w in workers)
 
 
 def _refusal(transaction: Transaction, command: StartInstance, holding: Holding) -> tuple[str, str] | None:
-    """(code, reason) of a start that this node cannot take at all."""
+    """(code, reason) of a start that this node cannot take at all; None where it can."""
     node_id, engine = transaction.node_id, command.model.engine
     if transaction.node_stops:
         return "node_stopping", f"node {node_id} is stopping: {transaction.node_stops}"
@@ -136,11 +143,11 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
     ]
     if lacks:
         return "engine_unavailable", f"{engine} on {node_id} cannot do {', '.join(lacks)}"
-    return None
+    return adapters.refusal(transaction, holding)
 
 
 def _is_replica(transaction: Transaction, instance_id: str, command: StartInstance) -> bool:
-    """Whether it is one that gives way: never what serves, never the source."""
+    """Return whether it is a replica that may be dropped: never a serving instance, and never the source."""
     holding = transaction.holdings.get(instance_id)
     if holding is None or instance_id == command.source or not holding.instance.replica:
         return False
@@ -148,7 +155,7 @@ def _is_replica(transaction: Transaction, instance_id: str, command: StartInstan
 
 
 def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
-    """The dormant instance that it grows from, if that is still there, and the same engine of the same model."""
+    """The dormant instance to grow from; None where it is gone, or has another engine, model or place."""
     holding = transaction.holdings.get(command.source)
     if holding is None or command.replica or command.num_stages > 1:
         return None
@@ -162,7 +169,7 @@ def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
 
 
 def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
-    """`source` ends; its engine and what it has of a start go on as `holding`, which holds the bytes already."""
+    """End `source`, and let its engine and what it has of a start continue as `holding`, which has the bytes."""
     from_id, was, start = source.instance.instance_id, source.instance.state, holding.start
     assert start is not None
     if source.start is not None:
@@ -173,7 +180,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
             arriving_path=begun.arriving_path,
             weights_path=begun.weights_path,
         )
-    if was.is_dormant:  # nothing is loaded: one that takes long hangs, and requests wait for it
+    if was.is_dormant:  # nothing is left to load: a slow wake hangs while requests wait
         deadline_at = min(start.deadline_at, transaction.now_s + transaction.params.wake_deadline_s)
         start = replace(start, deadline_at=deadline_at)
     holding = replace(
@@ -189,18 +196,18 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
     else:
         holding = lifecycle.activate(transaction, holding, from_id)
         transaction.publish(holding, reason=f"it grows from {from_id}, which was {was.value}")
-    # published last: whoever keeps weights for it knows by then who needs them now
+    # published last, when the prefetcher already knows which instance needs the weights
     transaction.step(from_id, TakenOver(holding.instance.instance_id))
 
 
 def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) -> None:
-    """Its bytes are the other one's already."""
+    """End an instance whose bytes and engine belong to another one now."""
     ended = holding.enter(State.STOPPED, shares={}, snapshot_bytes=0)
     transaction.publish(ended, reason=f"it goes on as {taker.instance_id}")
 
 
 def _engine_of(model: Model) -> tuple[object, ...]:
-    """What of a model a running process cannot change any more."""
+    """The properties of a model that a running process cannot change."""
     return (
         model.key,
         model.engine,
@@ -216,8 +223,8 @@ def _engine_of(model: Model) -> tuple[object, ...]:
 
 
 def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[str, str]:
-    """Take up what a predecessor wrote down, with its grants; `shares` is empty where the GPUs have become too small.
-    A record that contradicts itself is FAILED, and its process is to be stopped: id -> why."""
+    """Take over the records of a predecessor, with their grants; `shares` is empty where the GPUs have become too
+    small. A record that contradicts itself is FAILED, and its process is to be stopped. Returns id -> why."""
     doubts = {}
     for holding in holdings:
         instance = holding.instance
@@ -243,10 +250,10 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
 
 
 def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) -> None:
-    """Take it up after a restart of the agent, from what is left of its engine. A start, and a sleep under
-    way, have their time anew."""
+    """Continue an instance after a restart of the agent, from what is left of its engine. The deadlines of a start, and
+    of a sleep under way, begin anew."""
     state, name = holding.state, holding.instance.instance_id
-    is_living = name in recalled.living
+    is_living = (holding.instance.host_id or name) in recalled.living  # an adapter's engine is its host's
     if holding.start is not None:
         deadline_at = transaction.now_s + transaction.params.start_deadline_s
         holding = replace(holding, start=replace(holding.start, deadline_at=deadline_at))
@@ -259,7 +266,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
     elif holding.stop is not None:
         lifecycle.stop(transaction, holding, 0.0, state)
     elif state in ENDED:
-        if is_living and not any(h.engine_id == name for h in transaction.holdings.values()):  # else it is theirs
+        if is_living and not any(h.engine_id == name for h in transaction.holdings.values()):  # else it is another's
             lifecycle.stop(transaction, holding, 0.0, state)
     elif state in COMING:
         why = "its agent restarted during the start, and its engine starts again"

@@ -1,10 +1,10 @@
-"""A start whose engine loads its weights while they arrive.
+"""Starts whose engine loads its weights while they arrive.
 
-Paper: HydraServe section 5.1, whose fetch and load overlap. The engine reads bytes as soon as they have landed; whether
-they are right is known once all have been fetched and checked. So a start has two ends here, the engine's and that of
-its weights, in either order, and is READY (a replica PREWARMED) after both. Weights that are found to be wrong end the
-engine with them; those that are fetched anew end it too, and the start begins again, whether the engine sees that first
-or the agent.
+Paper: HydraServe section 5.1, whose fetch and load overlap. The engine reads bytes as soon as they have arrived;
+whether they are right is known once all have been fetched and checked. So such a start waits for two ends, that of the
+engine's load and that of its weights, in either order, and is READY (a replica PREWARMED) after both. Wrong weights end
+the engine; weights that are fetched anew end it too, and the start begins again, whether the engine or the agent learns
+of them first.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from glowplug.domain.errors import WeightsDropped
 
 
 def on_arriving(transaction: Transaction, holding: Holding, report: msg.WeightsArriving) -> None:
-    """Its weights begin to arrive: load, once its process is up."""
+    """Note that the weights begin to arrive, and load once the process is up."""
     assert holding.start is not None
     if holding.start.weights_path is None:
         start = replace(holding.start, arriving_path=report.path)
@@ -25,12 +25,12 @@ def on_arriving(transaction: Transaction, holding: Holding, report: msg.WeightsA
 
 
 def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
-    """Its engine is loaded, and waits until its weights are whole and checked. A replica is not to answer."""
+    """Note that the engine is loaded; it waits until its weights are complete and checked. Ignored of a replica."""
     instance = holding.instance
     if instance.replica:
         return
     holding = _loaded(holding, report.shared_bytes)
-    num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together say how many they run
+    num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together report their number of slots
     transaction.publish(
         holding.enter(State.UNCHECKED),
         url=report.url,
@@ -45,7 +45,7 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
 
 
 def on_prewarmed(transaction: Transaction, holding: Holding, report: msg.EnginePrewarmed) -> None:
-    """The engine of a replica is loaded, which this is or whose start it has taken over."""
+    """Note that the engine of a replica, or of a start taken over from one, is loaded."""
     if holding.instance.replica or holding.engine_id:
         why = "its weights are on the GPU, and not checked yet"
         loaded = _loaded(holding, report.shared_bytes)
@@ -53,13 +53,13 @@ def on_prewarmed(transaction: Transaction, holding: Holding, report: msg.EngineP
 
 
 def _loaded(holding: Holding, shared_bytes: int) -> Holding:
-    """What its engine reports of shared pages counts once its weights are checked (sharing.py)."""
+    """The record with the reported shared bytes, which count once the weights are checked (sharing.py)."""
     assert holding.start is not None
     return replace(holding, start=replace(holding.start, shared_bytes=shared_bytes))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
-    """Its weights are whole and right: what its engine has loaded of them counts."""
+    """Count what the engine has loaded of its weights, which are complete and checked now."""
     assert holding.start is not None
     name, instance, shared_bytes = holding.instance.instance_id, holding.instance, holding.start.shared_bytes
     holding = lifecycle.with_weights(transaction, holding, report)
@@ -84,7 +84,7 @@ def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsCo
 
 
 def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsReplaced) -> None:
-    """What has arrived is fetched again from the start: an engine that has read of it ends, and begins again."""
+    """Begin again where the engine has read weights that are fetched anew."""
     assert holding.start is not None
     if holding.state is State.STARTING:
         transaction.keep(replace(holding, start=replace(holding.start, arriving_path=None)))
@@ -93,7 +93,7 @@ def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsR
 
 
 def on_start_failed(transaction: Transaction, holding: Holding, report: msg.EngineStartFailed) -> None:
-    """Its start is over, or begins again where its engine has seen weights dropped before its agent has."""
+    """Fail a start, or begin it again where the engine saw before its agent that weights were dropped."""
     if report.code == WeightsDropped.code:
         _begin_again(transaction, holding, report.reason)
     else:

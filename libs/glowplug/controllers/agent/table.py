@@ -1,33 +1,33 @@
 """The lifecycle of one instance on its node, as data: what each stimulus does in each state.
 
-A pair of TABLE is a Transition (which action runs, which states may follow, which effects it may ask for) or Ignored
-(the stimulus may come late or twice there, and changes nothing). A pair that is missing is a bug of whoever sent the
-stimulus: InvalidTransition names it, and nothing has changed. `wrong` holds what was done against the table.
-Consolidation runs beside READY and DRAINING and has a small table of its own. docs/instance-states.md is drawn from
-this file.
+An entry of TABLE is a Transition (which action runs, which states may follow, which effects it may ask for) or Ignored
+(the stimulus may come late or twice, and changes nothing). A missing entry means a bug of the stimulus's sender:
+InvalidTransition names it, and nothing changes. `wrong` checks moves against the tables. Consolidation runs beside
+READY and DRAINING and has a small table of its own. docs/instance-states.md is drawn from this file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from glowplug.controllers.agent import drains, lifecycle, stages, starts, streaming
+from glowplug.controllers.agent import adapters, drains, lifecycle, stages, starts, streaming
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, FETCHING, ConsolidationState, Holding, State
 from glowplug.controllers.agent.transaction import Action, Ignored, Move, Table, Transition
 from glowplug.controllers.effects import Tick
 from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 
-NONE = None  # before its start, and once it is forgotten
+NONE = None  # no record: before the start, and once it is forgotten
 S, C = State, ConsolidationState
-STAYS = "stays"  # in a row below: whatever state it was in, it may still be in
+STAYS = "stays"  # in a row below: the instance may stay in its state
 _SERVING = (S.READY, S.DRAINING)
 _BEGUN = COMING | {S.RESTARTING}
 _LIVE = COMING | DORMANT | {*_SERVING, S.FALLING_ASLEEP}
 _ENDING = ENDED | {S.STOPPING}
-_MAY_READ = frozenset({S.STREAMING, S.LOADING})  # its engine takes weights that may be dropped meanwhile
+_MAY_READ = frozenset({S.STREAMING, S.LOADING})  # the engine loads weights that may be dropped meanwhile
 _BEGIN = (msg.LaunchEngine, msg.AwaitWeights)
 _LOAD = (msg.LoadEngine, msg.ActivateEngine)
 _FAIL = (msg.StopEngine, msg.ReportStart)
 _STOP = (msg.StopEngine,)
+_ENDS = (*_STOP, msg.UnloadAdapter)
 _END_DRAIN = (msg.SleepEngine, msg.StopEngine, msg.ReportDrain)
 _DRAINED = (msg.StopEngine, msg.ReportDrain)
 _CONSOLIDATED = (msg.ReportConsolidation,)
@@ -38,7 +38,7 @@ _GROWN = (*_BEGIN, msg.ActivateEngine, msg.ReportStart)
 _States = Iterable[State | None]
 _Row = tuple[type | tuple[type, ...], _States, Action, tuple[State | str | None, ...], tuple[type, ...]]
 
-# stimulus (or several), states -> action, states that may follow, effects that it may ask for
+# stimuli, states -> action, states that may follow, effects that it may ask for
 _ROWS: tuple[_Row, ...] = (
     (StartInstance, [NONE], starts.on_start, (*FETCHING, S.ACTIVATING, S.STOPPED, S.FAILED), _GROWN),
     (msg.EngineLaunched, [S.STARTING], lifecycle.on_launched, (STAYS, S.STREAMING, S.LOADING, S.ACTIVATING), _LOAD),
@@ -81,6 +81,8 @@ _ROWS: tuple[_Row, ...] = (
     (StopInstance, DORMANT, drains.on_stop, (STAYS, S.STOPPED), _STOP),
     ((msg.StopAsked, msg.NodeStopping), _BEGUN, drains.on_stop_asked, (S.STOPPING, S.STOPPED), _STOP),
     ((msg.StopAsked, msg.NodeStopping), _SERVING, drains.on_stop_asked, (S.DRAINING, S.STOPPING), _DRAINED),
+    (msg.HostLeaves, _BEGUN, drains.on_host_leaves, (S.STOPPING, S.FAILED), _FAIL),
+    (msg.HostLeaves, _SERVING, drains.on_host_leaves, (S.DRAINING, S.STOPPING, S.FAILED), (*_DRAINED, *_FAIL)),
     ((msg.StopAsked, msg.NodeStopping), [S.FALLING_ASLEEP], drains.on_stop_asked, (S.STOPPING,), _STOP),
     ((msg.StopAsked, msg.NodeStopping), DORMANT, drains.on_stop_asked, (S.STOPPED,), _STOP),
     (ResumeInstance, [S.DRAINING], drains.on_resume, (STAYS, S.READY), (msg.LimitKv,)),
@@ -166,7 +168,7 @@ AWAITS: Mapping[str, tuple[type, ...]] = {
     C.RUNNING: (msg.ConsolidateEngine,),
     C.ABANDONED: (msg.AbandonConsolidation,),
     C.FINISHING: (msg.FinishStages,),
-}  # the effects whose outcome a state or a part waits for: whoever brings it about has asked for them
+}  # the effects whose outcome a state or part waits for, asked for by the move into it
 
 _OVER = frozenset({NONE})
 _WHOLE = frozenset({NONE, C.FINISHING})
@@ -178,7 +180,7 @@ CONSOLIDATION: Mapping[tuple[ConsolidationState | None, type], frozenset[Consoli
     (C.ABANDONED, msg.EngineConsolidated): _WHOLE,
     (C.ABANDONED, msg.ConsolidationFailed): _OVER,
     (C.FINISHING, msg.StagesFinished): _OVER,
-}  # consolidation, stimulus -> what may follow; it stays otherwise, and its end goes with the record's
+}  # consolidation, stimulus -> what may follow; else it stays, or ends with the record
 
 
 def _table() -> Table:
@@ -192,7 +194,7 @@ def _table() -> Table:
         for stimulus in stimuli if isinstance(stimuli, tuple) else (stimuli,):
             for state in states:
                 after = frozenset(state if one == STAYS else one for one in to)
-                add((state, stimulus), Transition(does, after, frozenset(asks)))  # type: ignore[arg-type]
+                add((state, stimulus), Transition(does, after, adapters.also(asks)))  # type: ignore[arg-type]
     for ignored, states, why in _IGNORED:
         for key in ((state, stimulus) for state in states for stimulus in ignored):
             add(key, Ignored(why))
@@ -204,7 +206,7 @@ STIMULI: tuple[type, ...] = tuple(dict.fromkeys(stimulus for _, stimulus in TABL
 
 
 def wrong(move: Move) -> Iterator[str]:
-    """What of a move the tables do not allow."""
+    """Faults of a move against the tables."""
     before, after = (holding.state if holding is not None else None for holding in (move.before, move.after))
     row = TABLE.get((before, move.stimulus))
     name = f"{move.instance_id}: {before} -{move.stimulus.__name__}-> {after}"
@@ -215,7 +217,7 @@ def wrong(move: Move) -> Iterator[str]:
         yield f"{name}: the table allows {sorted(str(state) for state in row.to)}"
     if unknown := set(move.asked) - row.asks:
         yield f"{name} asks for {sorted(effect.__name__ for effect in unknown)}"
-    asked = {*move.asked, *(_STOP if move.stimulus is msg.EngineGone else ())}  # a stop that is over may have failed
+    asked = {*move.asked, *(_ENDS if move.stimulus is msg.EngineGone else ())}  # a failed stop is asked for again later
     is_taken_over = before is None and move.after is not None and bool(move.after.engine_id)
     if not is_taken_over and (missing := _awaited(move.after) - _awaited(move.before) - asked):
         yield f"{name} waits for the outcome of {sorted(e.__name__ for e in missing)}, which was not asked for"
@@ -228,7 +230,8 @@ def _awaited(holding: Holding | None) -> set[type]:
     if holding is None:
         return set()
     waits = (holding.state, "stop" if holding.stop is not None else "", _consolidation(holding) or "")
-    return {effect for wait in waits for effect in AWAITS.get(wait, ())}
+    awaited = {effect for wait in waits for effect in AWAITS.get(wait, ())}
+    return adapters.instead(awaited) if holding.instance.host_id else awaited
 
 
 def _consolidation(holding: Holding | None) -> ConsolidationState | None:

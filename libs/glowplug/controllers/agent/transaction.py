@@ -1,4 +1,4 @@
-"""The handling of one stimulus: the records it changes, the bytes it grants, and the effects it asks for."""
+"""The handling of one stimulus: the records that change, the bytes granted, and the effects asked for."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ Action = Callable[["Transaction", Any, Any], None]  # (transaction, record, stim
 
 
 class InvalidTransition(RuntimeError):
-    """A stimulus that makes no sense in the state that an instance is in."""
+    """A stimulus makes no sense in the state of its instance."""
 
     def __init__(self, instance_id: str, state: State | None, stimulus: type) -> None:
         super().__init__(f"{instance_id} is {state or 'not known'}, and {stimulus.__name__} makes no sense there")
@@ -36,7 +36,7 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """`does` leaves the record in one of `to`, having asked for no engine effects but those of `asks`."""
+    """A row of the table: `does` leaves the record in one of `to` and asks for no engine effects but `asks`."""
 
     does: Action
     to: frozenset[State | None]
@@ -45,7 +45,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The stimulus changes nothing, and `why` it may come all the same."""
+    """A row of the table: the stimulus changes nothing; `why` says how it may come all the same."""
 
     why: str
 
@@ -54,7 +54,7 @@ Table = Mapping[tuple[State | None, type], Transition | Ignored]
 
 
 class Move(NamedTuple):
-    """What one stimulus has done to one record, and the effects that were asked for."""
+    """The change of one record by one stimulus, and the effects asked for."""
 
     instance_id: str
     before: Holding | None
@@ -81,17 +81,17 @@ class Ledger(Protocol):
         bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
         shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all. `shared` (key, bytes): of the holder's
-        weights, what it reads in the same pages as others with that key."""
+        """Free and grant in one step or, raising OutOfMemory, not at all. `shared` (key, bytes): the part of the
+        holder's weights that it reads in the same pages as others with that key."""
         ...
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
-        """Keep `num_bytes`; the bytes freed."""
+        """Reduce a grant to `num_bytes`; return the bytes freed."""
         ...
 
 
 def fact_of(instance: Instance, code: str = "") -> Any:
-    """The fact that publishes an instance's state."""
+    """Make the fact that publishes an instance's state."""
     if instance.state is InstanceState.FAILED:
         return facts.InstanceFailed(instance=instance, code=code or "engine_failed")
     return _FACTS[instance.state](instance=instance)
@@ -110,12 +110,12 @@ class Transaction:
     table: Table
     holdings: dict[str, Holding]
     overtaken: dict[str, tuple[float, str]]  # stops that came before their start: id -> when, why
-    shared_seen: dict[str, int]  # share_key -> bytes of weights that engines of it were seen to share here
-    node_stops: str = ""  # why this node takes no start any more, or ""
+    shared_seen: dict[str, int]  # share_key -> bytes of weights that its engines were seen to share here
+    node_stops: str = ""  # why this node takes no more starts, or ""
     event: Event | None = None
     effects: list[Effect] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    is_dirty: bool = False  # what a restart must know has changed
+    is_dirty: bool = False  # something that must survive a restart has changed
     _asked: list[type] = field(default_factory=list)  # by the step under way
 
     def step(self, instance_id: str, stimulus: Any) -> None:
@@ -132,38 +132,38 @@ class Transaction:
             self.moves.append(Move(instance_id, holding, kind, self.holdings.get(instance_id), asked))
 
     def ask(self, *effects: Effect) -> None:
-        """Ask for effects of the agent's own."""
+        """Ask for effects of the agent's own kinds."""
         self.effects.extend(effects)
         self._asked.extend(map(type, effects))
 
     def keep(self, holding: Holding) -> Holding:
-        """Take the record as it is now, and remember it over a restart."""
+        """Replace a record, and remember it over a restart."""
         self.is_dirty = True
         return self.note(holding)
 
     def note(self, holding: Holding) -> Holding:
-        """Take the record as it is now; a restart may forget what has changed."""
+        """Replace a record without remembering the change over a restart."""
         self.holdings[holding.instance.instance_id] = holding
         return holding
 
     def publish(self, holding: Holding, code: str = "", **changes: Any) -> Holding:
-        """Change the instance, raise its revision, and publish and save it in the state that its record is in. One that
-        has ended becomes whole no more."""
+        """Change an instance, raise its revision, and publish and save it with the public state of its record. Where
+        the record consolidates no more, the instance does not either."""
         was = holding.instance
         if was.consolidating and holding.consolidation is None:
             changes["consolidating"] = False
         changes |= {"state": RULES[holding.state].public, "changed_at": self.now_s, "revision": was.revision + 1}
         instance = replace(was, **changes)
-        cause = None if self.event is not None else holding.cause  # None: the shell takes the event in hand
+        cause = None if self.event is not None else holding.cause  # None: the shell takes the present event
         self.effects += (Publish(fact_of(instance, code), cause), Save(INSTANCES, instance.instance_id, instance))
         return self.keep(replace(holding, instance=instance))
 
     def in_order(self) -> list[Effect]:
-        """The effects, those that need neither bus nor store first, so that a slow one delays no engine."""
+        """The effects, with those that need neither bus nor store first, so that a slow one delays no engine."""
         return sorted(self.effects, key=lambda effect: _RANKS.get(type(effect), 0))
 
     def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
-        """Take the bytes of its workers on this node, in one step with giving up those of `releases`.
+        """Grant the bytes of a record's workers on this node, and release those of `releases` in the same step.
 
         Raises OutOfMemory, with nothing changed.
         """
@@ -172,17 +172,17 @@ class Transaction:
         return replace(holding, shares=shares)
 
     def ungrant(self, holding: Holding) -> Holding:
-        """Free what it holds."""
+        """Free the bytes of a record."""
         self.ledger.release(holding.instance.instance_id)
         return replace(holding, shares={})
 
     def refuses(self, engine: str) -> bool:
-        """Whether engines of that name refuse what comes while they sleep or fall asleep."""
+        """Return whether engines of that name refuse requests while they sleep or fall asleep."""
         kind = self.engines.get(engine)
         return kind is not None and kind.refuses
 
     def can(self, model: Model, ability: str) -> bool:
-        """Whether instances of the model have the ability here: its engine has, and over several GPUs too."""
+        """Return whether instances of the model have the ability here, also over as many GPUs as they take."""
         kind = self.engines.get(model.engine)
         if kind is None or kind.unavailable or ability not in kind.abilities:
             return False

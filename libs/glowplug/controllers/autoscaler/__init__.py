@@ -1,1 +1,1 @@
-"""Decides how many instances each model has."""
+"""The autoscaler: decides how many instances each model has."""

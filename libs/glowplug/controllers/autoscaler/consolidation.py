@@ -1,11 +1,11 @@
-"""Pipelines that serve are brought back to instances of their own, at once and level by level (HydraServe section 6).
+"""Consolidation of serving pipelines into instances of one stage, at once and level by level (HydraServe section 6).
 
 A scale down is one command, to the first stage; the placer ends the other stages when the first one is whole. A scale
-up goes to the later stages first and to the first one when they are whole, because the placer takes the later stages
-of a pipeline that is none any more for ended.
+up goes to the later stages first and to the first one when they are whole, because the placer ends the later stages of
+an instance that is no longer a pipeline.
 
-Departures: the paper converts all stages at once; a stage that fails to become whole, or does not in time, is on
-record, and is asked again until it is.
+Departures: the paper converts all stages at once; here a stage that fails to become whole, or does not in time, is
+recorded and asked again until it is.
 """
 
 from collections.abc import Mapping
@@ -24,22 +24,23 @@ POLICY = "hydraserve_consolidation"
 
 @dataclass(slots=True)
 class _Stage:
-    """What is known of one stage that is not whole. A decision stands: what has begun to load cannot be taken back."""
+    """State of one stage that is not whole. A decision stands: what has begun to load cannot be taken back."""
 
     decided: ConsolidationDecision | None = None  # of the whole pipeline, kept with its first stage
     asked_at: float = float("-inf")  # when it was last asked to become whole
-    is_growing: bool = False  # it has said that it becomes whole
+    is_growing: bool = False  # its row has said that it becomes whole
 
 
 class Consolidations:
-    """What was decided of each pipeline, and what its stages were asked."""
+    """Decisions on pipelines, and the commands sent to their stages."""
 
     def __init__(self, decisions: Decisions, repeat_s: float) -> None:
         self._decisions, self._repeat_s = decisions, repeat_s
         self._stages: dict[str, _Stage] = {}  # instance_id -> stage
 
     def of_model(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
-        """`rows`: every living row of the model; `decision`: what its scaling policy wants now."""
+        """Decide on new pipelines and command their stages. `rows`: every living row of the model; `decision`: the
+        answer of its scaling policy now."""
         pipelines = [i for i in rows.values() if not i.is_whole and i.serves and i.state is InstanceState.READY]
         if not pipelines:
             return []
@@ -60,7 +61,7 @@ class Consolidations:
         return effects
 
     def expire(self, known: Mapping[str, Instance]) -> None:
-        """Forget all but the `known` instances, and of them those that are whole."""
+        """Forget instances that are not in `known` or have become whole."""
         self._stages = {i: stage for i, stage in self._stages.items() if i in known and not known[i].is_whole}
 
     def _stage(self, instance: Instance) -> _Stage:
@@ -71,7 +72,7 @@ class Consolidations:
         return stage.decided if stage is not None else None
 
     def _unconsolidated(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
-        """Stages that were to become whole and have not: their pipelines serve on."""
+        """Record stages that were to become whole and have not: their pipelines serve on."""
         effects: list[Effect] = []
         for instance_id, row in rows.items():
             if row.consolidating:
@@ -103,7 +104,7 @@ class Consolidations:
         return self._decisions.record(made, row.instance_id, chosen, now_s, policy=POLICY)
 
     def _num_sure(self, rows: Mapping[str, Instance]) -> int:
-        """Instances that are there or coming without those still to be decided on."""
+        """Number of instances that are there or coming, less the pipelines still to be decided on."""
         num = 0
         there = [i for i in rows.values() if i.serves and not i.state.is_gone and i.state is not InstanceState.DRAINING]
         worth = worths(there)
@@ -117,7 +118,7 @@ class Consolidations:
 
 
 def _targets(instance: Instance, decided: ConsolidationDecision, rows: Mapping[str, Instance]) -> list[Instance]:
-    """The stages that are to become whole now."""
+    """The stages to command now."""
     if decided.becomes is Consolidation.DOWN:
         return [instance]
     later = [i for i in rows.values() if i.part_of == instance.instance_id and not i.is_whole and not i.state.is_gone]

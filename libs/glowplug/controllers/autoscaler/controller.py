@@ -1,16 +1,18 @@
-"""The autoscaler: it owns the table of models and the number of instances of each. Nobody else changes either.
+"""The autoscaler: it alone changes the table of models and the number of instances of each.
 
     request.waiting | load report | forecast | instance fact | operator | tick
         ──▶ policy `scaling` per model ──▶ placer.place · placer.cancel · agent.stop · agent.resume · agent.consolidate
 
 What it is notified of
-  - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader).
-  - Telemetry: `router.load_reported`. Tables: `models` (its own), `instances` and `nodes` (what engines can do there).
+  - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader), and
+    `model.keep_alive_asked`, which overrides the model's own keep-alive until none of its instances serves.
+  - Telemetry: `router.load_reported`. Tables: `models`, `tenants` and `keys` (its own, the latter two in access.py),
+    `instances` and `nodes` (what engines can do there).
   - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. They raise ModelNotFound
-    for a model that is not deployed, Deploy raises Conflict for a name that is taken, Load for one node where a copy is
-    as near on another; where a copy is to sleep and no node's engine can, EngineMisconfigured.
-  - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`, and one for which the policy's
-    answer stands (`stands_until`) not before something about it changes.
+    for a model that is not deployed, Deploy raises Conflict for a name that is taken, Load for one node where a copy
+    stands as near on another; where a copy is to sleep and no node's engine can, EngineMisconfigured.
+  - Ticks: every model is balanced anew, except that one with nothing to do is balanced every `rest_s`, and one for
+    which the policy's answer stands (`stands_until`) only when something about it changes.
 
 What it asks
   - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
@@ -19,20 +21,20 @@ What it asks
   - `Record` of each decision, once, with the figures behind it.
 
 What it promises
-  - The policy's number is brought about, within the bounds of the model: it asks for what is missing (taking back what
-    drains first), cancels starts that are wanted no more, and drains what is spare.
+  - It brings about the policy's number, within the bounds of the model: it asks for missing instances (taking back
+    draining ones first), cancels starts that are no longer wanted, and drains spare instances.
   - A model that is deployed or pinned asleep has an instance that serves or an engine that sleeps, as soon as there is
     free memory for it: keeping.py.
-  - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that. One
-    that may be tried on another node (`Instance.tries_left`) is tried there at once.
-  - No instance gets a stop and a resume within `repeat_s`, and what an operator has unloaded is not taken back.
+  - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that. A
+    start that may be tried on another node (`Instance.tries_left`) is tried there at once.
+  - No instance gets a stop and a resume within `repeat_s`, and an instance that an operator unloaded is not taken back.
   - An instance of a model that is not deployed is stopped once it has been unknown for `orphan_s`.
   - A row of a deployed model that is lost from the store is written again, one of an undeployed model removed.
 
 What it never does
   - It chooses no GPU and no victim (the placer does) and starts no engine (the agent does).
   - It drains nothing as idle while no router reports its load.
-  - It does not change how many instances a policy wants; an operator's order goes before the policy.
+  - It does not change how many instances a policy wants; an operator's order overrides the policy.
 """
 
 from collections.abc import Callable
@@ -40,31 +42,28 @@ from dataclasses import replace
 from typing import Any, Final, get_args
 
 from glowplug.controllers import operator
+from glowplug.controllers.autoscaler import adapters
+from glowplug.controllers.autoscaler.access import AccessRows
+from glowplug.controllers.autoscaler.adapting import on_base
 from glowplug.controllers.autoscaler.consolidation import Consolidations
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
 from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_unable
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, Learned
 from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start, place
 from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.autoscaler.starts import Starts
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.port import Handlers, dispatch
+from glowplug.domain.access import KEYS, TENANTS
 from glowplug.domain.errors import ModelNotFound, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import CancelPlacement, ResumeInstance, StopInstance
+from glowplug.events import facts
+from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
-from glowplug.events.facts import (
-    ForecastMade,
-    InstanceChange,
-    InstanceFailed,
-    ModelDeployed,
-    ModelUndeployed,
-    RequestWaiting,
-    RouterLoadReported,
-)
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.status import lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable
@@ -76,7 +75,7 @@ _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at l
 
 
 class AutoscalerController:
-    """`scale` is a policy of the kind "scaling"; `epoch` makes instance ids unique over restarts."""
+    """State machine of the autoscaler. `scale`: the "scaling" policy; `epoch` makes ids unique over restarts."""
 
     def __init__(
         self,
@@ -89,17 +88,21 @@ class AutoscalerController:
         self._ids, self._learned = Ids(epoch), Learned(scale)
         self._decisions = Decisions(self._ids, policy)
         self._consolidations = Consolidations(self._decisions, params.repeat_s)
+        self.access = AccessRows()
         self._ticked_at = 0.0  # the last tick
         self._models = ModelRecords()
+        self._starts = Starts(self._models, self._decisions, self._ids, policy, params)
         self.instances, self.loads = InstanceTable(), Demand()
+        self.loads.bases = self._models.bases
         self.nodes: dict[str, Node] = {}  # by id, as the table had them last
         self.handlers: Handlers = {
             Tick: self._on_tick,
-            RouterLoadReported: self._on_load,
-            ForecastMade: self._on_forecast,
-            RequestWaiting: self._on_waiting,
-            ModelUndeployed: self._on_undeployed,
-            **dict.fromkeys(get_args(InstanceChange), self._on_instance),
+            facts.RouterLoadReported: self._on_load,
+            facts.ForecastMade: self._on_forecast,
+            facts.RequestWaiting: self._on_waiting,
+            facts.ModelUndeployed: self._on_undeployed,
+            facts.ModelKeepAliveAsked: self._on_keep_alive,
+            **dict.fromkeys(get_args(facts.InstanceChange), self._on_instance),
             operator.Deploy: self._deploy,
             operator.Undeploy: self._undeploy,
             operator.Load: self._load,
@@ -107,6 +110,7 @@ class AutoscalerController:
             operator.Sleep: self._sleep,
             operator.Suspend: self._suspend,
             operator.Pin: self._pin,
+            **self.access.handlers,
         }
 
     @property
@@ -115,12 +119,14 @@ class AutoscalerController:
         return {model.key: model for model in self._models.deployed()}
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Facts, telemetry, operator requests (they raise ModelNotFound, Conflict) and ticks."""
+        """Take a fact, telemetry, an operator's request (raises ModelNotFound, Conflict) or a tick."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models`, `scaling_learned` (ours: a lost row is written again, one of an undeployed model removed),
-        `nodes`, and `instances`, where a failure may show before its fact comes."""
+        """Take a whole table: `models`, `tenants`, `keys` or `scaling_learned` (its own: a lost row is written again,
+        one of an undeployed model removed), `nodes`, or `instances`, where a failure may show before its fact comes."""
+        if table in (KEYS, TENANTS):
+            return self.access.restore(table, rows, now_s)
         self._wake_all(now_s)
         if table == "models":
             return self._models.restore(rows, now_s)
@@ -137,13 +143,15 @@ class AutoscalerController:
         return []
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
-        """Demand, instances, models, forecasts and what is learned."""
+        """Take over an earlier autoscaler's demand, instances, models, forecasts, learned figures, tenants and keys."""
         self.instances, self.loads = earlier.instances, earlier.loads
+        self.loads.bases = self._models.bases
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
         self._learned.inherit(earlier._learned, self._models, now_s)
+        self.access.inherit(earlier.access, now_s, self._params.absent_s)
 
     def is_put_away(self, model_key: str) -> bool:
-        """Whether an instance of it starts or drains only to stand below READY."""
+        """Return whether an instance of the model starts or drains only to stand below READY."""
         return bool(self._models.of(model_key).kept.put_away)
 
     # facts and time
@@ -152,7 +160,7 @@ class AutoscalerController:
         if self.loads.expire(now_s):
             self._wake_all(now_s)
         self._consolidations.expire(self.instances.by_id)
-        effects: list[Effect] = []
+        effects = self.access.tick(now_s)
         for key in sorted({*self._models.records, *self.instances.model_keys}):
             record = self._models.of(key)
             if now_s < record.rest_until or self._stands(record, now_s):
@@ -167,7 +175,7 @@ class AutoscalerController:
         return effects
 
     def _stands(self, record: ModelRecord, now_s: float) -> bool:
-        """Whether the policy would answer as it did when it was asked last."""
+        """Return whether the policy's last answer still stands."""
         return now_s < record.stands_until and not self._models.is_short_elsewhere(record.key, now_s)
 
     def _wake_all(self, now_s: float) -> None:
@@ -177,28 +185,39 @@ class AutoscalerController:
     def _on_load(self, event: Event, now_s: float) -> list[Effect]:
         for key, is_active in self.loads.apply(event.data, now_s, event.occurred_at).items():
             self._models.wake(key, now_s, has_work=is_active)
+            if (model := self._models.find(key)) is not None and model.base:
+                self._models.wake(model.base, now_s, has_work=is_active)
         return []
 
     def _on_forecast(self, event: Event, now_s: float) -> list[Effect]:
-        made: ForecastMade = event.data
+        made: facts.ForecastMade = event.data
         self._models.of(made.model_key).take_forecasts(made.forecasts, made.horizon_s, now_s)
         self._models.wake(made.model_key, now_s)
         return []
 
     def _on_waiting(self, event: Event, now_s: float) -> list[Effect]:
         key = event.data.model_key
-        if self._models.find(key) is None:
+        if (model := self._models.find(key)) is None:
             return []
         if not self.loads.wait(event.data, now_s, event.occurred_at) and not self.loads.of(key).num_waiting:
-            return []  # a late fact, and nobody waits by what is newer: that request has been answered long ago
+            return []  # a late fact: by newer reports no request waits any more
         record = self._models.of(key)
         record.waiting = event
-        self.loads.touch(key, now_s)  # a router's report of it may be half a second behind
-        return self._balance(record, now_s)
+        self.loads.touch(key, now_s)  # the router's load report may come half a second later
+        effects: list[Effect] = []
+        if model.base:
+            base = self._models.of(model.base)
+            base.waiting = base.waiting or event
+            effects = self._balance(base, now_s)
+        return [*effects, *self._balance(record, now_s)]
+
+    def _on_keep_alive(self, event: Event, now_s: float) -> list[Effect]:
+        self._models.keep_alive(event.data.model_key, event.data.keep_alive_s, now_s)
+        return []
 
     def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
         model = self._models.find(event.data.model_key)
-        if model is not None and model.revision <= event.occurred_at * 1000:  # another led, and has let it go
+        if model is not None and model.revision <= event.occurred_at * 1000:  # another leader has undeployed it
             self._forget(model.key)
         return []
 
@@ -209,18 +228,18 @@ class AutoscalerController:
             return []
         record = self._note(instance, now_s)
         was_dormant = before is not None and before.state.is_dormant
-        if isinstance(event.data, InstanceFailed) and not was_dormant:  # nobody waits for a sleeper that dies
+        if isinstance(event.data, facts.InstanceFailed) and not was_dormant:  # no request waits for a sleeper that dies
             self._start_failed(record, instance, now_s)
         return self._balance(record, now_s)
 
     def _start_failed(self, record: ModelRecord, instance: Instance, now_s: float) -> None:
-        """The next start waits. Nobody waits for a replica or a copy that is to sleep, and a stage's end is its
-        pipeline's too."""
+        """Pause the starts of a model after a failed one; not after the end of a replica, of a copy that is to sleep,
+        or of a stage, whose pipeline ends too."""
         if not (instance.replica or instance.part_of or record.kept.last_lost == instance.instance_id):
             record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s, instance.tries_left)
 
     def _note(self, instance: Instance, now_s: float) -> ModelRecord:
-        """What the new state of an instance answers."""
+        """Note what the new state of an instance answers: starts, orders, operators' wishes."""
         record = self._models.of(instance.model_key)
         self._models.started(record, instance.instance_id)
         others = self.instances.living(record.key).values()
@@ -244,11 +263,14 @@ class AutoscalerController:
         return record, model
 
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
-        key = request.model.key
+        model = on_base(request.model, {one.key: one for one in self._models.deployed()}, self.nodes.values())
+        key = model.key
         is_new = self._models.find(key) is None
-        if request.model.asleep:
-            check_able(request.model, Rung.ASLEEP, self.nodes, "asleep")
-        if not self._models.deploy(request.model, create=request.create, now_s=now_s):
+        adapters.check_no_adapters_of(model, self._models)
+        following = adapters.following(model, self._models, self.nodes.values())
+        if model.asleep:
+            check_able(model, Rung.ASLEEP, self.nodes, "asleep")
+        if not self._models.deploy(model, create=request.create, now_s=now_s):
             return []
         record, model = self._deployed(key)
         record.unknown_since = None
@@ -257,18 +279,21 @@ class AutoscalerController:
             self.loads.touch(key, now_s)
         record.may_try_again()
         record.kept.may_try_again()
-        return [Save("models", key, model), Publish(ModelDeployed(model=model)), *self._balance(record, now_s)]
+        effects = [Save("models", key, model), Publish(facts.ModelDeployed(model=model)), *self._balance(record, now_s)]
+        return [*effects, *(e for one in following for e in self._deploy(operator.Deploy(model=one), now_s))]
 
     def _undeploy(self, request: operator.Undeploy, now_s: float) -> list[Effect]:
         _, model = self._deployed(request.model_key)
+        adapters.check_no_adapters(model, self._models)
         record = self._forget(model.key)
         stops = self._stop_all(record, "an operator has undeployed it", "undeploy", now_s)
-        return [*stops, Remove("models", model.key), Publish(ModelUndeployed(model_key=model.key))]
+        return [*stops, Remove("models", model.key), Publish(facts.ModelUndeployed(model_key=model.key))]
 
     def _load(self, request: operator.Load, now_s: float) -> list[Effect]:
         record, model = self._deployed(request.model_key)
         if request.node_id and self.nodes and request.node_id not in self.nodes:
             raise NotFound(f"no node {request.node_id!r}", param="node")
+        adapters.check_base_runs(model, self._models)
         check_able(model, request.to, self.nodes, "to", request.node_id)
         record.check_node(request.to, request.node_id, self.instances.living(record.key).values())
         if request.to is Rung.READY:
@@ -300,7 +325,7 @@ class AutoscalerController:
         record, _ = self._deployed(key)
         if only in (None, Rung.READY):
             record.asked = ""
-            record.policy_state = without_load(record.policy_state)  # that of the last seconds is no demand either
+            record.policy_state = without_load(record.policy_state)  # nor do the last seconds count as demand
         effects = self._stop_all(record, reason, chosen, now_s, becomes=becomes, only=only)
         for instance_id, row in self.instances.living(record.key).items():
             if instance_id in record.orders and record.kept.is_at(row, only):
@@ -351,20 +376,20 @@ class AutoscalerController:
         becomes: Becomes = "stopped",
         only: Rung | None = None,
     ) -> list[Effect]:
-        """Cancel what is coming and drain what is there; one decision each, written when it is first carried out. What
-        is to sleep and lies dormant already stays. `only`: what stands on that rung, or is started to."""
+        """Cancel starts and drain instances, with one decision each, recorded when it is first carried out. Dormant
+        instances stay where `becomes` is a dormant state. `only`: those on that rung, or started for it."""
         effects: list[Effect] = []
         put_away = record.kept.put_away
         for instance_id in [i for i in record.starts if only in (None, Rung.READY, put_away.get(i))]:
             effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
-            effects += self._cancel(record, instance_id, reason)
+            effects += self._starts.cancel(record, instance_id, reason)
         for instance in self.instances.living(record.key).values():
             if (becomes != "stopped" and instance.state.is_dormant) or not record.kept.is_at(instance, only):
                 continue
-            if needed_by_pipeline(instance.instance_id, self.instances.by_id):  # it goes behind that one
+            if needed_by_pipeline(instance.instance_id, self.instances.by_id):  # it ends after that pipeline
                 continue
             if becomes == "stopped" and instance.instance_id in put_away:
-                record.orders.pop(instance.instance_id, None)  # it was asked to sleep: it stops now
+                record.orders.pop(instance.instance_id, None)  # it was to sleep, and stops instead
             if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
             effects += self._stop(record, instance, reason, now_s, becomes)
@@ -373,7 +398,7 @@ class AutoscalerController:
     def _without_policy(
         self, record: ModelRecord, reason: str, chosen: str, now_s: float, rule: str = operator.POLICY, about: str = ""
     ) -> Record:
-        """A decision that no scaling policy made, but the rule of that name; `about` an instance."""
+        """Record a decision that a rule other than the scaling policy made; `about`: an instance."""
         known = figures(self.loads.of(record.key), self.instances.of(record.key), about)
         decision = ScaleDecision(model_key=record.key, num_wanted=0, reason=reason, inputs=known)
         return self._decisions.record(decision, about, chosen, now_s, policy=rule)
@@ -381,34 +406,36 @@ class AutoscalerController:
     # balance
 
     def _balance(self, record: ModelRecord, now_s: float, *, is_tick: bool = False) -> list[Effect]:
-        """Bring one model towards what the policy wants. Level-triggered: asks again what was not answered. The answer
-        to a tick may stand for the ticks that follow; what else is done is answered at the next one."""
+        """Bring one model towards the policy's number. Level-triggered: unanswered commands are sent again. The answer
+        to a tick may stand for the ticks that follow; after any other stimulus the next tick asks the policy again."""
         model = record.model
         if model is None:
             return self._orphans(record, now_s)
         rows = self.instances.living(record.key)
         if record.asked and any(i.state is InstanceState.READY and i.serves for i in rows.values()):
             record.asked = ""
-        reported = self.loads.of(record.key)
+        bounded = adapters.as_hosted(model, self._models, self.instances) if model.base else model
+        reported = adapters.load_of(record, self._models, self.loads, self.instances)
         load = record.demand(reported, self.instances.of(record.key))
         has_starts = bool(record.starts)
         effects = self._keep(record, model, load, rows, now_s)
-        view = self._view(record, model, load, rows, now_s)
+        view = self._view(record, bounded, load, rows, now_s)
+        effects += self._starts.as_urgent(record, model, view, now_s)
         decision, record.policy_state = self._scale(view, record.policy_state)
         if record.asked and not reported.num_waiting:
             decision = replace(decision, reason=record.asked)
         missing = decision.num_wanted - view.num_coming_or_there
         if missing > 0:
-            resumed = [i for i in decision.resume if record.may_resume(i, rows) and not model.suspended]
+            resumed = [i for i in decision.resume if record.may_resume(i, rows) and not bounded.suspended]
             resumed = resumed[:missing]
             effects += self._resume(record, decision, resumed, now_s)
-            effects += self._add(record, model, decision, missing - len(resumed), reported, now_s)
+            effects += self._starts.add(record, model, decision, missing - len(resumed), reported, view, now_s)
         elif missing < 0 and not load.num_waiting:
-            effects += self._cancel_spare(record, decision, missing, now_s)
-        effects += self._drain(record, model, decision, now_s)
+            effects += self._starts.cancel_spare(record, decision, missing, now_s)
+        effects += self._drain(record, bounded, decision, now_s)
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
-        effects += self._ask_again(record, model, now_s)
+        effects += record.ask_again(model, now_s, self._params.repeat_s)
         has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
         has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
         record.rest_until = record.kept.rest_until(now_s, self._params.rest_s) if has_nothing else 0.0
@@ -426,7 +453,7 @@ class AutoscalerController:
         forecast, next_forecast = record.forecast_at(now_s + self._params.lead_s)
         return ScalingView(
             now_s=now_s,
-            model=model,
+            model=record.kept_as_asked(model, rows),
             instances=record.as_ordered(rows, now_s, self._params.repeat_s),
             load=load,
             forecast=forecast,
@@ -434,15 +461,15 @@ class AutoscalerController:
             windows=record.windows_from(now_s + self._params.lead_s),
             start_s=record.horizon_s,
             num_pending=record.num_pending,
-            short_elsewhere=self._models.is_short_elsewhere(record.key, now_s),
+            short_elsewhere=not model.base and self._models.is_short_elsewhere(record.key, now_s),
             unchanged_until=self._ticked_at if record.stands_until else 0.0,
         )
 
     def _keep(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
     ) -> list[Effect]:
-        """Its copy below READY: put away what was started for that, and start one where none is there or coming. Once
-        somebody waits for the model, what was started is an instance as any other."""
+        """Keep the model's copy below READY: put away what was started for that, and start one where none is there or
+        coming. Once a request comes for the model, such a start counts as any other."""
         kept = record.kept
         rung = kept.wanted(model)
         if rung is None and not kept.put_away:
@@ -479,7 +506,7 @@ class AutoscalerController:
         return [*effects, decided, place(instance_id, start, model)]
 
     def _wait_no_more(self, record: ModelRecord, model: Model, load: ModelLoad, now_s: float) -> list[Effect]:
-        """Starts that wait for free memory: asked for as any other once a request waits, else cancelled."""
+        """Ask for the starts that wait for free memory as for any other once a request waits, else cancel them."""
         effects: list[Effect] = []
         for instance_id, start in list(record.starts.items()):
             if not start.waits:
@@ -487,7 +514,7 @@ class AutoscalerController:
             if not load.num_waiting:
                 why = f"{model.name} serves, or is no longer kept asleep"
                 effects.append(self._without_policy(record, why, "cancel", now_s, KEPT, instance_id))
-                effects += self._cancel(record, instance_id, why)
+                effects += self._starts.cancel(record, instance_id, why)
                 continue
             start.waits, start.sent_at, start.cause = False, now_s, record.waiting
             start.node_id = record.asked_node if record.asked else start.node_id
@@ -499,54 +526,9 @@ class AutoscalerController:
             effects.append(place(instance_id, start, model))
         return effects
 
-    def _add(
-        self, record: ModelRecord, model: Model, decision: ScaleDecision, num: int, load: ModelLoad, now_s: float
-    ) -> list[Effect]:
-        """Ask for instances that make `num` more."""
-        cause = record.waiting if load.num_waiting else None
-        wanted_at = cause.data.waiting_since if cause else now_s
-        if num <= 0 or now_s < record.not_before or (cause and now_s - wanted_at < self._params.gather_s):
-            return []
-        is_asked = bool(record.asked) and decision.reason == record.asked
-        policy, node_id = (operator.POLICY, record.asked_node) if is_asked else (self._policy, "")
-        effects: list[Effect] = []
-        while num > 0:
-            instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
-            num -= num_required
-            start = Start(wanted_at, now_s, decision.reason, cause, num_required, node_id=node_id)
-            start.is_awaited = is_asked or load.num_waiting > 0
-            self._models.start(record, instance_id, start)
-            effects += [
-                self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),
-                place(instance_id, start, model),
-            ]
-        return effects
-
-    def _ask_again(self, record: ModelRecord, model: Model, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for instance_id, start in record.starts.items():
-            if now_s - start.sent_at >= self._params.repeat_s:
-                start.sent_at = now_s
-                effects.append(place(instance_id, start, model))
-        return effects
-
-    def _cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
-        """Cancel starts as long as no more than `missing` (negative) are taken away."""
-        effects: list[Effect] = []
-        for instance_id, start in list(record.starts.items()):
-            if not start.waits and missing + start.num_required <= 0:
-                missing += start.num_required
-                effects.append(self._decisions.record(decision, instance_id, "cancel", now_s))
-                effects += self._cancel(record, instance_id, "it is no longer wanted")
-        return effects
-
-    def _cancel(self, record: ModelRecord, instance_id: str, reason: str) -> list[Effect]:
-        self._models.started(record, instance_id)
-        return [Publish(CancelPlacement(instance_id=instance_id, reason=reason))]
-
     def _drain(self, record: ModelRecord, model: Model, decision: ScaleDecision, now_s: float) -> list[Effect]:
         if not decision.drain or not (self.loads.is_fresh(now_s) or model.suspended):
-            return []  # where no router speaks nothing may be called idle
+            return []  # without routers' reports no instance counts as idle
         becomes: Becomes = "stopped" if model.suspended else self._params.stop_becomes
         rows = self.instances.living(record.key).values()
         lacks_sleeper = becomes != "swapped_out" and lacks_one_asleep(model, rows)
@@ -554,10 +536,10 @@ class AutoscalerController:
         for instance_id in [i for i in decision.drain if not needed_by_pipeline(i, self.instances.by_id)]:
             order = record.orders.get(instance_id)
             if order and order.kind is OrderKind.RESUME and now_s - order.sent_at < self._params.repeat_s:
-                continue  # it was resumed a moment ago
+                continue  # just resumed
             is_first = not record.is_leaving(instance_id)
             to: Becomes = "swapped_out" if lacks_sleeper else becomes
-            lacks_sleeper = False  # one is enough: what else leaves does as ever
+            lacks_sleeper = False  # one sleeper is enough: the others become `becomes`
             stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, to)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
@@ -577,7 +559,7 @@ class AutoscalerController:
             instance_id=instance.instance_id,
             reason=reason,
             grace_s=0.0 if instance.state.is_dormant else self._params.drain_grace_s,
-            becomes=becomes,
+            becomes="stopped" if instance.host_id else becomes,
         )
         return [Publish(command)]
 
@@ -593,7 +575,7 @@ class AutoscalerController:
         return effects
 
     def _orphans(self, record: ModelRecord, now_s: float) -> list[Effect]:
-        """Instances of a model that is not deployed are stopped, but not before the models have had time to load."""
+        """Stop instances of a model that is not deployed, once the table of models has had time to load."""
         record.unknown_since = now_s if record.unknown_since is None else record.unknown_since
         if now_s - record.unknown_since < self._params.orphan_s:
             return []

@@ -1,11 +1,12 @@
-"""Copies below READY: a model deployed asleep or pinned there keeps one, and any model may be brought there once.
+"""Copies below READY: a model deployed or pinned asleep keeps one, and an operator may ask for one of any model.
 
 SwapServeLLM section 3.2: an engine is started once when its model is configured, leaves its GPU in a snapshot, and is
-swapped in from then on when a request comes (section 3.3). Here such a start waits for free GPU memory and nobody who
-serves leaves for it; once READY it is put away at once, unless a request has come meanwhile.
+swapped in from then on when a request comes (section 3.3). Here such a start waits for free GPU memory, and no serving
+instance leaves for it; once READY it is put away at once, unless a request has come meanwhile.
 
-Departures: the paper starts its engines before it serves, ours start while others do. What is lost (its agent was
-killed, its engine was stopped because it kept too much memory) is made again, later each time until one has lasted.
+Departures: the paper starts its engines before it serves, ours start while others serve. A lost copy (its agent was
+killed, its engine was stopped because it kept too much memory) is made again, after a pause that grows until a copy
+has lasted.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from glowplug.fleet.status import rung_of
 
 BECOMES: Final[Mapping[Rung, Becomes]] = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 _ABILITIES: Final = {Rung.ASLEEP: ("swap", "sleep"), Rung.PREWARMED: ("prewarm", "be prewarmed")}
-_AT_LEAST: Final = {  # dormant states that are as near as a rung
+_AT_LEAST: Final = {  # dormant states at least as near as a rung
     Rung.ASLEEP: (InstanceState.SWAPPED_OUT, InstanceState.PREWARMED),
     Rung.PREWARMED: (InstanceState.PREWARMED,),
 }
@@ -29,41 +30,41 @@ _AT_LEAST: Final = {  # dormant states that are as near as a rung
 
 @dataclass(slots=True)
 class KeptCopy:
-    """What is remembered of one model's copy below READY. Times are epoch seconds."""
+    """State of one model's copy below READY. Times are epoch seconds."""
 
-    asked: Rung | None = None  # an operator wants one there, once
+    asked: Rung | None = None  # the rung on which an operator wants one copy, once
     node_id: str = ""  # ... on that node; "" on any
-    put_away: dict[str, Rung] = field(default_factory=dict)  # instance_id -> what it was started to become
-    asleep_since: dict[str, float] = field(default_factory=dict)  # instance_id -> since when it sleeps
-    num_lost: int = 0  # in a row, none of which lasted
-    last_lost: str = ""  # the instance
-    not_before: float = 0.0  # no other one is started sooner
+    put_away: dict[str, Rung] = field(default_factory=dict)  # instance_id -> the rung it was started for
+    asleep_since: dict[str, float] = field(default_factory=dict)  # instance_id -> when it fell asleep
+    num_lost: int = 0  # copies lost in a row before any lasted
+    last_lost: str = ""  # instance_id of the last one lost
+    not_before: float = 0.0  # when the next one may be started
 
     def forget_unknown(self, rows: Mapping[str, Instance]) -> None:
-        """What slept, and whose row vanished without an end."""
+        """Forget sleeping instances whose row vanished without an end."""
         for instance_id in [name for name in self.asleep_since if name not in rows]:
             del self.asleep_since[instance_id]
 
     def may_try_again(self) -> None:
-        """An operator asks: what was lost before makes nothing wait."""
+        """End the pause after lost copies because an operator asks."""
         self.num_lost, self.not_before = 0, 0.0
 
     def rest_until(self, now_s: float, rest_s: float) -> float:
-        """When a model that has nothing to do is looked at again."""
+        """When to look again at a model that has nothing to do."""
         return min(now_s + rest_s, self.not_before) if self.not_before > now_s else now_s + rest_s
 
     def wanted(self, model: Model) -> Rung | None:
-        """Where a copy is to be, of a model that nothing is asked of."""
+        """The rung on which a copy of an unused model is wanted; None for none."""
         if model.suspended:
             return None
         return self.asked or (Rung.ASLEEP if model.pinned_at is Rung.ASLEEP else None)
 
     def is_at(self, row: Instance, rung: Rung | None) -> bool:
-        """Whether it stands on that rung, or was started to; None: on any."""
+        """Return whether the instance stands on the rung, or was started for it; None: any rung."""
         return rung is None or rung_of(row) is rung or self.put_away.get(row.instance_id) is rung
 
     def is_there(self, rung: Rung, rows: Mapping[str, Instance], is_leaving: Callable[[str], bool]) -> bool:
-        """Whether a copy is as near as that. A replica may be dropped at any time: it is none that is kept."""
+        """Return whether a copy as near as `rung` is there; a replica counts only where one was asked for."""
         enough = _AT_LEAST[rung] if self.asked else (InstanceState.SWAPPED_OUT,)
         for row in rows.values():
             if row.state in enough:
@@ -73,12 +74,12 @@ class KeptCopy:
         return False
 
     def is_coming(self, rows: Mapping[str, Instance]) -> bool:
-        """Whether one that is to be put away starts or drains, or an engine falls asleep."""
+        """Return whether an instance to put away is starting or draining, or any engine is falling asleep."""
         return any(row.instance_id in self.put_away or row.state is InstanceState.DRAINING for row in rows.values())
 
     def saw(self, row: Instance, is_replaced: bool, now_s: float, backoff_s: float, max_backoff_s: float) -> bool:
-        """The new state of an instance. Whether the copy was lost, and the next one waits. `is_replaced`: another
-        instance of its model serves, or will."""
+        """Take the new state of an instance. Return whether the copy was lost, so that the next one waits.
+        `is_replaced`: another instance of the model serves, or is starting."""
         known = row.instance_id in self.put_away or row.instance_id in self.asleep_since
         if row.state.is_dormant:
             rung = self.put_away.pop(row.instance_id, None)
@@ -100,7 +101,7 @@ class KeptCopy:
 
 
 def why_unable(model: Model, rung: Rung, nodes: Mapping[str, Node], node_id: str = "") -> str:
-    """Why no node can hold a copy there, "" where one can, or where no node of its engine is known yet."""
+    """The reason why no node can hold a copy on the rung; "" where one can, or no node of the engine is known yet."""
     if rung not in _ABILITIES:
         return ""
     ability, verb = _ABILITIES[rung]
@@ -113,6 +114,6 @@ def why_unable(model: Model, rung: Rung, nodes: Mapping[str, Node], node_id: str
 
 
 def check_able(model: Model, rung: Rung, nodes: Mapping[str, Node], param: str, node_id: str = "") -> None:
-    """Raises EngineMisconfigured where no node can hold a copy there."""
+    """Raise EngineMisconfigured where no node can hold a copy on the rung."""
     if why := why_unable(model, rung, nodes, node_id):
         raise EngineMisconfigured(f"{param}: {why}", param=param)

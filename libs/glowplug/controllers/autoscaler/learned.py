@@ -1,8 +1,8 @@
-"""What the scaling policy has learned of each model, kept in the store for the autoscaler that leads next.
+"""Figures that the scaling policy has learned of each model, stored for the autoscaler that leads next.
 
-One row a model, written when a figure changes. A successor takes rows of its own policy and version that are sound;
-others it leaves alone until it has learned something itself. An emptied store gets the rows again, and the row of a
-model that was known and has been undeployed is removed: a model that merely cannot be read keeps its own.
+One row a model, written when a figure changes. A successor takes sound rows of its own policy and version; other rows
+stay as they are until it has learned figures itself. An emptied store gets the rows again. The row of a model that was
+known and has been undeployed is removed; a model that merely cannot be read keeps its row.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ SCALING_LEARNED: Final = "scaling_learned"  # the table of the store; the autosc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedRow:
-    """What has been learned of one model. A row of the store. `format` says whose figures they are, and in which
-    version; `revision` grows with each change."""
+    """Figures learned of one model, as a row of the store. `format`: the policy that learned them and its version;
+    `revision` grows with each change."""
 
     key: str  # of the model
     format: str
@@ -28,15 +28,15 @@ class LearnedRow:
 
 
 class Learned:
-    """The rows of one autoscaler: those it wrote last, or took."""
+    """The rows that one autoscaler wrote last, or took."""
 
     def __init__(self, scale: Callable[..., Any]) -> None:
         self._state = learner(scale)
         self._rows: dict[str, LearnedRow] = {}
-        self._undeployed: set[str] = set()  # models, until their rows have left the table
+        self._undeployed: set[str] = set()  # models undeployed, until their rows have left the table
 
     def noted(self, record: ModelRecord) -> list[Effect]:
-        """Saves what the policy has learned by its last answer, where that differs from what was saved."""
+        """Save what the policy has learned by its last answer, where that differs from the saved row."""
         if self._state is None or not isinstance(record.policy_state, self._state):
             return []
         figures, known = record.policy_state.figures(), self._rows.get(record.key)
@@ -48,17 +48,17 @@ class Learned:
         return [Save(SCALING_LEARNED, row.key, row)]
 
     def forget(self, model_key: str) -> None:
-        """It has been undeployed."""
+        """Forget a model that has been undeployed."""
         self._undeployed.add(model_key)
 
     def inherit(self, earlier: "Learned", models: ModelRecords, now_s: float) -> None:
-        """Go on from the rows of another autoscaler of the same policy."""
+        """Take over the rows of another autoscaler of the same policy."""
         self._undeployed = set(earlier._undeployed)
         for row in earlier._rows.values():
             self._take(row, models, now_s)
 
     def restore(self, rows: Mapping[str, LearnedRow], models: ModelRecords, now_s: float) -> list[Effect]:
-        """Take the table, whose rows may have been read before the latest was written."""
+        """Take the table, whose rows may have been read before the latest one was written."""
         if self._state is None:
             return []
         for row in rows.values():
@@ -71,12 +71,12 @@ class Learned:
         return [*lost, *(Remove(SCALING_LEARNED, key) for key in sorted(self._undeployed))]
 
     def _take(self, row: LearnedRow, models: ModelRecords, now_s: float) -> None:
-        """The policy goes on from that row, if it is one of its own and sound."""
+        """Let the policy continue from a row, if the row is its own and sound."""
         if self._state is None or row.format != self._state.FORMAT or models.find(row.key) is None:
             return
         try:
             state = self._state.with_figures(row.figures, now_s)
         except ValueError:
-            return  # what no policy has come to teaches nothing: the next row that is learned stands in its place
+            return  # unsound figures are ignored: the next learned row replaces them
         models.of(row.key).policy_state = state
         self._rows[row.key] = row

@@ -1,4 +1,4 @@
-"""One record per model: its row, the marks of demand, the instances asked for, and what agents were asked to do."""
+"""Records of models: each one's row, its marks of demand, the instances asked for, and the orders sent to agents."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 from glowplug.controllers import backoff
 from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
+from glowplug.domain.declared import check_owner
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
@@ -17,39 +18,40 @@ from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
+from glowplug.fleet.adapters import AdapterIndex
 from glowplug.fleet.status import check_nowhere_else
 from glowplug.policies.prediction.port import is_newer, until, windows_from
 
-AT_ONCE = 8  # starts that fail in a row before the next one waits, though each may be tried on another node
-PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
+AT_ONCE = 8  # failed starts in a row before the next one waits, though another node could be tried
+PLACED_S = 1.0  # a placer with enough free GPUs answers in milliseconds
 
 
 @dataclass(slots=True)
 class Start:
-    """An instance that the placer is asked for, of which no fact has come yet. `num_required`: how many instances it
-    is to lead to."""
+    """An instance asked of the placer, of which no fact has come yet; it is to lead to `num_required` instances."""
 
     wanted_at: float
     sent_at: float
     reason: str
     cause: Event | None
     num_required: int = 1
-    waits: bool = False  # for free memory, and nobody waits for it
+    waits: bool = False  # for free memory, while no request waits for the start
     node_id: str = ""  # on that node alone; "" anywhere
-    is_awaited: bool = False  # a request or an operator waits for it
+    is_awaited: bool = False  # a request or an operator waits for the start
+    is_batch: bool = False  # only batch requests do
 
 
 class OrderKind(StrEnum):
-    """What an agent was last asked to do with an instance."""
+    """The command last sent to an agent about an instance."""
 
     STOP = "stop"
-    UNLOAD = "unload"  # an operator's stop: it is not taken back, and what it still streams is no demand
+    UNLOAD = "unload"  # an operator's stop: not taken back, and the streams still running are no demand
     RESUME = "resume"
 
 
 STOPS = (OrderKind.STOP, OrderKind.UNLOAD)
 _DRAINS = (InstanceState.READY, InstanceState.DRAINING)
-_CHANGES = {  # the state before and after an order
+_CHANGES = {  # the state before and after an order is carried out
     OrderKind.STOP: _DRAINS,
     OrderKind.UNLOAD: _DRAINS,
     OrderKind.RESUME: _DRAINS[::-1],
@@ -68,54 +70,70 @@ class ModelRecord:
 
     key: str
     model: Model | None = None  # as deployed
-    absent_since: float | None = None  # since when the table has had rows, but none of this model
-    undeployed_revision: int | None = None  # the row it left with, until that row has left the table too
-    unknown_since: float | None = None  # since when it has had instances without being deployed
-    policy_state: Any = None  # what the scaling policy remembers of it
+    absent_since: float | None = None  # since when the table lacks this model's row, but has others
+    undeployed_revision: int | None = None  # of its row when undeployed, until the table lacks that row
+    unknown_since: float | None = None  # since when it has instances but is not deployed
+    policy_state: Any = None  # the scaling policy's memory of it
     forecasts: tuple[Forecast, ...] = ()  # of the latest forecast.made
-    horizon_s: float = 0.0  # likewise: what a start takes
-    waiting: Event | None = None  # the request that waits, for the trace
+    horizon_s: float = 0.0  # seconds of a start, of the latest forecast.made
+    waiting: Event | None = None  # the request.waiting to name as the cause
     asked: str = ""  # why an instance is wanted without a request
     asked_node: str = ""  # ... and on which node; "" on any
+    keep_alive_s: float | None = None  # asked by a client for the serving instances; None: the model's own
     kept: KeptCopy = field(default_factory=KeptCopy)  # its copy below READY
     num_failures: int = 0  # consecutive failed starts
     not_before: float = 0.0  # when the next start may be tried
-    rest_until: float = 0.0  # it has nothing to balance until then
-    stands_until: float = 0.0  # the policy's last answer stands until then; 0: it did not stand
+    rest_until: float = 0.0  # until when it has nothing to balance
+    stands_until: float = 0.0  # until when the policy's last answer stands; 0: it does not
     starts: dict[str, Start] = field(default_factory=dict)  # instance_id -> an instance asked for
-    orders: dict[str, Order] = field(default_factory=dict)  # instance_id -> the last one sent
+    orders: dict[str, Order] = field(default_factory=dict)  # instance_id -> the last order sent
 
     @property
     def num_pending(self) -> int:
-        """Instances to come that somebody waits for."""
+        """Number of instances to come that a request or an operator waits for."""
         return sum(start.num_required for start in self.starts.values() if not start.waits)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known that a new record would not have. Its instances are in another table."""
+        """Return whether a new record would know as much. The model's instances are in another table."""
         kept = self.starts or self.orders or self.forecasts
         return self.model is None and self.undeployed_revision is None and not kept
 
     def is_leaving(self, instance_id: str, *kinds: OrderKind) -> bool:
-        """Whether its agent was last asked to stop it, by one of these `kinds` (none: by any)."""
+        """Return whether the agent's last order was a stop of one of these `kinds` (none: of any kind)."""
         order = self.orders.get(instance_id)
         return order is not None and order.kind in (kinds or STOPS)
 
     def may_resume(self, instance_id: str, rows: Mapping[str, Instance]) -> bool:
-        """Whether what drains may be taken back: an operator has not unloaded it, nor asks for another node."""
+        """Return whether a draining instance may be taken back: no operator unloaded it or asks for another node."""
         only = self.asked_node if self.asked else ""
         return only in ("", rows[instance_id].node_id) and self.is_leaving(instance_id, OrderKind.STOP)
 
     def check_node(self, to: Rung, node_id: str, rows: Iterable[Instance]) -> None:
-        """Raises Conflict where an operator's load on one node would start nothing there: a copy stands as near on
-        another one, or is asked for."""
+        """Raise Conflict where an operator's load on one node would start nothing there, because a copy stands as near
+        on another node, or is asked for."""
         check_nowhere_else(to, node_id, rows)
         elsewhere = [s for s in self.starts.values() if s.node_id != node_id and not (s.waits and to is Rung.READY)]
         if node_id and elsewhere:
             raise Conflict(f"an instance is asked for already, on {elsewhere[0].node_id or 'any node'}", param="node")
 
+    def kept_as_asked(self, model: Model, rows: Mapping[str, Instance]) -> Model:
+        """The model with the keep-alive that a client asked for, which ends once none of its `rows` serves."""
+        if self.keep_alive_s is not None and not any(row.serves for row in rows.values()):
+            self.keep_alive_s = None
+        return model if self.keep_alive_s is None else replace(model, keep_alive_s=self.keep_alive_s)
+
+    def ask_again(self, model: Model, now_s: float, repeat_s: float) -> list[Effect]:
+        """Send again the starts that the placer has not answered for `repeat_s`."""
+        effects: list[Effect] = []
+        for instance_id, start in self.starts.items():
+            if now_s - start.sent_at >= repeat_s:
+                start.sent_at = now_s
+                effects.append(place(instance_id, start, model))
+        return effects
+
     def undeployed(self) -> "ModelRecord":
-        """The record once the model is no more: what is under way goes on."""
+        """The record of the model once undeployed: starts and orders under way go on."""
         assert self.model is not None
         return ModelRecord(
             key=self.key, undeployed_revision=self.model.revision, unknown_since=self.unknown_since,
@@ -123,32 +141,32 @@ class ModelRecord:
         )  # fmt: skip
 
     def take_forecasts(self, forecasts: tuple[Forecast, ...], horizon_s: float, now_s: float) -> None:
-        """Unless later ones are known."""
+        """Take forecasts unless later ones are known."""
         if is_newer(forecasts, self.forecasts, now_s):
             self.forecasts, self.horizon_s = forecasts, horizon_s
 
     def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
-        """Of the window that holds `at_s`, with the most that is expected until a start begun then serves, and of the
-        one after it; None where there is none. A forecast counts while its window lasts: a predictor that falls silent
-        is none at all once its last window is over."""
+        """Forecasts of the window that holds `at_s`, with the highest demand until a start begun then serves, and of
+        the next window; None where there is none. A forecast counts while its window lasts, so a predictor that falls
+        silent is ignored once its last window is over."""
         windows = self.windows_from(at_s)
         if not windows:
             return None, None
         return until(windows[0], windows, at_s + self.horizon_s), windows[1] if len(windows) > 1 else None
 
     def windows_from(self, at_s: float) -> tuple[Forecast, ...]:
-        """Of the window that holds `at_s` and of all after it, each as it was forecast."""
+        """Forecasts of the window that holds `at_s` and of all later ones, each as it was made."""
         return windows_from(self.forecasts, at_s)
 
     def forecast_changes_at(self, at_s: float) -> float:
-        """When after `at_s` a window begins, comes within the horizon or ends; never without forecasts."""
+        """The first time after `at_s` when a window begins, comes within the horizon or ends; inf without forecasts."""
         horizon_s = self.horizon_s
         edges = (at for f in self.forecasts for at in (f.starts_at - horizon_s, f.starts_at, f.starts_at + f.window_s))
         return min((at for at in edges if at > at_s), default=math.inf)
 
     def failed(self, now_s: float, backoff_s: float, max_backoff_s: float, tries_left: int = 0) -> None:
-        """A start has failed: the next one waits, longer each time. `tries_left`: on so many other nodes it may be
-        tried, and is at once."""
+        """Pause starts after a failed one, longer each time. `tries_left`: other nodes on which the start may be tried;
+        if any, the next start is at once."""
         if tries_left and self.num_failures < AT_ONCE:
             self.num_failures += 1
             return
@@ -161,8 +179,7 @@ class ModelRecord:
         self.num_failures, self.not_before = 0, 0.0
 
     def expire(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> None:
-        """Drop what is over: forecasts of past windows, and orders to instances that are unknown or have had their
-        time."""
+        """Drop forecasts of past windows, and orders that are over or of unknown instances."""
         if self.forecasts and now_s >= self.forecasts[-1].starts_at + self.forecasts[-1].window_s:
             self.forecasts = ()
         if not rows:
@@ -174,7 +191,7 @@ class ModelRecord:
         self.kept.forget_unknown(rows)
 
     def demand(self, load: ModelLoad, rows: Mapping[str, Instance]) -> ModelLoad:
-        """The load with whoever asks without a request as one that waits, and without what a router last said it runs
+        """The load, with one waiting request for an operator's wish, and without what a router last reported as running
         on an instance that is gone, asleep or unloaded."""
         if self.asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
@@ -187,8 +204,8 @@ class ModelRecord:
         return is_over or self.is_leaving(instance_id, OrderKind.UNLOAD)
 
     def as_ordered(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> tuple[Instance, ...]:
-        """The rows as they will be when the orders of a moment ago are carried out: a policy that has chosen does not
-        choose again before the agent has acted."""
+        """The rows as they will be when recent orders are carried out, so that the policy does not choose again before
+        the agents have acted."""
         becomes = {}
         for instance_id, order in self.orders.items():
             before, after = _CHANGES[order.kind]
@@ -199,16 +216,18 @@ class ModelRecord:
 
 
 class ModelRecords:
-    """model_key -> ModelRecord, and the table of models, which the autoscaler owns. Every change of a row grows its
+    """Records by model_key, and the table of models, which the autoscaler owns. Each change of a row raises its
     revision, also over an undeployment."""
 
     def __init__(self) -> None:
         self.records: dict[str, ModelRecord] = {}
-        self._starting: dict[str, ModelRecord] = {}  # those with `starts`
+        self._starting: dict[str, ModelRecord] = {}  # records with `starts`
         self._late: tuple[float, list[str]] | None = None  # see `is_short_elsewhere`
+        self._adapters = AdapterIndex()
+        self.bases: Mapping[str, str] = self._adapters.bases
 
     def of(self, model_key: str) -> ModelRecord:
-        """The record of that model, a new one if there is none."""
+        """The record of a model; made where there is none."""
         record = self.records.get(model_key)
         if record is None:
             record = self.records[model_key] = ModelRecord(model_key)
@@ -218,32 +237,46 @@ class ModelRecords:
         return (record.model for record in self.records.values() if record.model is not None)
 
     def find(self, model_key: str) -> Model | None:
-        """The model of that key, if it is deployed."""
+        """The deployed model of that key, or None."""
         record = self.records.get(model_key)
         return record.model if record is not None else None
 
+    def adapters_of(self, base_key: str) -> Mapping[str, Model]:
+        """The deployed adapters of a base, by key."""
+        return self._adapters.of(base_key)
+
     def wake(self, model_key: str, now_s: float, *, has_work: bool = True) -> None:
-        """Something about a model has changed: no earlier answer stands. `has_work`: it may need an instance."""
+        """End the standing answer for a model that has changed. `has_work`: the model may need an instance."""
         if (record := self.records.get(model_key)) is not None:
             record.stands_until = min(record.stands_until, now_s)
             if has_work:
                 record.rest_until = 0.0
 
+    def keep_alive(self, model_key: str, keep_alive_s: float, now_s: float) -> None:
+        """Keep the instances of a model for as long as a client asks; nothing where the model is not deployed."""
+        if self.find(model_key) is not None:
+            self.of(model_key).keep_alive_s = keep_alive_s
+            self.wake(model_key, now_s)
+
     def start(self, record: ModelRecord, instance_id: str, start: Start) -> None:
-        """The placer is asked for an instance."""
+        """Note a start that the placer is asked for."""
         record.starts[instance_id] = start
         self._starting[record.key] = record
         self._late = None
 
+    def changed(self) -> None:
+        """Note that a start is wanted for another reason than before."""
+        self._late = None
+
     def started(self, record: ModelRecord, instance_id: str) -> None:
-        """It is there, or is wanted no more."""
+        """Drop a start that was reported or is no longer wanted."""
         if record.starts.pop(instance_id, None) is not None:
             self._late = None
             if not record.starts:
                 del self._starting[record.key]
 
     def is_short_elsewhere(self, model_key: str, now_s: float) -> bool:
-        """Whether an instance of another model has no place, though the placer has been asked for a while."""
+        """Return whether another model has asked for an instance for a while and got no place."""
         if not self._starting:
             return False
         if self._late is None or self._late[0] != now_s:
@@ -251,20 +284,24 @@ class ModelRecords:
         return any(key != model_key for key in self._late[1])
 
     def _two_late(self, now_s: float) -> list[str]:
-        """Two of those models, if there are. Kept for one moment, until a start or a deployment changes."""
+        """Up to two models with a late start other than batch's; kept until time, a start or a deployment changes."""
         late = (
             key
             for key, record in self._starting.items()
             if record.model
-            and any(now_s - start.wanted_at >= PLACED_S and not start.waits for start in record.starts.values())
+            and not record.model.base  # which waits for its base, and takes no memory of others
+            and any(
+                now_s - start.wanted_at >= PLACED_S and not (start.waits or start.is_batch)
+                for start in record.starts.values()
+            )
         )
         return list(islice(late, 2))
 
     # rows
 
     def restore(self, rows: Mapping[str, Model], now_s: float) -> list[Effect]:
-        """A lost row is written again, one of an undeployed model removed. `rows` may have been read before the latest
-        change here was written."""
+        """Take the table: write a lost row again, and remove one of an undeployed model. `rows` may have been read
+        before the latest change was written."""
         removed: list[Effect] = []
         for key, row in rows.items():
             record = self.of(key)
@@ -274,6 +311,7 @@ class ModelRecords:
                     removed.append(Remove("models", key))
             elif record.model is None or row.revision > record.model.revision:
                 record.model, self._late = row, None
+                self._adapters.put(row)
         lost: list[Effect] = []
         for record in self.records.values():
             if record.key in rows:
@@ -286,25 +324,23 @@ class ModelRecords:
         return [*lost, *removed]
 
     def inherit(self, earlier: "ModelRecords", now_s: float, absent_s: float) -> None:
-        """Take models and forecasts: a store that came back empty gets its models from us. One that the leader has
-        undeployed is known by the fact, or by its row having gone alone, more than `absent_s` ago."""
+        """Take over models and forecasts, so that an emptied store gets its models again. A model that the leader has
+        undeployed is known by the fact, or by its row alone having been absent for more than `absent_s`."""
         for key, known in earlier.records.items():
             record = self.of(key)
             record.forecasts, record.horizon_s = known.forecasts, known.horizon_s
+            record.keep_alive_s = known.keep_alive_s
             if known.absent_since is None or now_s - known.absent_since <= absent_s:
                 record.model, record.absent_since = known.model, known.absent_since
+                if record.model is not None:
+                    self._adapters.put(record.model)
 
     def deploy(self, model: Model, *, create: bool, now_s: float) -> bool:
-        """Write the row; False when it is what it was. Raises Conflict when a name belongs to another, or when it
-        exists and `create` is set."""
+        """Write a model's row; False when nothing changed. Raises Conflict when a name belongs to another model, or
+        when the model exists and `create` is set."""
         record = self.of(model.key)
         known = record.model
-        if known is not None and create:
-            raise Conflict(f"model {model.name!r} exists (its key is {model.key!r})", param="name")
-        names = set(model.names)
-        for other in self.deployed():
-            if other.key != model.key and (clash := names.intersection(other.names)):
-                raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
+        check_names(model, self.deployed(), create=create)
         if known is not None:
             kept_at = model.kept_at or known.kept_at
             model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned, kept_at=kept_at)
@@ -313,10 +349,11 @@ class ModelRecords:
         last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
         self._late = record.undeployed_revision = None
         record.model = replace(model, revision=max(int(now_s * 1000), last + 1))
+        self._adapters.put(record.model)
         return True
 
     def change(self, record: ModelRecord, now_s: float, **fields: Any) -> list[Effect]:
-        """Set an operator's marks in a row; what tells the others. Its declaration is what it was."""
+        """Set an operator's marks in a model's row and publish it; its declaration stays as it was."""
         known = record.model
         assert known is not None
         revision, declared_at = max(int(now_s * 1000), known.revision + 1), known.declared_at or known.revision
@@ -324,16 +361,30 @@ class ModelRecords:
         return [Save("models", record.key, record.model), Publish(ModelDeployed(model=record.model))]
 
     def undeploy(self, record: ModelRecord) -> ModelRecord:
-        """The model is no more."""
+        """Reset the record of a model that was undeployed."""
         self._late = None
+        self._adapters.drop(record.key)
         left = self.records[record.key] = record.undeployed()
         if left.starts:
             self._starting[left.key] = left
         return left
 
 
+def check_names(model: Model, deployed: Iterable[Model], *, create: bool) -> None:
+    """Raise Conflict when a name of the model belongs to another one, when the model exists and `create` is set, or
+    when it is declared elsewhere and a custom resource is one of the two."""
+    names = set(model.names)
+    for other in deployed:
+        if other.key == model.key:
+            check_owner(f"model {other.name!r}", other.source, model.source)
+            if create:
+                raise Conflict(f"model {model.name!r} exists (its key is {model.key!r})", param="name")
+        elif clash := names.intersection(other.names):
+            raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
+
+
 def place(instance_id: str, start: Start, model: Model) -> Publish:
-    """What asks the placer for an instance."""
+    """Make the command that asks the placer for an instance."""
     command = PlaceInstance(
         instance_id=instance_id,
         model=model,
@@ -343,5 +394,6 @@ def place(instance_id: str, start: Start, model: Model) -> Publish:
         waits=start.waits,
         node_id=start.node_id,
         is_awaited=start.is_awaited,
+        is_batch=start.is_batch,
     )
     return Publish(command, start.cause)

@@ -1,4 +1,4 @@
-"""The autoscaler's bounds."""
+"""Bounds and times of the autoscaler."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ class AutoscalerParams:
     backoff_s: float = 0.5  # after a failed start; doubles with each, up to max_backoff_s
     max_backoff_s: float = 30.0
     orphan_s: float = 10.0  # instances of an unknown model are stopped after this
-    absent_s: float = 30.0  # a standby believes in a model without a row for so long, unless no model has one
+    absent_s: float = 30.0  # how long a standby keeps a model whose row is missing, unless all rows are
     consolidate: bool = True  # pipelines become single instances (HydraServe section 6); False leaves them as they are
-    stop_becomes: Becomes = "stopped"  # what an instance becomes that the policy drains, if it can
-    rest_s: float = 5.0  # a model without instances or load is looked at again after this, or when it is spoken of
-    gather_s: float = 0.0  # a queue is so old before it starts anything: a burst is seen whole (HydraServe's window)
-    lead_s: float = 0.0  # a policy sees the forecast of the window that holds the time so far ahead
+    stop_becomes: Becomes = "stopped"  # what an instance drained by the policy becomes, if it can
+    rest_s: float = 5.0  # a model without instances or load is looked at again after this, or when an event names it
+    gather_s: float = 0.0  # age of a queue before it starts instances, to see a burst whole (HydraServe's window)
+    lead_s: float = 0.0  # how far ahead the window lies whose forecast a policy sees
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -1,1 +1,1 @@
-"""Decides where instances run, who leaves for them, and what is prewarmed."""
+"""The placer: decides where instances run, which instances leave for them, and what is prewarmed."""

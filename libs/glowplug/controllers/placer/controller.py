@@ -1,10 +1,10 @@
-"""The placer decides node, GPUs and bytes of every instance, and who leaves when the bytes are lacking.
+"""The placer: it decides node, GPUs and bytes of every instance, and which instances leave when bytes are lacking.
 
 What it is notified of
-    Commands `placer.place` (repeated every 2 s by whoever wants the instance) and `placer.cancel`; facts about
+    Commands `placer.place` (repeated every 2 s by the service that wants the instance) and `placer.cancel`; facts about
     instances, nodes, models, fetched weights and forecasts; the routers' load; ends of requests, where a policy learns
-    from them; `Cordon`, `FetchToHost` and `DropFromHost`, from an operator; a `Tick` now and then. Any of them may come
-    late, twice or never.
+    from them; `Cordon`, `FetchToHost` and `DropFromHost`, from an operator; a `Tick` now and then. Any stimulus may
+    come late, twice or never.
 
 What it asks for
     Of agents: `agent.start` of an instance, of a replica or of each stage of a pipeline, `agent.join`, `agent.stop`. Of
@@ -13,27 +13,32 @@ What it asks for
     reason before the commands that follow from it.
 
 What it promises
-    1. Bytes are promised once: what is granted by a GPU's ledger and what is claimed never exceed the GPU, but where
-       instances that were asked to leave are waited for. `fleet/capacity.py` is the only place that counts them.
-    2. The most urgent placement is tried first (priority, then time of asking); one that is refused is tried again when
+    1. Bytes are promised once: the bytes granted by a GPU's ledger and the claims on it together never exceed the GPU,
+       except while it waits for instances that were asked to leave. `fleet/capacity.py` is the only place that counts.
+    2. The most urgent placement is tried first (priority, then time of asking); a refused one is tried again when
        bytes come free, and every `retry_s`.
     3. A start that no agent confirms is sent again every `repeat_s`, and after `give_up_s` placed on another node. A
-       placement that nobody repeats is dropped after `forget_s`.
+       placement that no service repeats is dropped after `forget_s`.
     4. A busy instance leaves only once it has had its time (policies/eviction/turns.py); a pinned one never; a replica
        at once.
-    5. A pipeline serves when all of its stages are ready, and goes when one of them does.
-    6. A start waits for where an engine of its model sleeps no longer than the wake is expected to save (sleepers.py).
-    7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no instance that serves leaves for it.
+    5. A pipeline serves when all of its stages are ready, and ends when one of its stages ends.
+    6. A start waits for the GPU where an engine of its model sleeps no longer than the wake should save (sleepers.py).
+    7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no serving instance leaves for it.
+       Where only batch requests wait for a start (`is_batch`), nothing leaves that others run or are expected to need;
+       instances that run batch requests alone leave first, and at once (classes.py).
     8. Where the weights of a start cannot be had on its node, the next start of its model goes to another one, on
-       `max_start_nodes` in all, and that node is avoided for `avoid_node_s` (failed_nodes.py).
+       `max_start_nodes` in all, and the first node is avoided for `avoid_node_s` (failed_nodes.py).
     9. Commands of a service that has been fenced off are refused (StaleEpoch).
+   10. An adapter goes to a READY instance of its base and takes no GPU bytes. Other adapters leave its slots for it,
+       the base itself only where it was started without slots (adapters.py).
 
 What it never does
-    It starts no process, moves no bytes and touches no clock. It never holds a claim of its own against what a node's
+    It starts no process, moves no bytes and touches no clock. It never sets a claim of its own above what a node's
     beat says of its GPUs. It undeploys no model, and scales none.
 
-Parts: `placing` (who waits, and where it goes), `victims` (who leaves), `prewarming`, `stages`, `nodes`, `network`
-(links and start times), `host_memory` (weights there), `costs` (what a verb would take), over one `fleet`.
+Parts: `placing` (which placements wait, and where they go), `victims` (which instances leave), `prewarming`, `stages`,
+`nodes`, `network` (links and start times), `host_memory` (weights there), `costs` (of an operator's verb), over one
+`fleet`.
 """
 
 from collections.abc import Mapping
@@ -41,6 +46,7 @@ from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
+from glowplug.controllers.placer.adapters import AdapterPlacing
 from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
@@ -70,7 +76,7 @@ __all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
 
 class PlacerController:
-    """`place`, `evict` and `prewarm` are policies of the kinds "placement", "eviction" and "prewarming"."""
+    """State machine of the placer. `place`, `evict`, `prewarm`: its placement, eviction and prewarming policies."""
 
     def __init__(
         self,
@@ -85,8 +91,9 @@ class PlacerController:
     ) -> None:
         self.policies, self._params, self._fence = policies, params, Fence()
         self.fleet = Fleet(policies, epoch, params, priors)
-        self.reads_ends = wants_seconds(place) or reads_profile(prewarm)  # whether it learns from how requests end
+        self.reads_ends = wants_seconds(place) or reads_profile(prewarm)  # whether policies learn from ends of requests
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
+        self._adapters = AdapterPlacing(self.fleet)
         self._prewarming, self._nodes = Prewarming(self.fleet, prewarm), Nodes(self.fleet)
         self.host_memory = HostMemory(self.fleet)
         self.costs = Costs(self.fleet, self._placing, self.host_memory)
@@ -105,7 +112,7 @@ class PlacerController:
             facts.NodeLeft: self._node_left,
             facts.ModelDeployed: self._model,
             facts.RouterLoadReported: self._load,
-            facts.RequestFinished: self._request_ended,
+            facts.RouterRequestsFinished: self._requests_ended,
             facts.ForecastMade: self._forecast,
             facts.WeightsFetched: self._fetched,
             facts.WeightsPartFetched: self._part_fetched,
@@ -114,8 +121,8 @@ class PlacerController:
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """Instances that wait for a place, or for their agents to take them."""
-        return self._placing.placements
+        """Instances that wait for a place or for their agents to report them, by instance_id."""
+        return {**self._placing.placements, **self._adapters.placements}
 
     @property
     def nodes(self) -> NodeTable:
@@ -134,15 +141,16 @@ class PlacerController:
         return self.fleet.models
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Commands (StaleEpoch when fenced off), facts, telemetry and ticks."""
+        """Take a command (raises StaleEpoch when its issuer is fenced off), fact, telemetry or tick."""
         self.fleet.born_at = now_s if self.fleet.born_at is None else self.fleet.born_at
         return [*dispatch(self.handlers, stimulus, now_s), *self._save_learned()]
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models`, `nodes`, `instances` and, ours, `cordons` and `start_times`."""
+        """Take a whole table: `models`, `nodes`, `instances` or, written by the placer, `cordons` and `start_times`."""
         if table == "models":
             self.fleet.models = rows
-            if rows:  # an emptied store undeploys nobody
+            self.fleet.adapters.restore(rows)
+            if rows:  # an emptied store undeploys no model
                 self.fleet.network.keep(rows, self.instances.by_id)
                 self.host_memory.keep_models()
                 gone = self.fleet.network.times.forget(lambda key: key not in rows)
@@ -155,17 +163,18 @@ class PlacerController:
             self._fence.raise_to(rows)
         elif table == "nodes":
             news = [self.fleet.node(node, now_s) for node in rows.values()]
-            if any(news):  # what its beat would have brought about, which is as old as its row by now
+            if any(news):  # do what the node's beat would have caused: the row is as new
                 return [*self._placing.work(now_s), *self._save_learned()]
         else:
             for instance in self.fleet.restore_rows(rows, now_s):
                 self._end_placement(instance)
+                self._adapters.row_changed(instance, now_s)
                 self._prewarming.row_changed(instance, now_s)
         return self._save_learned()
 
     def inherit(self, earlier: "PlacerController", now_s: float) -> None:
-        """Instances, demand, what starts took, and cordons, which an emptied store gets from us. Not the nodes: those
-        of the table have a whole lease to speak, however long we have not listened."""
+        """Take over an earlier placer's instances, demand, start times and cordons, which also refill an emptied store.
+        The nodes are not taken over: those of the table get a whole lease, however long this process did not listen."""
         self.fleet.network.times.restore(earlier.fleet.network.times.rows)
         self.fleet.network.stage_bytes = earlier.fleet.network.stage_bytes
         self.fleet.take_over(earlier.instances, earlier.loads, now_s)
@@ -173,7 +182,7 @@ class PlacerController:
         self.fleet.failed_nodes.inherit(earlier.fleet.failed_nodes)
 
     def cordons(self, now_s: float) -> dict[str, bool]:
-        """Every cordoned node by id, also one that is away: whether it is alive now."""
+        """Every cordoned node by id, absent ones included: whether it is alive now."""
         return {node_id: self.nodes.is_alive(node_id, now_s) for node_id in sorted(self.fleet.capacity.cordoned)}
 
     def view(self, now_s: float) -> list[Node]:
@@ -198,25 +207,30 @@ class PlacerController:
             *drained,
             *self._placing.work(now_s),
             *self._placing.repeat(now_s),
+            *self._adapters.work(now_s),
             *self._stages.work(now_s),
             *self._prewarming.work(now_s),
             *self.host_memory.work(now_s),
         ]
 
     def _notice_jump(self, now_s: float) -> None:
-        """A long gap between two ticks is a pause or a jump of our clock: every wait moves with it."""
+        """Treat a long gap between two ticks as a pause or a jump of the placer's clock, and move every wait by it."""
         gap_s = now_s - (now_s if self._ticked_at is None else self._ticked_at)
         self._ticked_at = now_s
         if not 0 <= gap_s <= self._params.max_tick_gap_s:
             self.fleet.shift(gap_s, now_s)
             self.fleet.born_at = now_s if self.fleet.born_at is None else self.fleet.born_at + gap_s
             self._placing.shift(gap_s)
+            self._adapters.shift(gap_s)
 
     def _drop_unasked(self, now_s: float) -> None:
-        """What is not on its way yet and not asked for any more: its cancel was lost, or its autoscaler."""
+        """Drop placements not yet sent that no service repeats: their cancel was lost, or their autoscaler."""
         for instance_id, placement in list(self.placements.items()):
             if not placement.sent and now_s - placement.asked_at > self._params.forget_s:
-                self._placing.drop(instance_id)
+                self._drop(instance_id)
+
+    def _drop(self, instance_id: str) -> Placement | None:
+        return self._placing.drop(instance_id) or self._adapters.drop(instance_id)
 
     def _place(self, event: Event, now_s: float) -> list[Effect]:
         self._fence.admit(event)
@@ -226,12 +240,14 @@ class PlacerController:
             for i, p in self.placements.items()
             if p.event.epoch < event.epoch and service_of(p.event.issuer) == service_of(event.issuer)
         ]
-        for instance_id in stale:  # asked for by an autoscaler that has since been replaced: the next one asks anew
+        for instance_id in stale:  # asked for by an autoscaler since replaced: the new one asks anew
             if not self.placements[instance_id].sent:
-                self._placing.drop(instance_id)
+                self._drop(instance_id)
+        if command.model.base:
+            return self._adapters.ask(event, now_s)
         placement = self.placements.get(command.instance_id)
-        if placement is not None and placement.command.waits and not command.waits and not placement.sent:
-            self._placing.drop(command.instance_id)  # somebody waits for it now: it comes in as any other
+        if placement is not None and not placement.sent and _was_patient(placement.command, command):
+            self._placing.drop(command.instance_id)  # such a request waits for it now: it is placed like any other
             placement = None
         if placement is not None:
             placement.asked_at = now_s
@@ -247,7 +263,7 @@ class PlacerController:
     def _cancel(self, event: Event, now_s: float) -> list[Effect]:
         self._fence.admit(event)
         command: CancelPlacement = event.data
-        placement = self._placing.drop(command.instance_id)
+        placement = self._drop(command.instance_id)
         if placement is None or not placement.sent:
             return []
         return [
@@ -277,19 +293,22 @@ class PlacerController:
         self._prewarming.row_changed(instance, now_s)
         may_free_bytes = self.fleet.row(instance, now_s)
         self._end_placement(instance)
-        effects = self._stages.row_changed(instance, now_s)
+        newest = self.instances.by_id.get(instance.instance_id)  # a late fact comes after the store's newer row
+        if newest is None:
+            return []
+        effects = [*self._stages.row_changed(newest, now_s), *self._adapters.row_changed(newest, now_s)]
         return [*effects, *self._use_bytes(now_s)] if may_free_bytes else effects
 
     def _use_bytes(self, now_s: float) -> list[Effect]:
-        """Bytes may have come free: for those that wait, then for replicas."""
+        """Use bytes that may have come free: for waiting placements first, then for replicas."""
         self._prewarming.plan_soon()
         return [*self._placing.work(now_s), *self._prewarming.work(now_s)]
 
     def _end_placement(self, instance: Instance) -> None:
-        """Its agent has reported it: the ledger holds the bytes (or is done with them), seen by us or not yet. Of a
-        pipeline every stage's agent must have."""
+        """End the placement of an instance that its agent has reported: the agent's ledger now holds the bytes, or has
+        given them back. The placement of a pipeline ends once an agent has reported every stage."""
         whole = instance.part_of or instance.instance_id
-        placement = self.placements.get(whole)
+        placement = self._placing.placements.get(whole)
         if placement is None:
             return
         known = self.instances.by_id
@@ -300,6 +319,7 @@ class PlacerController:
 
     def _model(self, event: Event, now_s: float) -> list[Effect]:
         self.fleet.models[event.data.model.key] = event.data.model
+        self.fleet.adapters.put(event.data.model)
         self.fleet.failed_nodes.forget(event.data.model)
         return []
 
@@ -307,10 +327,11 @@ class PlacerController:
         self.fleet.loads.apply(event.data, now_s)
         return self._placing.work(now_s) if self._placing.is_patient else []
 
-    def _request_ended(self, event: Event, now_s: float) -> list[Effect]:
-        served_by = self.fleet.instances.by_id.get(event.data.instance_id)
-        if self.reads_ends and served_by is not None and served_by.is_whole:
-            self.fleet.network.served(event.data, served_by)
+    def _requests_ended(self, event: Event, now_s: float) -> list[Effect]:
+        for request in event.data.requests if self.reads_ends else ():
+            served_by = self.fleet.instances.by_id.get(request.instance_id)
+            if served_by is not None and served_by.is_whole:
+                self.fleet.network.served(request, served_by)
         return []
 
     def _forecast(self, event: Event, now_s: float) -> list[Effect]:
@@ -335,3 +356,8 @@ class PlacerController:
     def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:
         self.host_memory.failed(event.data.model_key, event.data.node_id, now_s)
         return self._fetched(event, now_s)
+
+
+def _was_patient(known: PlaceInstance, command: PlaceInstance) -> bool:
+    """Return whether a start that waited for free memory, or that only batch requests waited for, no longer does."""
+    return (known.waits and not command.waits) or (known.is_batch and not command.is_batch)

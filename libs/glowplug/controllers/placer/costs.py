@@ -1,8 +1,8 @@
-"""What a verb would cost a model now: seconds and bytes, where the figures come from, and who would have to leave.
+"""Cost of an operator's verb on a model now: seconds and bytes, the source of the figures, and the instances to leave.
 
-The answer is a look, not a promise: it uses the same policies, ledgers and learned seconds as a placement does
-(`Placing.preview`, policies/start_times.py), and changes nothing. Requests that run are waited for, and how long they
-take is not known; `num_in_flight` says how many there are.
+The answer is an estimate, not a promise: it uses the policies, ledgers and learned seconds of a placement
+(`Placing.preview`, policies/start_times.py), and changes nothing. It leaves out how long the running requests of a
+leaving instance take, which is not known; `num_in_flight` says how many there are.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,12 @@ Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 _FETCHES: Final = frozenset({StartKind.COLD, StartKind.DISK})
-MOST_HELD: Final = 3  # of those who stay, that a reason names
+MOST_HELD: Final = 3  # most staying instances that a reason names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An instance that would leave, and what it would be afterwards: stopped, swapped_out or prewarmed."""
+    """An instance that would leave, and what it would become: stopped, swapped_out or prewarmed."""
 
     instance_id: str
     model_key: str
@@ -40,19 +40,19 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """`gpu_bytes`: that GPUs have to hold while it is carried out; `kept_gpu_bytes`: that stay taken afterwards;
+    """Cost of one verb. `gpu_bytes`: held on GPUs while it is carried out; `kept_gpu_bytes`: still held afterwards;
     `freed_gpu_bytes`, `fetch_bytes` (into host memory) and `freed_host_bytes` likewise. Seconds run from the command.
     """
 
     model: str
     verb: str
-    rung: str  # that it leads to; of `unload`, the one that is left ("": all)
+    rung: str  # that the verb leads to; of `unload`, the one that copies leave ("": all)
     seconds: float = 0.0
-    kind: str = ""  # of a start: cold, disk, cached, wake, growth or join
+    kind: str = ""  # kind of the start: cold, disk, cached, wake, growth or join
     phases: dict[str, float] = field(default_factory=dict)
     source: str = "nothing has to be done"
-    scope: str = ""  # of the figures: model, size, engine or prior; disk: of the node's own
-    num_measured: int = 0  # starts, or leaves, that the seconds are the median of
+    scope: str = ""  # what the figures are of: model, size, engine, prior, or disk (the node's own)
+    num_measured: int = 0  # starts, or drains, whose median the seconds are
     is_emulated: bool = False  # an emulated engine models its time
     node_id: str = ""
     gpu_ids: tuple[str, ...] = ()
@@ -63,19 +63,19 @@ class Cost:
     freed_host_bytes: int = 0
     num_in_flight: int = 0
     leaving: tuple[Leaving, ...] = ()
-    is_possible_now: bool = True  # False: it waits, or cannot be; `reason` says why
+    is_possible_now: bool = True  # False: it would wait or is impossible; `reason` says why
     reason: str = ""
 
 
 class Costs:
-    """Answers over the tables of one placer."""
+    """Costs of verbs, answered from the tables of one placer."""
 
     def __init__(self, fleet: Fleet, placing: Placing, host_memory: HostMemory) -> None:
         self.fleet, self._placing, self._host = fleet, placing, host_memory
 
     def of(self, model_key: str, verb: Verb, now_s: float, *, rung: Rung | None = None, node_id: str = "") -> Cost:
-        """Raises ModelNotFound, BadRequest for a verb or a rung that makes no sense, and for one node NotFound, and
-        Conflict where a copy stands as near on another."""
+        """Return the cost of a verb. Raises ModelNotFound, BadRequest for a verb or a rung that makes no sense, and for
+        one node NotFound, and Conflict where a copy stands as near on another."""
         model = self._host.model(model_key)
         blank = Cost(model=model.name, verb=verb, rung="", is_emulated=model.engine == "emulated")
         match verb:
@@ -184,7 +184,7 @@ class Costs:
     # down
 
     def _down(self, blank: Cost, model: Model, to: Rung | None, rows: list[Instance]) -> Cost:
-        """What leaves, and what of it stays: to a rung, or to nothing."""
+        """The cost of moving `rows` down to rung `to`, or of stopping them where `to` is None."""
         becomes = _LEAVES[to] if to else "stopped"
         nodes = [node for row in rows if (node := self.fleet.nodes.by_id.get(row.node_id)) is not None]
         unable = [n.node_id for n in nodes if to is Rung.ASLEEP and not n.can(model.engine, "swap")]
@@ -214,7 +214,7 @@ class Costs:
 
     def _off(self, blank: Cost, model: Model, rung: Rung | None, now_s: float, node_id: str) -> Cost:
         every = rung in (None, Rung.HOST)
-        is_host_alone = rung is Rung.HOST and bool(node_id)  # of one node: instances stay
+        is_host_alone = rung is Rung.HOST and bool(node_id)  # dropping from one node: instances stay
         rows = [] if is_host_alone else [row for row in self._living(model) if every or rung_of(row) is rung]
         cost = self._down(blank, model, None, rows)
         notes = [cost.reason] if cost.reason else []
@@ -242,7 +242,7 @@ class Costs:
         )
 
     def _freed(self, rows: list[Instance]) -> int:
-        """GPU memory that comes free once all of these have gone: less what others go on to share."""
+        """GPU memory that comes free once all of `rows` have left: less the weights that others go on sharing."""
         held = [row for row in rows if row.state is not InstanceState.SWAPPED_OUT]
         total = sum(worker.num_bytes for row in held for worker in row.workers)
         names, capacity = {row.instance_id for row in held}, self.fleet.capacity
@@ -261,7 +261,7 @@ class Costs:
 
 
 def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: bool) -> str:
-    """Where the seconds come from, as a sentence."""
+    """A sentence that says where the seconds come from."""
     starts = counted(num, "wake" if kind is StartKind.WAKE else "start")
     what = {
         "cold": " that were cold", "disk": " from disk", "cached": " from host memory", "growth": " from a replica"

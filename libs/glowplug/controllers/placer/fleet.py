@@ -1,6 +1,7 @@
-"""What every part of the placer knows: nodes, instances, demand, models, and what the GPUs hold."""
+"""State that all parts of the placer share: nodes, instances, demand, models, and the bytes held on GPUs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer.failed_nodes import FailedNodes
@@ -12,6 +13,9 @@ from glowplug.domain.errors import WEIGHTS_CODES, WeightsUnavailable
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import FetchWeights, StartInstance
+from glowplug.fleet.adapters import AdapterIndex, slots_for, with_adapters
 from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.tables import InstanceTable, NodeTable
@@ -19,9 +23,11 @@ from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView
 from glowplug.policies.start_times import PRIORS, Prior, StartRow
 
+MAX_PEERS = 8  # nodes named to one fetch, beside the source; a prefetcher asks the first of them
+
 
 class Fleet:
-    """The tables, and the capacity that is kept beside them."""
+    """The tables of the placer, and the capacity that is kept beside them."""
 
     def __init__(
         self, policies: dict[str, str], epoch: int, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS
@@ -29,19 +35,19 @@ class Fleet:
         self.policies, self.params, self.ids = policies, params, Ids(epoch)
         self.nodes, self.instances, self.loads = NodeTable(params.node_lease_s), InstanceTable(), Demand()
         self.models: dict[str, Model] = {}
+        self.adapters = AdapterIndex()
+        self.loads.bases = self.adapters.bases
         self.forecasts = Forecasts()
         self.capacity, self.network = Capacity(), Network(params, priors)
-        self.scores: dict[str, float] = {}  # replica -> its worth when last planned
-        self.promised: set[str] = set()  # replicas whose start was sent and that no agent has reported yet
+        self.scores: dict[str, float] = {}  # replica -> its worth by the last plan
+        self.promised: set[str] = set()  # replicas started but not yet reported by an agent
         self.learned: dict[str, StartRow] = {}  # rows of starts that the store does not have yet
         self.failed_nodes = FailedNodes(params)
         self.born_at: float | None = None
-        self._by_silence: dict[
-            str, None
-        ] = {}  # nodes in the capacity's index, the one that was silent for longest first
+        self._by_silence: dict[str, None] = {}  # nodes in the capacity's index, the longest silent first
 
     def node(self, node: Node, now_s: float) -> bool:
-        """Take a beat. Whether something may be placed that could not before."""
+        """Take a node's beat. Return whether it may allow a placement that was impossible before."""
         if not self.nodes.apply(node, now_s):
             return False
         self._by_silence.pop(node.node_id, None)
@@ -56,7 +62,7 @@ class Fleet:
         self.network.drop_node(node_id)
 
     def shift(self, by_s: float, now_s: float) -> None:
-        """Our clock has jumped: every lease moves with it, and nodes that seemed silent may not have been."""
+        """Move every lease by a jump of this process's clock, and take back nodes that only seemed silent."""
         self.nodes.shift(by_s)
         self.failed_nodes.shift(by_s)
         for node_id, node in self.nodes.by_id.items():
@@ -65,29 +71,30 @@ class Fleet:
                 self.capacity.put_node(node)
 
     def row(self, instance: Instance, now_s: float) -> bool:
-        """Take an instance as it is now. Whether those who wait for bytes should ask again."""
+        """Take an instance's row. Return whether placements that wait for bytes should be tried again."""
         if not self.instances.apply(instance, now_s):
             return False
         return self._took(instance, now_s)
 
     def restore_rows(self, rows: dict[str, Instance], now_s: float) -> list[Instance]:
-        """Take the table; returns the instances that changed."""
+        """Take the whole table; return the instances that changed."""
         changed = self.instances.restore(rows, now_s)
         for instance in changed:
             self._took(instance, now_s)
-            if instance.tries_left:  # its fact was lost, and with it the code
+            if instance.tries_left:  # the fact with the error code was lost
                 self.failed(instance, WeightsUnavailable.code, min(now_s, instance.changed_at))
         self.capacity.keep_only(self.instances.by_id.keys() | self.promised)
         return changed
 
     def take_over(self, instances: InstanceTable, loads: Demand, now_s: float) -> None:
-        """What an earlier placer knew."""
+        """Take over the instances and demand that an earlier placer knew."""
         self.instances, self.loads = instances, loads
+        self.loads.bases = self.adapters.bases
         for instance in instances.by_id.values():
             self._took(instance, now_s)
 
     def failed(self, instance: Instance, code: str, at: float) -> None:
-        """Its weights could not be had on its node: the next start of its model goes elsewhere."""
+        """Note an instance whose weights could not be had on its node: the next start of its model goes elsewhere."""
         model = self.models.get(instance.model_key)
         if model is not None and code in WEIGHTS_CODES:
             self.failed_nodes.failed(model, instance.node_id, code, at, instance.tries_left)
@@ -109,12 +116,12 @@ class Fleet:
         return self.capacity.put_row(instance)
 
     def score(self, scores: Mapping[str, float]) -> None:
-        """What every replica is worth now."""
+        """Note what every replica is worth now."""
         self.scores = dict(scores)
         self.capacity.nodes.score(self.scores)
 
     def on_node(self, node_id: str) -> list[Instance]:
-        """Those on one node that are not gone."""
+        """The instances of one node that are not gone."""
         return list(self.capacity.on_node.get(node_id, {}).values())
 
     def alive(self, now_s: float) -> NodeIndex:
@@ -140,7 +147,7 @@ class Fleet:
         )
 
     def is_settled(self, now_s: float) -> bool:
-        """Whether nodes and routers have had time to report."""
+        """Return whether nodes and routers have had time to report since this placer began."""
         return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
 
     def about_node(
@@ -154,7 +161,7 @@ class Fleet:
         now_s: float,
         instance: Instance | None = None,
     ) -> DecisionRecord:
-        """What was decided about a node, or for its sake about one `instance` on it."""
+        """Record a decision about a node, or about one `instance` on it for the node's sake."""
         return DecisionRecord(
             decision_id=self.ids.next("d-p"),
             kind=kind,
@@ -169,3 +176,40 @@ class Fleet:
             chosen=chosen,
             inputs=inputs,
         )
+
+    def adapters_of(self, base_key: str) -> Mapping[str, Model]:
+        """The deployed adapters of a base, by key."""
+        return self.adapters.of(base_key)
+
+    def load_of(self, model_key: str) -> ModelLoad:
+        """The load that a model's instances serve: of a base, with that of its adapters."""
+        if not self.adapters_of(model_key):
+            return self.loads.of(model_key)
+        return with_adapters(model_key, self.loads, self.instances)
+
+    def completed(self, command: FetchWeights | StartInstance) -> FetchWeights | StartInstance:
+        """A command of a start with what the fleet knows: of a fetch the peers, of a start the adapter slots."""
+        return self.with_peers(command) if isinstance(command, FetchWeights) else self.for_adapters(command)
+
+    def for_adapters(self, command: StartInstance) -> StartInstance:
+        """The start of a base, whose engine is to take the adapters that are deployed now."""
+        adapters = self.adapters_of(command.model.key)
+        if not adapters:
+            return command
+        num_slots, rank = slots_for(adapters)
+        return replace(command, adapter_slots=num_slots, adapter_rank=rank)
+
+    def with_peers(self, command: FetchWeights) -> FetchWeights:
+        """Name the prefetchers to read from in a fetch: of nodes that hold these weights whole, those with the fewest
+        transfers first, then of nodes with an instance of the model, which hold or are fetching some of them."""
+        digest = command.weights.digest
+        others = [node for node in self.nodes.by_id.values() if node.node_id != command.target and node.prefetcher_url]
+        whole = [node for node in others if any(cached.digest == digest for cached in node.cached)]
+        using = {row.node_id for row in self.instances.living(command.model_key).values()}
+        partly = [node for node in others if node.node_id in using and node not in whole]
+        ordered = [*sorted(whole, key=_transfers), *sorted(partly, key=_transfers)]
+        return replace(command, peers=tuple(node.prefetcher_url for node in ordered[:MAX_PEERS]))
+
+
+def _transfers(node: Node) -> tuple[int, str]:
+    return sum(link.num_transfers for link in node.links), node.node_id

@@ -1,10 +1,10 @@
-"""What lies on GPUs, and what each of it is worth (`policies/worth.py`): who asks for it next, by the model's forecast
-and its last use, and the seconds between the rung that it is on and the one below, as starts were measured.
+"""Worth of what lies on GPUs (`policies/worth.py`): how soon it is needed, by its model's forecast and last use, times
+the seconds between its rung and the one below, as starts were measured.
 
-- An instance that serves is asked for by the next request that its model's other instances have no slot for. Below it
-  is what it becomes when it leaves: an engine asleep, a replica, or weights in host memory.
-- A replica and an engine asleep are asked for likewise, behind those instances and the copies that are taken before.
-  Below them is a start from host memory, or the fetch where that lacks the weights.
+- A serving instance is needed by the next request for which its model's other instances have no slot. The rung below
+  it is what it becomes when it leaves: an engine asleep, a replica, or weights in host memory.
+- A replica or an engine asleep is needed likewise, behind the instances and the copies that are taken before it. The
+  rung below is a start from host memory, or the fetch where host memory lacks the weights.
 """
 
 from dataclasses import replace
@@ -17,13 +17,24 @@ from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.placement.links import declared_pcie, disk_rate, found_at, gpu_kind_of, network_rate
 from glowplug.policies.start_times import StartKind, kind_from
-from glowplug.policies.worth import NEVER_S, Asking, Holding, asked, away_s, idle_worth, level
+from glowplug.policies.worth import (
+    NEVER_S,
+    Asking,
+    Holding,
+    asked,
+    away_s,
+    expected_factor,
+    idle_worth,
+    level,
+    num_weighted,
+    running_factor,
+)
 
 _RETURNS = {"swapped_out": StartKind.WAKE, "prewarmed": StartKind.GROWTH}
 
 
 class Holdings:
-    """What is worth what at one moment. What is worked out is kept that long."""
+    """The worth of instances and copies at one moment; what was computed is kept that long."""
 
     def __init__(self, fleet: Fleet, now_s: float) -> None:
         self.fleet, self.now_s = fleet, now_s
@@ -33,7 +44,7 @@ class Holdings:
         self._known: dict[str, Holding] = {}
 
     def of(self, row: Instance) -> Holding:
-        """What an instance or a copy is worth where it lies."""
+        """The worth of an instance or a copy where it lies."""
         known = self._known.get(row.instance_id)
         if known is None:
             known = self._known[row.instance_id] = self._of(row)
@@ -45,36 +56,41 @@ class Holdings:
         if model is None or node is None:
             return Holding(name=row.instance_id, asked=0.0, climb_s=0.0, num_bytes=held)
         climb_s, (waiting, asking) = self._climb_s(row, model, node), self._asking(row, model)
+        factor = expected_factor(self.fleet.load_of(model.key))
         return Holding(
             name=row.instance_id,
-            asked=float(waiting) if waiting else asked(asking, away_s(climb_s)),
+            asked=float(waiting) if waiting >= 1 else max(waiting, factor * asked(asking, away_s(climb_s))),
             climb_s=climb_s,
             num_bytes=held,
-            idle_worth=1.0 if waiting else idle_worth(asking, climb_s),
+            idle_worth=1.0 if waiting >= 1 else max(waiting, factor * idle_worth(asking, climb_s)),
         )
 
     def saves_s(self, row: Instance) -> float:
-        """Seconds of waiting that its going is expected to cost."""
+        """Seconds of waiting that the loss of an instance is expected to cost."""
         return self.of(row).saves_s
 
     def another_saves_s(self, model: Model, node: Node) -> float:
-        """Seconds of waiting that one more instance on that node is expected to save, beyond what lies there of it."""
+        """Seconds of waiting that one more instance on a node should save, beyond what lies there of the model."""
         here = [row for row in self.fleet.capacity.nodes.copies(model) if row.node_id == node.node_id]
         kinds = [kind_from(row.state) if row.state.is_dormant else StartKind.GROWTH for row in here]
         climb_s = min(self._start_s(model, node, kind) for kind in (*kinds, found_at(node, model)))
-        num_there, last_used_at = self._num_there(model), self.fleet.loads.of(model.key).last_active_at
+        num_there, last_used_at = self._num_there(model), self.fleet.load_of(model.key).last_active_at
         unused_s = NEVER_S if num_there else self.now_s - last_used_at
         asking = level(self._forecast(model), num_there, self.slots_of(model), unused_s)
         return asked(asking, away_s(climb_s)) * climb_s
 
+    def start_s(self, model: Model, node: Node) -> float:
+        """Seconds of a start of the model on a node, from the weights that it finds there."""
+        return self._start_s(model, node, found_at(node, model))
+
     def replica_seconds(self, model: Model) -> float:
-        """What a start from a replica saves against one from host memory, wherever that is."""
+        """Seconds that a start from a replica saves against one from host memory, on any node."""
         times = self.fleet.network.times
         grown, started = times.predict(model, StartKind.GROWTH), times.predict(model, StartKind.CACHED)
         return max(0.0, started.whole_s - grown.whole_s)
 
     def _climb_s(self, row: Instance, model: Model, node: Node) -> float:
-        """From READY on the rung below to READY on this one."""
+        """Seconds from READY on the rung below to READY on the row's own rung."""
         fresh = found_at(node, model)
         if not row.state.is_dormant and not row.replica:
             return self._start_s(model, node, _RETURNS.get(becomes_of(self.fleet, row), fresh))
@@ -89,25 +105,28 @@ class Holdings:
             took = replace(took, fetch_s=model.fetch_bytes / rate)
         return took.whole_s
 
-    def _asking(self, row: Instance, model: Model) -> tuple[int, Asking]:
-        """How many ask for it now, and how often it is asked for."""
-        load, num_there = self.fleet.loads.of(model.key), self._num_there(model)
+    def _asking(self, row: Instance, model: Model) -> tuple[float, Asking]:
+        """Requests that need the row now, weighted by their classes, and how often it is needed."""
+        load, num_there = self.fleet.load_of(model.key), self._num_there(model)
         slots, forecast = self.slots_of(model), self._forecast(model)
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
         if row.state.is_dormant or row.replica:
             before = num_there + self._rank(row, model)
             return 0, level(forecast, before, slots, self._unneeded_s(row) if before else unused_s)
         others = max(0, num_there - 1)
-        needed = max(load.num_waiting, int(load.num_in_flight > others * slots))
+        needed: float = max(load.num_waiting, int(load.num_in_flight > others * slots))
+        if load.by_class:
+            runs = running_factor(load) if load.num_in_flight > others * slots else 0.0
+            needed = max(num_weighted(load.num_waiting, load), runs)
         return needed, level(forecast, others, slots, self._unneeded_s(row) if others else unused_s)
 
     def _num_there(self, model: Model) -> int:
-        """Instances of it that serve or will."""
+        """Number of the model's instances that serve or are starting."""
         return self.fleet.capacity.num_active.get(model.key, 0)
 
     def _unneeded_s(self, row: Instance) -> float:
-        """Seconds since something behind others was last needed, as far as its row says: what serves was when it began
-        to, what has served until it left, and a replica that was made ahead never."""
+        """Seconds since a row behind others was last needed, as far as the row tells: a serving instance when it became
+        ready, a dormant one when it last changed, a replica made ahead never."""
         if row.replica:
             return NEVER_S
         return max(0.0, self.now_s - (row.changed_at if row.state.is_dormant else max(row.ready_at, row.created_at)))
@@ -124,7 +143,7 @@ class Holdings:
         return self._slots[model.key]
 
     def _rank(self, row: Instance, model: Model) -> int:
-        """How many other copies of the model are taken first: nearer ones, then those that were there before."""
+        """Number of the model's other copies that are taken first: nearer ones, then older ones."""
         ranks = self._ranks.get(model.key)
         if ranks is None:
             copies = sorted(self.fleet.capacity.nodes.copies(model), key=_order)

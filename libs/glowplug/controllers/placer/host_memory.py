@@ -1,9 +1,9 @@
-"""Weights in host memory that an operator asks for: brought to a node, dropped from nodes, or pinned.
+"""Weights in host memory on behalf of an operator: brought to a node, dropped from nodes, or pinned.
 
-A fetch that is asked for is sent again until the node shows the weights or says that it failed; so is a drop, which a
-prefetcher refuses while an instance reads them. A model that is pinned in host memory has its weights on one node at
-least: where they lie on none they are fetched, later each time that it fails. That they stay is the prefetchers' part
-(controllers/prefetcher/holds.py).
+The placer sends a fetch again until the node shows the weights or reports a failure. It sends a drop again too, because
+a prefetcher refuses it while an instance reads the weights. A model pinned in host memory has its weights on at least
+one node: where no node has them they are fetched, with a longer pause after each failure. That they stay there is the
+prefetchers' part (controllers/prefetcher/holds.py).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from glowplug.controllers.backoff import backoff_s
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
-from glowplug.controllers.placer.peers import with_peers
 from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model
@@ -27,7 +26,7 @@ MAX_BACKOFF_S = 60.0
 
 @dataclass(slots=True)
 class _Drop:
-    """Weights that are to leave a node once nobody reads them."""
+    """Weights that are to leave a node once no instance reads them."""
 
     digest: str
     asked_at: float
@@ -41,8 +40,8 @@ class _Failed:
 
 
 class HostMemory:
-    """Fetches, by when they were asked for last, and drops, by (model_key, node_id); and how often the fetches for a
-    pin have failed."""
+    """Fetches, with the time each was last asked for, and drops, both by (model_key, node_id); and how often the
+    fetches for a pin have failed."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -51,16 +50,16 @@ class HostMemory:
         self._failed: dict[str, _Failed] = {}
 
     def model(self, model_key: str) -> Model:
-        """Raises ModelNotFound."""
+        """The deployed model. Raises ModelNotFound."""
         model = self.fleet.models.get(model_key)
         if model is None:
             raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
         return model
 
     def where(self, model: Model, now_s: float, node_id: str = "") -> Node:
-        """The node that weights are brought to: the one named, else one that has them, else one with a copy on disk,
-        else the one whose GPUs have the most free memory of those that run its engine. Raises BadRequest, NotFound and
-        NoCapacity."""
+        """The node to bring weights to: the one named, else one that has them in host memory, else one with a copy on
+        disk, else, of those that run the model's engine, the one whose GPUs have the most free memory. Raises
+        BadRequest, NotFound and NoCapacity."""
         if not model.weights.uri:
             raise BadRequest(f"{model.name} has no weights to bring: its engine needs none", param="to")
         nodes = [node for node in self.fleet.alive(now_s) if node_id in ("", node.node_id)]
@@ -78,13 +77,13 @@ class HostMemory:
         return min(able, key=rank)
 
     def holders(self, model: Model, now_s: float, node_id: str = "") -> list[Node]:
-        """The nodes in whose host memory its weights lie."""
+        """The nodes in whose host memory the model's weights lie."""
         if not model.weights.uri:
             return []
         return [n for n in self.fleet.alive(now_s) if node_id in ("", n.node_id) and has_weights(n, model)]
 
     def fetch(self, asked: FetchToHost, now_s: float) -> list[Effect]:
-        """An operator wants them there."""
+        """Fetch a model's weights to a node because an operator asked."""
         model = self.model(asked.model_key)
         node = self.where(model, now_s, asked.node_id)
         self._drops.pop((model.key, node.node_id), None)
@@ -93,7 +92,7 @@ class HostMemory:
         return self._bring(model, node, f"an operator wants the weights of {model.name} there", operator.POLICY, now_s)
 
     def drop(self, asked: DropFromHost, now_s: float) -> list[Effect]:
-        """An operator wants them out of host memory. Raises Conflict where they are kept for another reason."""
+        """Drop a model's weights from host memory because an operator asked. Raises Conflict where they are kept."""
         model = self.model(asked.model_key)
         if model.kept_at is KeptAt.HOST:
             raise Conflict(f"{model.name} is pinned in host memory: `glowplug unpin` it first", param="from")
@@ -114,7 +113,7 @@ class HostMemory:
         return effects
 
     def _withdraw(self, model: Model, node_id: str) -> list[Effect]:
-        """Its fetches are asked for no more, and given up where no instance starts with the same bytes."""
+        """Stop asking for a model's fetches, and cancel them on nodes where no start needs the same bytes."""
         effects: list[Effect] = []
         for here in [k for k in self._fetches if k[0] == model.key and node_id in ("", k[1])]:
             del self._fetches[here]
@@ -124,11 +123,11 @@ class HostMemory:
         return effects
 
     def keep_models(self) -> None:
-        """Forget what failed of any other than those deployed."""
+        """Forget the failures of models that are no longer deployed."""
         self._failed = {key: failed for key, failed in self._failed.items() if key in self.fleet.models}
 
     def failed(self, model_key: str, node_id: str, now_s: float) -> None:
-        """A prefetcher could not bring them: who asked is answered by the fact, a pin tries again later."""
+        """Note that a prefetcher could not bring the weights. The fact answers an operator; a pin tries again later."""
         is_ours, model = self._fetches.pop((model_key, node_id), None) is not None, self.fleet.models.get(model_key)
         if is_ours and model is not None and model.kept_at is KeptAt.HOST:
             known = self._failed.setdefault(model_key, _Failed())
@@ -136,7 +135,7 @@ class HostMemory:
             known.not_before = now_s + backoff_s(known.num, FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
     def work(self, now_s: float) -> list[Effect]:
-        """Send again what nothing has answered, and fetch what is pinned and lies nowhere."""
+        """Send unanswered fetches and drops again, and fetch pinned weights that no node has."""
         return [*self._repeat_fetches(now_s), *self._repeat_drops(now_s), *self._keep(now_s)]
 
     def _repeat_fetches(self, now_s: float) -> list[Effect]:
@@ -149,7 +148,7 @@ class HostMemory:
                 self._failed.pop(model_key, None)
             elif model is not None and now_s - sent_at >= self.fleet.params.give_up_s:
                 self._fetches[model_key, node_id] = now_s
-                effects.append(Publish(with_peers(_fetch_command(model, node_id), self.fleet)))
+                effects.append(Publish(self.fleet.with_peers(_fetch_command(model, node_id))))
         return effects
 
     def _repeat_drops(self, now_s: float) -> list[Effect]:
@@ -178,7 +177,7 @@ class HostMemory:
             try:
                 node = self.where(model, now_s)
             except NoCapacity:
-                continue  # it is tried again with the next tick: no node can take them now
+                continue  # no node can take the weights now; the next tick tries again
             why = f"{model.name} is pinned in host memory, and its weights lie on no node"
             effects += self._bring(model, node, why, "kept", now_s)
         return effects
@@ -187,7 +186,7 @@ class HostMemory:
         self._fetches[model.key, node.node_id] = now_s
         chosen, figures = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
         decided = self.fleet.about_node(node.node_id, "prefetch", rule, why, chosen, figures, now_s)
-        return [Record(decided), Publish(with_peers(_fetch_command(model, node.node_id), self.fleet))]
+        return [Record(decided), Publish(self.fleet.with_peers(_fetch_command(model, node.node_id)))]
 
 
 def _fetch_command(model: Model, node_id: str) -> FetchWeights:

@@ -1,5 +1,5 @@
-"""What the placer is asked beside events: an operator drains a node, or moves weights in host memory. It has no effects
-of its own."""
+"""Stimuli of the placer beside events: an operator drains a node, or moves weights in host memory. The placer has no
+effects of its own."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ CORDONS = "cordons"  # the table of the nodes that an operator drains
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """An operator takes a node out of placement (and drains it), or puts it back. A row of the store too."""
+    """An operator takes a node out of placement and drains it, or puts it back. Also a row of the store."""
 
     node_id: str
     cordoned: bool
@@ -16,7 +16,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class FetchToHost:
-    """Bring a model's weights into the host memory of that node; "": of one that the placer chooses."""
+    """An operator wants a model's weights in the host memory of a node; "": of one that the placer chooses."""
 
     model_key: str
     node_id: str = ""
@@ -24,7 +24,7 @@ class FetchToHost:
 
 @dataclass(frozen=True, slots=True)
 class DropFromHost:
-    """Take a model's weights out of the host memory of that node, "" of every node, once no instance reads them."""
+    """An operator wants a model's weights out of host memory of a node ("": of all) once no instance reads them."""
 
     model_key: str
     node_id: str = ""

@@ -1,9 +1,9 @@
 """Nodes that fall silent, and nodes that an operator drains.
 
-A node whose lease runs out has left, and its instances with it. On a cordoned node nothing is placed, and whatever is
-there is stopped, whenever it came; each stop is sent again until its instance drains, since a command may be lost. A
-later stage of a pipeline that serves is not stopped: its first stage is, wherever that is, or becomes whole without it,
-and stages.py ends the later ones then.
+When the lease of a node runs out, the node has left and its instances with it. Nothing is placed on a cordoned node,
+and every instance there is stopped, whenever it came; a stop is sent again until its instance drains, since a command
+may be lost. A later stage of a serving pipeline is not stopped itself: the first stage is, on whatever node, or becomes
+whole without it, and stages.py then ends the later ones.
 """
 
 from dataclasses import replace
@@ -23,11 +23,11 @@ class Nodes:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._knows_cordons = False  # the table, ours, has been read once
+        self._knows_cordons = False  # this placer's table has been read once
         self._stopped_at: dict[str, float] = {}  # instance of a cordoned node -> when its stop was last sent
 
     def expire(self, now_s: float) -> list[Effect]:
-        """Nodes that have left, and what was lost with them."""
+        """Take out nodes whose leases ran out, and report their instances as failed."""
         effects: list[Effect] = []
         lease_s = self.fleet.params.node_lease_s
         for node in self.fleet.nodes.expire(now_s):
@@ -56,8 +56,8 @@ class Nodes:
         return effects
 
     def forget_gone(self, now_s: float) -> list[Effect]:
-        """Instances long gone are forgotten. The rows of a node that never came back are removed; a living agent
-        removes its own."""
+        """Forget instances long gone, and remove the rows of a node that never came back; a living agent removes
+        its own rows."""
         removed: list[Effect] = []
         for instance in self.fleet.capacity.gone_before(now_s - self.fleet.params.keep_gone_s):
             self.fleet.forget(instance.instance_id)
@@ -66,7 +66,7 @@ class Nodes:
         return removed
 
     def cordon(self, cordon: Cordon, now_s: float) -> list[Effect]:
-        """What an operator asks."""
+        """Cordon a node, or lift its cordon, because an operator asked."""
         node_id, here = cordon.node_id, self.fleet.on_node(cordon.node_id)
         self.fleet.capacity.cordon(node_id, is_cordoned=cordon.cordoned)
         inputs: dict[str, float | int | str] = {"instances": len(here)}
@@ -84,8 +84,8 @@ class Nodes:
         return effects
 
     def restore_cordons(self, rows: dict[str, Cordon]) -> list[Effect]:
-        """Taken once, at the start; from then on the table is made to say what we know. A row that says `cordoned`
-        false is one that was lifted; a row that is missing says nothing."""
+        """Take the table once, at the start; from then on write it where it differs from what this placer knows. A row
+        with `cordoned` false is a lifted cordon; a missing row says nothing."""
         capacity = self.fleet.capacity
         if not self._knows_cordons:
             for node_id, row in rows.items():
@@ -97,7 +97,7 @@ class Nodes:
         return [Save(CORDONS, n, Cordon(n, wrong[n])) for n in sorted(wrong)]
 
     def drain(self, now_s: float) -> list[Effect]:
-        """Whatever is on a cordoned node is stopped."""
+        """Stop every instance on a cordoned node."""
         effects: list[Effect] = []
         known = self.fleet.instances.by_id
         self._stopped_at = {name: at for name, at in self._stopped_at.items() if name in known}
@@ -108,9 +108,9 @@ class Nodes:
         return effects
 
     def _who_leaves(self, instance: Instance) -> Instance | None:
-        """Whom to stop so that an instance ends: of a pipeline that serves its first stage, which has the streams;
-        none while that becomes whole and ends what runs in its stages, since the others end then. A later stage that
-        serves for itself already runs its layers until then."""
+        """The instance to stop so that `instance` ends: of a serving pipeline the first stage, which has the streams.
+        None while the first stage becomes whole, or as a whole instance ends what runs in its stages: the others end
+        after that. A later stage that already serves for itself runs the pipeline's layers until then."""
         known = self.fleet.instances.by_id
         first = known.get(instance.part_of or needed_by_pipeline(instance.instance_id, known))
         if first is None or first.state not in (InstanceState.READY, InstanceState.DRAINING):
@@ -127,7 +127,7 @@ class Nodes:
         self._stopped_at[instance.instance_id] = now_s
         load, why = self.fleet.loads.of(instance.model_key), "its node is being drained"
         if instance.node_id != node_id:
-            why = f"{node_id}, where a later stage of it runs, is being drained"
+            why = f"{node_id}, which runs one of its later stages, is being drained"
         command = Publish(stop(instance.node_id, instance.instance_id, why, self.fleet.params.evict_grace_s))
         if last is not None:
             return [command]

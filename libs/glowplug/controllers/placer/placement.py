@@ -1,4 +1,4 @@
-"""One instance being placed, and what is written about it: its decision record, its commands, its refusal."""
+"""One instance being placed: its state, decision record, commands and refusal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,20 +10,22 @@ from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance,
 from glowplug.events.envelope import Event
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.placement.expect import Expected
+from glowplug.policies.worth import batch_factor
 
 NEVER = float("-inf")
-LAST = 1 << 32  # urgency of what waits for free memory, after any priority
+LAST = 1 << 33  # urgency of a start that waits for free memory: behind every priority
+BATCH = 1 << 32  # ... and of one that only batch requests wait for
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No place has been found for it."""
+    """State of a placement for which no place has been found."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakingSpace:
-    """Its bytes are claimed on these GPUs, and instances there have been asked to leave; none where drains under way
-    suffice."""
+    """State of a placement with bytes claimed on GPUs that instances were asked to leave; `victims` is empty where
+    drains under way suffice."""
 
     stage: StageDecision
     victims: tuple[str, ...]
@@ -32,28 +34,29 @@ class MakingSpace:
 
 @dataclass(slots=True)
 class Sent:
-    """Its starts have been sent. `sent_at`: the last time that they were."""
+    """State of a placement whose starts have been sent, the last time at `sent_at`."""
 
     stages: tuple[StageDecision, ...]
     source: str  # the dormant instance it grows from, "" without one
-    drops: Mapping[str, tuple[str, ...]]  # node_id -> replicas that give way there
-    victims: tuple[str, ...]  # who left for it
+    drops: Mapping[str, tuple[str, ...]]  # node_id -> replicas dropped there for the start
+    victims: tuple[str, ...]  # instances that left for it
     started_at: float
     sent_at: float
-    expected: Expected | None = None  # of its start
+    expected: Expected | None = None  # expected seconds of the start
     decision_id: str = ""
-    rendezvous: str = ""  # of several stages
-    tries_left: int = 0  # nodes on which it may be tried where its weights cannot be had here
+    rendezvous: str = ""  # where several stages meet
+    tries_left: int = 0  # nodes it may still be tried on if its weights cannot be had here
+    host_id: str = ""  # of an adapter: the instance of its base that takes it
 
     @property
     def promised(self) -> tuple[str, ...]:
-        """Dormant instances that are its own now: what it grows from, and what gives way to it."""
+        """Dormant instances promised to the start: the one it grows from, and those dropped for it."""
         return tuple(name for name in (self.source, *(d for drops in self.drops.values() for d in drops)) if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Its policy found no place."""
+    """A policy's answer that there is no place, and when it was given."""
 
     version: int  # of the capacity
     at: float
@@ -62,16 +65,17 @@ class Refusal:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """One instance being placed: WAITING, MakingSpace or Sent. When an agent does not answer a Sent one waits again."""
+    """One instance being placed: Waiting, MakingSpace or Sent. A Sent one that no agent answers waits again."""
 
     event: Event
     received_at: float
     asked_at: float  # when it was last asked for
     state: Waiting | MakingSpace | Sent = Waiting()
-    refusal: Refusal | None = None  # the last one
-    lacked_at: float = 0.0  # when bytes were first found lacking for it; 0: it had them at once
-    is_patient: bool = False  # it waits until somebody may leave where an engine of its model sleeps
-    silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
+    refusal: Refusal | None = None  # the last refusal
+    lacked_at: float = 0.0  # when bytes were first found lacking; 0: never
+    is_patient: bool = False  # it waits for space where an engine of its model sleeps
+    silent: tuple[str, ...] = ()  # nodes whose agents did not answer its start
+    said_why: bool = False  # it is recorded why it waits
 
     @property
     def command(self) -> PlaceInstance:
@@ -84,9 +88,16 @@ class Placement:
 
     @property
     def urgency(self) -> tuple[int, float, str]:
-        """Sorts the most urgent first."""
-        first = LAST if self.command.waits else 0
+        """Sort key that puts the most urgent placement first."""
+        first = LAST if self.command.waits else BATCH if self.command.is_batch else 0
         return (first - self.command.model.priority, self.received_at, self.instance_id)
+
+    def batch_factor(self, now_s: float) -> float:
+        """The factor of the batch requests that alone wait for it; 0 where others do, or none does."""
+        command = self.command
+        if not command.is_batch:
+            return 0.0
+        return batch_factor(now_s - min(command.wanted_at, self.received_at), command.model.max_wait_s)
 
     @property
     def sent(self) -> Sent | None:
@@ -94,7 +105,7 @@ class Placement:
 
     @property
     def stages(self) -> tuple[StageDecision, ...]:
-        """Where its bytes are claimed."""
+        """The stages whose bytes are claimed."""
         match self.state:
             case Sent(stages=stages):
                 return stages
@@ -104,7 +115,7 @@ class Placement:
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """Instances that were asked to leave for it."""
+        """Instances that were asked to leave for the placement."""
         return () if isinstance(self.state, Waiting) else self.state.victims
 
     @property
@@ -116,7 +127,7 @@ class Placement:
         return self.stages[0].gpu_ids[0] if self.stages else ""
 
     def stage_id(self, stage: int) -> str:
-        """The instance that stands for one of its stages."""
+        """The id of the instance that stands for one stage."""
         return f"{self.instance_id}.{stage}" if stage else self.instance_id
 
     def shift(self, by_s: float) -> None:
@@ -133,13 +144,13 @@ class Placement:
                 self.state.started_at += by_s
 
     def start_over(self) -> None:
-        """Its agent does not answer: the place is given up, and its node remembered."""
+        """Give up the place because its agent does not answer, and remember the node as silent."""
         self.silent += (self.node_id,)
         self.state, self.refusal = Waiting(), None
 
 
 def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Sequence[str]) -> str:
-    """Why others leave for it, as a sentence; `leaving`: who they are, as a reader is shown them."""
+    """A sentence that says why `leaving`, named as a reader is shown them, leave for a placement."""
     model = placement.command.model
     if not leaving:
         return f"{model.name} waits for free memory on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
@@ -151,7 +162,7 @@ def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Seque
 def stop(
     node_id: str, instance_id: str, reason: str, grace_s: float, becomes: str = "stopped", predicted_s: float = 0.0
 ) -> StopInstance:
-    """What ends an instance, drained for at most `grace_s`."""
+    """Make the command that ends an instance, after a drain of at most `grace_s`."""
     return StopInstance(
         target=node_id,
         instance_id=instance_id,
@@ -163,8 +174,8 @@ def stop(
 
 
 def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> list[FetchWeights | StartInstance]:
-    """What brings those stages of a placed instance up: the fetch of each one's weights (if it has any) and its start,
-    side by side. The first stage's start names a worker of every stage."""
+    """Make the commands that bring up the given stages of a placed instance: the fetch of each stage's weights (if it
+    has any) and its start, side by side. The start of the first stage names the workers of all stages."""
     command, model, num_stages = placement.command, placement.command.model, len(sent.stages)
     commands: list[FetchWeights | StartInstance] = []
     for number in numbers:
@@ -185,6 +196,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
             predicted_s=sent.expected.start_s if sent.expected else 0.0,
             rendezvous=sent.rendezvous,
             tries_left=sent.tries_left,
+            host_id=sent.host_id,
         )
         if model.weights.uri and not sent.source:
             commands.append(_fetch(placement, sent, number))
@@ -193,7 +205,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
 
 
 def _waits(placement: Placement, sent: Sent) -> tuple[Phase, ...]:
-    """What was waited for before the start: the decision, and then bytes where there were none."""
+    """The phases before a start: the decision and, where bytes were lacking, the wait for them."""
     wanted_at, lacked_at, started_at = placement.command.wanted_at, placement.lacked_at, sent.started_at
     decided_at = min(max(lacked_at, wanted_at), started_at) if lacked_at else started_at
     decide = Phase(name=PhaseName.DECIDE, started_at=wanted_at, ended_at=decided_at)
@@ -203,14 +215,14 @@ def _waits(placement: Placement, sent: Sent) -> tuple[Phase, ...]:
 
 
 def _drops(sent: Sent, number: int) -> tuple[str, ...]:
-    """Replicas that give way to that stage: those of its node, for the first one there."""
+    """Replicas to drop on a stage's node; only the first stage on each node names them."""
     node_id = sent.stages[number].node_id
     is_first_there = all(stage.node_id != node_id for stage in sent.stages[:number])
     return sent.drops.get(node_id, ()) if is_first_there else ()
 
 
 def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
-    """A stage's own bytes; all of them where it has no range of its own."""
+    """Make the fetch of a stage's own bytes, or of all bytes where the stage has no range of its own."""
     stage, model = sent.stages[number], placement.command.model
     is_last = number == len(sent.stages) - 1
     last_byte = 0 if is_last or not stage.fetch_bytes else stage.first_byte + stage.fetch_bytes
@@ -229,7 +241,7 @@ def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
 
 
 def refused(placement: Placement, reason: str, decision_id: str, now_s: float) -> Instance:
-    """An instance that failed before it was anywhere, so that whoever waits for it is answered."""
+    """An instance that failed before it had a place, so that the requests that wait for it are answered."""
     command = placement.command
     return Instance(
         instance_id=command.instance_id,

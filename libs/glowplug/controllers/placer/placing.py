@@ -1,45 +1,46 @@
-"""The placements that wait for space: tried the most urgent first, and again only when something may have changed.
+"""Placements that wait for space, tried the most urgent first, and again only when something may have changed.
 
-A placement asks its policy when it is new, when bytes came free or a node joined since it was refused (`version` of the
-capacity), and each `retry_s`. Who may be evicted for it is looked at with each tick and whenever an instance changes;
-for several that want the same this is answered once in a pass.
+A placement asks its policy when it is new, when bytes came free or a node joined since its refusal (`version` of the
+capacity), and each `retry_s`. Which instances may be evicted for it is worked out with each tick and whenever an
+instance changes, once in a pass for all placements that want the same.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.placer.classes import may_drop, weighted_wait_s, why_it_waits
 from glowplug.controllers.placer.failed_nodes import others
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
-from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import (
     MakingSpace,
     Placement,
     Refusal,
     Sent,
+    Waiting,
     refused,
     start_commands,
     stop,
     why_they_leave,
 )
+from glowplug.controllers.placer.records import Records
 from glowplug.controllers.placer.sleepers import Saving, becomes_of, saving
 from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.address import rendezvous
-from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
-from glowplug.events.commands import FetchWeights, StopInstance, as_if_asked
+from glowplug.events.commands import StopInstance, as_if_asked
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
-from glowplug.policies.eviction.shares import Shares, account
-from glowplug.policies.eviction.turns import TurnParams
+from glowplug.policies.eviction.turns import Shares, TurnParams, account
 from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.expect import Expected, expect
 from glowplug.policies.placement.links import found_at
@@ -52,7 +53,7 @@ Evict = Callable[..., EvictDecision]
 
 
 class Pass:
-    """The fleet as it is now, and what has been answered while those that wait are gone through once."""
+    """One pass over the waiting placements: the fleet as it is now, and the answers found in this pass."""
 
     def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
         self.now_s = now_s
@@ -65,42 +66,45 @@ class Pass:
             capacity=fleet.capacity,
             models=fleet.models,
             loads=fleet.loads,
+            load_of=fleet.load_of,
             min_residency_s=params.min_residency_s,
             turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
             rule=params.victims,
             shares=shares,
             saves_s=self.holdings.saves_s,
+            asked=lambda row: self.holdings.of(row).asked,
         )
-        self.no_victims: set[Wanted] = set()  # those for which nobody may leave
+        self.batch: list[Placement] | None = None  # that wait for batch requests alone; None: nobody has looked yet
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a placement would come to now. `expected` None where it would have to wait."""
+    """The place that a placement would get now. `expected`: None where it would have to wait."""
 
     decision: PlaceDecision
     expected: Expected | None
     victims: tuple[str, ...] = ()
-    held: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why it stays, of those who serve there
+    held: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why it stays, of the serving instances
 
 
 class Placing:
-    """`placements` by instance_id: those that wait, and those whose start was sent and that no agent has reported."""
+    """Placements by instance_id: those that wait, and those whose start was sent and no agent has reported."""
 
     def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
         self.fleet, self._place, self._evict = fleet, place, evict
+        self._records = Records(fleet)
         self.placements: dict[str, Placement] = {}
         self._waiting: list[tuple[tuple[int, float, str], Placement]] = []
         self._shares = Shares()
 
-    # who waits
+    # waiting placements
 
     def add(self, placement: Placement) -> None:
         self.placements[placement.instance_id] = placement
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
 
     def drop(self, instance_id: str, *, keep_claims: bool = False) -> Placement | None:
-        """No placement any more. Its promises end with it unless a row stands for them now."""
+        """End a placement, and release its claims and promises unless `keep_claims` (a row stands for them now)."""
         placement = self.placements.pop(instance_id, None)
         if placement is not None:
             self._wait_no_more(placement)
@@ -130,7 +134,7 @@ class Placing:
                 capacity.give_back(dormant)
 
     def _promise(self, placement: Placement) -> None:
-        """Claim what it was given: less what its source and those that give way hold there."""
+        """Claim the bytes of a placement, less what its source and the replicas dropped for it hold there."""
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
@@ -143,7 +147,7 @@ class Placing:
     # placing
 
     def work(self, now_s: float) -> list[Effect]:
-        """Try whoever waits, most urgent first."""
+        """Try every waiting placement, the most urgent first."""
         if not self._waiting:
             return []
         now = Pass(self.fleet, now_s, self._shares)
@@ -153,34 +157,33 @@ class Placing:
         return [e for placement in self._most_urgent_first(now) for e in self._try(placement, now)]
 
     def _most_urgent_first(self, now: Pass) -> list[Placement]:
-        """Who waits, most urgent first. Where turns are balanced that is, of equal priority, the model that is furthest
-        behind another one that waits (by fair_requests at least), then the queue that has waited longest in all its
-        requests together."""
+        """Waiting placements, the most urgent first. With balanced turns, placements of equal priority are ordered by
+        how far their model is behind another waiting one (if by `fair_requests` or more), then by the seconds that all
+        requests of their queue together have waited."""
         waiting = [placement for _, placement in self._waiting]
         if self.fleet.params.turns == "balanced" and len(waiting) > 1:
-            keys, quantum = self._keys_waiting(), self.fleet.params.fair_requests
-
-            def behind(placement: Placement) -> int:
-                num = now.victims.shares.behind(placement.command.model.key, keys)
-                return num if quantum and num >= quantum else 0
+            quantum, behind = self.fleet.params.fair_requests, now.victims.shares.behind(self._keys_waiting())
+            far = Counter({key: num for key, num in behind.items() if 0 < quantum <= num})
 
             def waited_s(placement: Placement) -> float:
                 command = placement.command
-                return now.victims.waiting_for(command.model) * max(0.0, now.now_s - command.wanted_at)
+                return now.victims.weight_of(command.model) * max(0.0, now.now_s - command.wanted_at)
 
-            waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -behind(p), -waited_s(p), p.urgency))
+            waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -far[p.command.model.key], -waited_s(p), p.urgency))
+        elif any(now.victims.factor_of(placement.command.model) > 1 for placement in waiting):
+            waiting.sort(key=lambda p: (p.urgency[0], -weighted_wait_s(p, now.victims, now.now_s), p.urgency))
         return waiting
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
-        """One that has just been asked for; nothing has changed for the others."""
+        """Try a placement that was just asked for; nothing has changed for the others."""
         return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares))
 
     def _keys_waiting(self) -> set[str]:
-        """Models that lack memory: a start that waits for free memory takes none from anybody, and lacks none."""
-        return {placement.command.model.key for _, placement in self._waiting if not placement.command.waits}
+        """Models that lack memory: not those of starts that wait for free memory or that only batch waits for."""
+        return {p.command.model.key for _, p in self._waiting if not (p.command.waits or p.command.is_batch)}
 
     def _account(self, now: Pass) -> Shares:
-        """What those that wait and those that serve have been given, now."""
+        """The shares that waiting and serving models have been given by now."""
         waiting = self._keys_waiting()
         there = {row.model_key for here in self.fleet.capacity.on_node.values() for row in here.values() if row.serves}
         demands = {key: now.victims.demand(key) for key in sorted(waiting | there)}
@@ -192,6 +195,10 @@ class Placing:
             placement.lacked_at = placement.lacked_at or now_s
             return []
         decision = self._decide(placement, now)
+        if not decision.stages and self._batch_lets_go(placement, now):
+            decision = self._decide(placement, now)
+        if placement.command.is_batch and not may_drop(placement, decision, now.holdings, self.fleet):
+            decision = PlaceDecision(reason="copies of models that are likelier to be needed would be dropped for it")
         if decision.stages and (decision.source or not _sleeps_at(placement.command.model, now.view)):
             return self._start(placement, decision, now)
         placement.lacked_at = placement.lacked_at or now_s
@@ -216,11 +223,39 @@ class Placing:
             return []
         if chosen is not None:
             return self._evict_for(placement, *chosen, now)
-        return self._start(placement, decision, now) if decision.stages else []
+        return self._start(placement, decision, now) if decision.stages else self._say_why(placement, now)
+
+    def _batch_lets_go(self, placement: Placement, now: Pass) -> bool:
+        """Give up the bytes that instances were asked to leave for batch requests, since another start lacks bytes.
+        Returns whether there were any."""
+        if placement.command.is_batch or placement.command.waits:
+            return False
+        if now.batch is None:
+            now.batch = [p for _, p in self._waiting if p.command.is_batch]
+        found = [p for p in now.batch if p.stages and not p.sent]
+        for one in found:
+            self._release(one)
+            one.state = Waiting()
+        return bool(found)
+
+    def _say_why(self, placement: Placement, now: Pass) -> list[Effect]:
+        """Record once why a start waits that only batch requests wait for."""
+        if not placement.command.is_batch or placement.said_why:
+            return []
+        placement.said_why = True
+        held = now.victims.held(self._wanted(placement, now, 0))
+        reason, figures = why_it_waits(placement, held, now.now_s)
+        decided = self._records.of(placement, "place", reason, (), now.now_s, "waits", figures)
+        return [Record(decided, placement.event)]
+
+    def _wanted(self, placement: Placement, now: Pass, wanting: int, *, whole: bool = False) -> Wanted:
+        model = placement.command.model
+        is_there, batch = bool(self.fleet.instances.living(model.key)), placement.batch_factor(now.now_s)
+        return now.victims.wanted(model, wanting=wanting, whole=whole, is_there=is_there, batch=batch)
 
     @property
     def is_patient(self) -> bool:
-        """Whether somebody waits for what the routers' loads alone tell: that an engine runs nothing any more."""
+        """Return whether a placement waits for an engine to become idle, which only the routers' loads tell."""
         return any(placement.is_patient for _, placement in self._waiting)
 
     def _waits_for_sleeper(
@@ -230,7 +265,7 @@ class Placing:
         decision: PlaceDecision,
         chosen: tuple[StageDecision, EvictDecision] | None,
     ) -> bool:
-        """Whether it goes nowhere yet, since nobody may leave where an engine of its model sleeps: see sleepers.py."""
+        """Return whether a placement waits because no instance may leave yet where its engine sleeps (sleepers.py)."""
         patience, home = self.fleet.params.sleeper_patience, _sleeps_at(placement.command.model, now.view)
         if not patience or not home or placement.command.node_id:
             return False
@@ -253,7 +288,7 @@ class Placing:
         return saving(self.fleet, now.view, now.victims, _request(placement, now.now_s), elsewhere, rows)
 
     def _is_making_space(self, placement: Placement, now: Pass) -> bool:
-        """Whether somebody was asked to leave for it lately and has not gone yet."""
+        """Return whether instances were lately asked to leave for a placement and still hold bytes."""
         match placement.state:
             case MakingSpace(stage=stage, victims=victims, asked_at=asked_at):
                 is_lately = now.now_s - asked_at < self.fleet.params.evict_grace_s
@@ -261,13 +296,13 @@ class Placing:
         return False
 
     def _gives_way(self, placement: Placement, now: Pass) -> bool:
-        """Whether others wait first, though there may be bytes for it; not for longer than the longest turn."""
+        """Return whether another placement goes first though this one may have bytes; for the longest turn at most."""
         is_patient = now.now_s - placement.received_at < now.victims.turns.most_s
-        others = (one.command.model for _, one in self._waiting)
+        others = (one.command.model for _, one in self._waiting if not one.command.is_batch)
         return is_patient and now.victims.gives_way(placement.command.model, others)
 
     def _decide(self, placement: Placement, now: Pass) -> PlaceDecision:
-        """What its policy says, or said when no bytes have come free since."""
+        """Ask the policy for a place, or return its last refusal while no bytes have come free since."""
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
@@ -281,8 +316,8 @@ class Placing:
         return decision
 
     def _view(self, placement: Placement, now: Pass) -> PlacementView:
-        """Without the nodes whose agents did not answer it, and those where its weights could not be had lately, unless
-        they are all there are; or only the node that it is asked for."""
+        """The view that the policy may choose from: without nodes whose agents did not answer this placement and those
+        where its weights could not be had lately, unless no others are left; or only the node that it is asked for."""
         if only := placement.command.node_id:
             return _narrowed(now.view, [n for n in now.view.nodes if n.node_id == only])
         nodes = self._elsewhere(placement, now)
@@ -292,8 +327,8 @@ class Placing:
         return _narrowed(now.view, nodes) if nodes else now.view
 
     def _elsewhere(self, placement: Placement, now: Pass) -> list[Node]:
-        """Where its model could run, where its weights could not be had on some nodes lately: all but these, and where
-        a copy of it lies dormant. None where they could be had, or nothing else is left."""
+        """The nodes to choose from when weights of the model could not be had on some nodes lately: all others that
+        could run it, and those where a copy of it lies dormant. Empty where no node failed, or no other is left."""
         model = placement.command.model
         failed = self.fleet.failed_nodes.of(model, now.now_s)
         if not failed or not (left := list(others(model, now.view.nodes, failed))):
@@ -303,47 +338,54 @@ class Placing:
         return [*left, *(n for n in now.view.nodes if n.node_id in dormant - known)]
 
     def _wanting(self, placement: Placement, now: Pass) -> int:
-        """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
+        """Requests that busy instances may be drained for: 0 while others of the model run, before `fair_wait_s` (which
+        is shorter for interactive ones), and for batch."""
         model, params = placement.command.model, self.fleet.params
-        if now.victims.runs(model) or now.now_s - placement.received_at < params.fair_wait_s:
+        waited_s = (now.now_s - placement.received_at) * now.victims.factor_of(model)
+        if placement.command.is_batch or now.victims.runs(model) or waited_s < params.fair_wait_s:
             return 0
         return now.victims.waiting_for(model) if params.turns == "balanced" else 1
 
     def _make_space(
         self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int
     ) -> tuple[StageDecision, EvictDecision] | None:
-        """GPUs where others leave for it: those where an engine of its model sleeps before any."""
+        """The GPUs that instances leave for a placement: before all others those where its model's engine sleeps."""
         model = placement.command.model
         home, only = _sleeps_at(model, now.view), self._gpus_asked(placement, now)
         home = home & only if only else home
-        if home and (found := now.victims.make(now.victims.wanted(model, wanting=wanting), self._evict, home)):
+        batch = placement.batch_factor(now.now_s)
+        at_home = now.victims.wanted(model, wanting=wanting, batch=batch)
+        if home and (found := now.victims.make(at_home, self._evict, home)):
             return found
         if decision.stages:
             return None
-        is_there = bool(self.fleet.instances.living(model.key))
-        wanted = now.victims.wanted(model, wanting=wanting, whole=decision.whole_gpus, is_there=is_there)
-        if wanted in now.no_victims and not placement.stages and not only:
+        wanted = self._wanted(placement, now, wanting, whole=decision.whole_gpus)
+        if not placement.stages and not only and now.victims.is_in_vain(wanted):
             return None
         with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
             found = now.victims.make(wanted, self._evict, only)
         if found is None and not only:
-            now.no_victims.add(wanted)
+            now.victims.note_in_vain(wanted)
         return found
 
     def _is_worth_it(self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass) -> bool:
-        """Whether they leave for it. A start that nobody waits for has to save more than their going costs: else the
-        plans of two models would take the same memory from each other in turns."""
+        """Return whether the eviction pays. A start that no request waits for, or only batch, has to save more than
+        the victims' loss costs: else the plans of two models would take the same memory from each other in turns."""
         model, node, fleet = placement.command.model, self.fleet.nodes.by_id.get(stage.node_id), self.fleet
         is_kept = model.pinned or fleet.capacity.num_active.get(model.key, 0) < model.min_instances
-        if placement.command.is_awaited or now.victims.waiting_for(model) or is_kept or not eviction.victims:
-            return True
+        is_batch = placement.command.is_batch
+        is_due = not is_batch and (placement.command.is_awaited or now.victims.waiting_for(model) or is_kept)
+        if is_due or not eviction.victims:
+            return not is_batch  # which claims no bytes of a drain under way: others may need them sooner
         costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in eviction.victims)
+        if is_batch and node is not None:
+            return placement.batch_factor(now.now_s) * now.holdings.start_s(model, node) > costs_s
         return (
             fleet.params.victims != "least_worth" or node is None or now.holdings.another_saves_s(model, node) > costs_s
         )
 
     def _gpus_asked(self, placement: Placement, now: Pass) -> frozenset[str]:
-        """Those of the one node that it is asked for, or of those that are left to it; none where any will do."""
+        """The GPUs of the node that the placement is asked for, or of the nodes left to it; empty where any will do."""
         node = self.fleet.nodes.by_id.get(placement.command.node_id)
         nodes = [node] if node else self._elsewhere(placement, now)
         return frozenset(gpu.gpu_id for node in nodes for gpu in node.gpus)
@@ -359,19 +401,20 @@ class Placing:
         leaving = [now.victims.described(rows[victim]) for victim in eviction.victims]
         reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
-        decided = self._record(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
+        decided = self._records.of(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
         why = f"it gives its memory to {placement.command.model.name}"
-        stops = [self._stop(rows[victim], why) for victim in eviction.victims]
+        stops = [self._stop(rows[victim], why, now.victims) for victim in eviction.victims]
         return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
 
-    def _stop(self, victim: Instance, why: str) -> StopInstance:
+    def _stop(self, victim: Instance, why: str, victims: Victims) -> StopInstance:
         becomes, owner = becomes_of(self.fleet, victim), self.fleet.models.get(victim.model_key)
         expected_s = self.fleet.network.sleep_s(owner, becomes) if owner is not None else 0.0
-        grace_s = self.fleet.params.evict_grace_s
+        params = self.fleet.params
+        grace_s = params.batch_grace_s if victims.is_batch_only(victim) else params.evict_grace_s
         return stop(victim.node_id, victim.instance_id, why, grace_s, becomes, expected_s)
 
     def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
-        """Where an instance would go if it were asked for now, and who would leave for it. Changes nothing."""
+        """The place that an instance asked for now would get, and its victims. Changes nothing."""
         command = as_if_asked(model, now_s, waits=waits, node_id=node_id)
         event = Event(event_id="", type=command.TYPE, occurred_at=now_s, issuer="", data=command)
         placement, now = Placement(event, now_s, now_s), Pass(self.fleet, now_s, self._shares)
@@ -391,13 +434,13 @@ class Placing:
         return Preview(then, expect(then, request, now.view), eviction.victims)
 
     def leaving_order(self, gpu_id: str, now_s: float) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The instances that serve on a GPU in the order in which they would leave it for a start that nobody waits
-        for, and why each of the others stays. Changes nothing."""
+        """The serving instances of a GPU in the order in which they would leave for a start that no request waits for,
+        and why each of the others stays. Changes nothing."""
         residents = Pass(self.fleet, now_s, self._shares).victims.residents(gpu_id)
         may_go = [resident for resident in residents if not resident.held]
         decision = self._evict(may_go, sum(resident.num_bytes for resident in may_go))
         priority = {resident.name: resident.priority for resident in may_go}
-        order = sorted(decision.victims, key=priority.__getitem__)  # asked for all, a policy may not say who goes first
+        order = sorted(decision.victims, key=priority.__getitem__)  # a policy need not name victims in order
         return tuple(order), {resident.name: resident.held for resident in residents if resident.held}
 
     def _start(self, placement: Placement, decision: PlaceDecision, now: Pass) -> list[Effect]:
@@ -435,19 +478,19 @@ class Placing:
         if shared := self.shared_bytes(model, decision):
             figures["shared_bytes"] = shared
             reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
-        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
+        decided = self._records.of(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
         sent.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self._orders(placement, sent)]
 
     def _read_from_disk(self, model: Model, decision: PlaceDecision) -> dict[str, float]:
-        """Nodes that read weights for it from their own disks, with what their prefetchers have measured of these."""
+        """Nodes that read the weights from their own disks, with the disk rates that their prefetchers measured."""
         if decision.source:
             return {}
         nodes = [self.fleet.nodes.by_id.get(stage.node_id) for stage in decision.stages]
         return {n.node_id: n.disk_bytes_per_s for n in nodes if n and found_at(n, model) is StartKind.DISK}
 
     def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
-        """Of what a start takes by that decision, the bytes of weights that others read there already, and go on to."""
+        """Bytes of a start's weights that staying instances already share on its GPU."""
         if len(decision.stages) != 1 or len(decision.stages[0].gpu_ids) != 1:
             return 0
         known = self.fleet.capacity.shared(decision.stages[0].gpu_ids[0], model.share_key)
@@ -455,24 +498,23 @@ class Placing:
         return known.num_bytes if known and any(holder not in gone for holder in known.holders) else 0
 
     def _orders(self, placement: Placement, sent: Sent) -> list[Effect]:
-        """Its starts, for those stages that no agent has reported."""
+        """Make the starts, and fetches, of the stages that no agent has reported."""
         known = self.fleet.instances.by_id
         numbers = [number for number in range(len(sent.stages)) if placement.stage_id(number) not in known]
         commands = start_commands(placement, sent, numbers)
-        ordered = [with_peers(one, self.fleet) if isinstance(one, FetchWeights) else one for one in commands]
-        return [Publish(command, placement.event) for command in ordered]
+        return [Publish(self.fleet.completed(command), placement.event) for command in commands]
 
     # starts that have been sent
 
     def repeat(self, now_s: float) -> list[Effect]:
-        """Starts that their agents have not reported yet are sent again, in the end somewhere else."""
+        """Send unreported starts again, and place them anew after `give_up_s`."""
         return [e for p in list(self.placements.values()) if p.sent for e in self._repeat(p, p.sent, now_s)]
 
     def _repeat(self, placement: Placement, sent: Sent, now_s: float) -> list[Effect]:
         params, known = self.fleet.params, self.fleet.instances.by_id
         silent = [n for n in range(len(sent.stages)) if placement.stage_id(n) not in known]
         if not silent:
-            return []  # all have been reported: the row itself ends the placement
+            return []  # all stages are reported: the row itself ends the placement
         gone = next((n for n in silent if not self.fleet.nodes.is_alive(sent.stages[n].node_id, now_s)), None)
         if gone is not None or now_s - sent.started_at > params.give_up_s:
             number = gone if gone is not None else silent[0]
@@ -487,78 +529,37 @@ class Placing:
         why = f"{node_id} has left before it took the start" if has_left else late
         ids = [placement.stage_id(n) for n in range(len(sent.stages))]
         stops = [Publish(stop(stage.node_id, ids[n], "it is placed anew", 0.0)) for n, stage in enumerate(sent.stages)]
-        if len(ids) > 1:  # its other stages may have begun: the whole has failed, and is asked for under another name
+        if len(ids) > 1:  # other stages may have begun: the whole has failed, and is asked for anew under another id
             self.drop(placement.instance_id)
-            decided = self._record(placement, "place", f"{why}, and the start is given up", (), now_s, "failed")
+            decided = self._records.of(placement, "place", f"{why}, and the start is given up", (), now_s, "failed")
             failed = refused(placement, why, decided.decision_id, now_s)
             is_reported = placement.instance_id in self.fleet.instances.by_id
             facts = [] if is_reported else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
             return [Record(decided, placement.event), *stops, *facts]
-        decided = self._record(placement, "place", f"{why}, and another place is looked for", (), now_s, "anew")
+        decided = self._records.of(placement, "place", f"{why}, and another place is looked for", (), now_s, "anew")
         self._release(placement)
         placement.start_over()
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
         return [Record(decided, placement.event), *stops]
 
     def begun_by_half(self, placement: Placement, parts: Iterable[Instance], now_s: float) -> list[Effect]:
-        """An earlier placer has started later stages of it, and no agent knows its first one. They end (stages.py);
-        then the whole has failed, and is asked for under another name."""
+        """Fail a placement whose later stages an earlier placer has started while no agent knows its first stage, once
+        those stages have ended (stages.py). The autoscaler asks for the instance anew under another id."""
         if any(not part.state.is_gone for part in parts):
             return []
         why = "its later stages were begun by an earlier placer, and its first one was not"
-        decided = self._record(placement, "place", f"{why}: the start is given up", (), now_s, "failed")
+        decided = self._records.of(placement, "place", f"{why}: the start is given up", (), now_s, "failed")
         failed = InstanceFailed(instance=refused(placement, why, decided.decision_id, now_s), code="no_answer")
         return [Record(decided, placement.event), Publish(failed, placement.event)]
 
     def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
-        """No GPU could ever hold it: say so as a failed start."""
+        """Report a placement that no GPU could ever hold as a failed start."""
         self.drop(placement.instance_id)
         reason = f"{placement.command.model.name} cannot start anywhere: {decision.reason}"
-        decided = self._record(placement, "refuse", reason, decision.rivals, now_s)
+        decided = self._records.of(placement, "refuse", reason, decision.rivals, now_s)
         failed = refused(placement, reason, decided.decision_id, now_s)
         fact = InstanceFailed(instance=failed, code="no_capacity")
         return [Record(decided, placement.event), Publish(fact, placement.event)]
-
-    def _record(
-        self,
-        placement: Placement,
-        kind: str,
-        reason: str,
-        rivals: tuple[Rival, ...],
-        now_s: float,
-        chosen: str = "",
-        figures: Mapping[str, float | int | str] | None = None,
-    ) -> DecisionRecord:
-        """The decision as `why` prints it, at the GPU the placement has now. `figures`: more inputs."""
-        command, expected = placement.command, placement.sent.expected if placement.sent else None
-        inputs: dict[str, float | int | str] = {
-            "need_bytes": command.model.memory_bytes,
-            "waited_s": round(now_s - command.wanted_at, 4),
-            "engine": command.model.engine,
-            "asked_because": command.reason,
-            **(figures or {}),
-        }
-        if expected is not None:
-            inputs["start_kind"] = expected.kind.value
-            inputs["predicted_start_s"] = round(expected.start_s, 4)
-            inputs["predicted_ttft_s"] = round(expected.ttft_s, 4)
-        return DecisionRecord(
-            decision_id=self.fleet.ids.next("d-p"),
-            kind=kind,
-            policy=self.fleet.policies["eviction" if kind == "evict" else "placement"],
-            service="placer",
-            reason=reason,
-            made_at=now_s,
-            model_key=command.model.key,
-            instance_id=command.instance_id,
-            node_id=placement.node_id,
-            gpu_id=placement.gpu_id,
-            chosen=chosen,
-            inputs=inputs,
-            rivals=rivals,
-            cause_id=placement.event.event_id,
-            traceparent=placement.event.traceparent,
-        )
 
 
 def _request(placement: Placement, now_s: float) -> PlaceRequest:
@@ -574,7 +575,7 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
 
 
 def _narrowed(view: PlacementView, nodes: list[Node]) -> PlacementView:
-    """The fleet as if it had those nodes alone: with what is promised and what lies dormant there."""
+    """The view as if the fleet had the given nodes alone, with the claims and dormant instances there."""
     fleet, dormant = view.fleet, {node.node_id: view.fleet.dormant.get(node.node_id, ()) for node in nodes}
     there = {node_id: rows for node_id, rows in dormant.items() if rows}
     return replace(view, nodes=NodeIndex(nodes, fleet.reserved, there, fleet.scores))
@@ -585,7 +586,7 @@ def _chosen(decision: PlaceDecision) -> str:
 
 
 def _place(place: Place, request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """What the policy says; where it says no, replicas give way, but not for one that wakes where it sleeps."""
+    """Ask the policy for a place; where it finds none, drop replicas, but not for a model whose engine sleeps."""
     decision = place(request, view)
     if decision.stages or not view.fleet.dormant or _sleeps_at(request.model, view):
         return decision
@@ -593,6 +594,6 @@ def _place(place: Place, request: PlaceRequest, view: PlacementView) -> PlaceDec
 
 
 def _sleeps_at(model: Model, view: PlacementView) -> frozenset[str]:
-    """GPUs where an engine of the model sleeps: waking it there beats a start anywhere (SwapServeLLM section 4)."""
+    """GPUs where an engine of the model sleeps: its wake beats a start anywhere (SwapServeLLM section 4)."""
     asleep = (row for row in view.fleet.copies(model) if row.state is InstanceState.SWAPPED_OUT)
     return frozenset(worker.gpu_id for row in asleep for worker in row.workers)

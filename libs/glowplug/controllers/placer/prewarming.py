@@ -1,6 +1,6 @@
-"""Prewarming: what the policy plans is ordered, and ordered again until the agent reports the replica.
+"""Prewarming: the placer orders what the policy plans, again and again until the agent reports the replica.
 
-A plan is made when a forecast comes (a window has closed), when an instance starts, drains or goes, when bytes come
+A plan is made when a forecast comes (a window has closed), when an instance starts, drains or ends, when bytes come
 free (a draining instance gave some of its KV cache back, WarmServe section 4.1), and each `prewarm_every_s`.
 """
 
@@ -11,7 +11,6 @@ from typing import TypeVar
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
-from glowplug.controllers.placer.peers import with_peers
 from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Worker
@@ -23,8 +22,8 @@ from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
 from glowplug.policies.placement.warmserve_scores import SCORE_UNIT
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, weighs_worth
 
-URGENCY = -100  # of a replica's fetch, below those of instances that somebody waits for
-GIVEN_UP = "dropped"  # who a replica is promised to that is asked to go
+URGENCY = -100  # of a replica's fetch: below those of instances that requests wait for
+GIVEN_UP = "dropped"  # holder of the promise of a replica that was asked to leave
 
 Prewarm = Callable[[PrewarmView], PrewarmPlan]
 _T = TypeVar("_T")
@@ -32,7 +31,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class _Ordered:
-    """A replica that its agent has not reported yet."""
+    """A replica that was ordered and that its agent has not reported yet."""
 
     row: Instance
     commands: tuple[FetchWeights | StartInstance, ...]
@@ -41,24 +40,24 @@ class _Ordered:
 
 
 class Prewarming:
-    """Forecasts, replicas ordered, and replicas that were asked to go."""
+    """Replicas that were ordered or dropped, and the planning of new ones."""
 
     def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
         self.fleet, self._prewarm = fleet, prewarm
         self._weighs = weighs_worth(prewarm)
         self._ordered: dict[str, _Ordered] = {}
-        self._dropped: dict[str, tuple[float, str]] = {}  # when, and why
+        self._dropped: dict[str, tuple[float, str]] = {}  # replica -> when it was last dropped, and why
         self._failed_at: dict[str, float] = {}  # model_key -> when a replica of it last failed
         self._planned_at = NEVER
         self._is_due = False
 
     def forecast(self, fact: ForecastMade, now_s: float) -> None:
-        """A window has closed."""
+        """Take the forecast of a closed window."""
         self.fleet.forecasts.take(fact, now_s)
         self._is_due = True
 
     def row_changed(self, row: Instance, now_s: float) -> None:
-        """An instance has changed: what was ordered is reported, itself or by the start that took its place."""
+        """Take a changed row: it reports an ordered replica, or the start that took the replica's place."""
         taken = self.fleet.capacity.taken
         if row.instance_id in self._ordered:
             del self._ordered[row.instance_id]
@@ -69,11 +68,11 @@ class Prewarming:
             self._failed_at[row.model_key] = now_s
 
     def plan_soon(self) -> None:
-        """Bytes came free, or an instance started, drains or went."""
+        """Plan at the next chance: bytes came free, or an instance started, drained or ended."""
         self._is_due = True
 
     def work(self, now_s: float) -> list[Effect]:
-        """Orders that no agent has confirmed, then a plan where one is due."""
+        """Repeat orders that no agent has confirmed, then make a plan where one is due."""
         if self._prewarm is None:
             return []
         effects = [*self._repeat(now_s), *self._drop_again(now_s)]
@@ -109,7 +108,7 @@ class Prewarming:
         forecasts = {
             key: found
             for key, found in fleet.forecasts.expected(now_s).items()
-            if key in models and key not in self._failed_at
+            if key in models and key not in self._failed_at and not models[key].base
         }
         nodes, holdings = fleet.alive(now_s), Holdings(fleet, now_s)
         return PrewarmView(
@@ -133,13 +132,13 @@ class Prewarming:
         )
 
     def _weighed(self, some: Iterable[_T]) -> Iterable[_T]:
-        """Those, where the policy weighs what copies are worth; else none."""
+        """Return `some` where the policy weighs what copies are worth; else nothing."""
         return some if self._weighs else ()
 
     # ordering
 
     def _order(self, step: PrewarmStep, plan: PrewarmPlan, view: PrewarmView, now_s: float) -> list[Effect]:
-        """One replica: its bytes are promised at once, those it takes the place of to it."""
+        """Order one replica; its bytes, and the replicas it replaces, are promised to it at once."""
         capacity, model = self.fleet.capacity, view.models[step.model_key]
         replica_id = self.fleet.ids.next("r")
         decided = self._record(step, replica_id, plan, view)
@@ -168,7 +167,8 @@ class Prewarming:
             priority=URGENCY,
             drops=step.drop,
         )
-        commands = (with_peers(fetch, self.fleet), start) if model.weights.uri else (start,)
+        start = self.fleet.for_adapters(start)
+        commands = (self.fleet.with_peers(fetch), start) if model.weights.uri else (start,)
         self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)
         return [Record(decided), *(Publish(command) for command in commands)]
 
@@ -182,13 +182,13 @@ class Prewarming:
                 if not is_taken:
                     self._failed_at[ordered.row.model_key] = now_s
                     effects.append(Publish(stop(node_id, replica_id, "its agent did not answer", 0.0)))
-            elif now_s - ordered.sent_at >= params.repeat_s and not is_taken:  # else a start of another tells the agent
+            elif now_s - ordered.sent_at >= params.repeat_s and not is_taken:  # else the start that took it does
                 ordered.sent_at = now_s
                 effects += [Publish(command) for command in ordered.commands]
         return effects
 
     def _forget(self, replica_id: str) -> None:
-        """It is waited for no more, and promised nothing."""
+        """Stop waiting for an ordered replica, and release its promises."""
         del self._ordered[replica_id]
         self.fleet.promised.discard(replica_id)
         self.fleet.capacity.taken.pop(replica_id, None)
@@ -245,7 +245,7 @@ class Prewarming:
 
 
 def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str, now_s: float) -> Instance:
-    """The row its agent will write."""
+    """The row that the replica's agent will write."""
     return Instance(
         instance_id=replica_id,
         model_key=model.key,

@@ -1,8 +1,8 @@
-"""The price list of one GPU: what each holder of its memory is worth there now, and who goes next.
+"""The price list of one GPU: what each holder of its memory is worth there now, and which one leaves next.
 
-A look, not a promise: the same worths (`holdings.py`), the same eviction policy and the same reasons to stay as in a
-placement that finds no free memory, and nothing changes. Replicas go first, at once and the least worth first; then
-instances, for a start that nobody waits for yet.
+The list is an estimate, not a promise: it uses the worths (`holdings.py`), the eviction policy and the reasons to stay
+of a placement that finds no free memory, and changes nothing. Replicas leave first, at once and the least worth first;
+then instances, for a start that no request waits for yet.
 """
 
 from dataclasses import dataclass, replace
@@ -18,14 +18,16 @@ from glowplug.fleet.status import rung_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """One holder. `asked`: how many are expected to ask for it before it could be reloaded, a probability unless
+    """One holder. `asked`: how many requests are expected to need it before it could be reloaded, a probability unless
     requests wait for it now; `climb_s`: how much longer each would wait without it; `saves_s`: their product; `worth`:
-    that over its bytes, seconds a byte. `order` 1 goes first, 0 is not asked to go; `why` says why not."""
+    `saves_s` over its bytes, in seconds a byte. `shared_bytes`: those of its bytes that are weights which others read
+    too, and which its leaving does not free. `order`: 1 leaves first, 0 is not asked to leave; `why` says why not."""
 
     instance_id: str
     model: str
     rung: str
     num_bytes: int
+    shared_bytes: int = 0
     asked: float
     climb_s: float
     saves_s: float
@@ -37,7 +39,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPrices:
-    """One GPU, the holders that save least a byte first."""
+    """The holders of one GPU, those that save least a byte first."""
 
     gpu_id: str
     total_bytes: int
@@ -46,20 +48,22 @@ class GpuPrices:
 
 
 class PriceList:
-    """Answers over the tables of one placer."""
+    """Price lists, made from the tables of one placer."""
 
     def __init__(self, fleet: Fleet, placing: Placing) -> None:
         self.fleet, self._placing = fleet, placing
 
     def of(self, gpu_id: str, now_s: float) -> GpuPrices:
-        """Raises NotFound for a GPU of no node."""
+        """The price list of a GPU. Raises NotFound for a GPU of no node."""
         gpu = self._gpu(gpu_id)
         if gpu is None:
             raise NotFound(f"no GPU {gpu_id!r}", param="gpu")
         here, holdings = self.fleet.capacity.on_gpu.get(gpu_id, {}), Holdings(self.fleet, now_s)
-        granted = self.fleet.capacity.granted(gpu_id)
+        shared = {holder: one.num_bytes for one in gpu.shared if one.counts for holder in one.holders}
         found = {
-            name: self._priced(here[name], num_bytes, holdings) for name, num_bytes in granted.items() if name in here
+            name: self._priced(here[name], num_bytes, shared.get(name, 0), holdings)
+            for name, num_bytes in self.fleet.capacity.granted(gpu_id).items()
+            if name in here
         }
         copies = [name for name in found if _gives_way(here[name])]
         copies.sort(key=lambda name: (self.fleet.scores.get(name, 0.0), name))
@@ -77,14 +81,15 @@ class PriceList:
         node = self.fleet.nodes.by_id.get(gpu_id.rpartition("/")[0])
         return next((gpu for gpu in node.gpus if gpu.gpu_id == gpu_id), None) if node else None
 
-    def _priced(self, row: Instance, num_bytes: int, holdings: Holdings) -> Priced:
+    def _priced(self, row: Instance, own_bytes: int, shared_bytes: int, holdings: Holdings) -> Priced:
         model, rung = self.fleet.models.get(row.model_key), rung_of(row)
         holding = holdings.of(row)
         return Priced(
             instance_id=row.instance_id,
             model=model.name if model else row.model_key,
             rung=rung.value if rung else "",
-            num_bytes=num_bytes,
+            num_bytes=own_bytes + shared_bytes,
+            shared_bytes=shared_bytes,
             asked=round(holding.asked, 4),
             climb_s=round(holding.climb_s, 4),
             saves_s=round(holding.saves_s, 4),
@@ -94,7 +99,7 @@ class PriceList:
 
 
 def _gives_way(row: Instance) -> bool:
-    """Whether it is dropped at once for whoever needs its bytes."""
+    """Return whether the row is dropped at once for a start that needs its bytes."""
     return row.replica or row.state is InstanceState.PREWARMED
 
 

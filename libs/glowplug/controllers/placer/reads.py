@@ -1,4 +1,4 @@
-"""What the placer reads."""
+"""The tables, facts, telemetry and commands that the placer reads."""
 
 from collections.abc import Callable
 from typing import Any, Final, get_args
@@ -36,11 +36,11 @@ READS: Final = Reads(
         facts.ForecastMade,
     ),
     telemetry=(facts.RouterLoadReported, facts.NodeBeat),
-    telemetry_if_asked=(facts.RequestFinished,),
+    telemetry_if_asked=(facts.RouterRequestsFinished,),
     commands=(commands.PlaceInstance, commands.CancelPlacement),
 )
 
 
 def reads_of(place: Callable[..., Any], prewarm: Callable[..., Any] | None) -> Reads:
-    """What it reads under these policies: each request's end only for those that learn from it."""
+    """The reads under these policies: the ends of requests only where a policy learns from them."""
     return READS.asked(wants_seconds(place) or reads_profile(prewarm))

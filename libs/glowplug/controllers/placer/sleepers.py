@@ -1,10 +1,10 @@
-"""What a wake where an engine of a model sleeps saves against a start elsewhere, in predicted seconds.
+"""Seconds that waking a model's sleeping engine is predicted to save against a start elsewhere.
 
-Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on the GPU that it will serve on. Here who serves
-there may be at work while another GPU is to be had. A start waits for the one that sleeps as long as the wake is
-expected to save, `sleeper_patience` times that, and goes elsewhere then: it never takes much longer than twice the
-better of both (rent or buy). It does not wait past the moment at which a start elsewhere would still be in time for
-what its model's requests may wait (`max_wait_s`). Where that start is expected to be quicker it is made at once.
+Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on the GPU that it will serve on. Here another
+instance may be busy on that GPU while other GPUs can be had. A start waits for the sleeping engine as long as the wake
+is expected to save, times `sleeper_patience`, and then goes elsewhere: it never takes much longer than twice the better
+of both (rent or buy). It does not wait past the moment at which a start elsewhere would still be in time for what its
+model's requests may wait (`max_wait_s`). Where the start elsewhere is expected to be quicker it is made at once.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from glowplug.policies.placement.expect import expect
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
-LEAVE_S: Final = 0.1  # of an engine that runs nothing, none seen yet
+LEAVE_S: Final = 0.1  # of an engine that runs nothing, before any was measured
 
 
 class Saving(NamedTuple):
-    """Seconds to the first token: what the quickest wake saves against the start elsewhere, and what that one takes."""
+    """Seconds that the quickest wake saves to the first token, and seconds that the start elsewhere takes to it."""
 
     saved_s: float
     elsewhere_s: float
@@ -38,8 +38,8 @@ def saving(
     elsewhere: PlaceDecision,
     leaving: Iterable[Instance],
 ) -> Saving:
-    """What a wake saves against `elsewhere`, for which `leaving` leave first: 0 or less where none does, or where who
-    serves there will not leave."""
+    """Compare the quickest wake with a start at `elsewhere`, for which `leaving` leave first. `saved_s` is 0 or less
+    where a wake saves nothing, or the instances that serve there will not leave."""
     model, started = request.model, expect(elsewhere, request, view)
     if started is None:
         return Saving(0.0, 0.0)
@@ -57,7 +57,7 @@ def saving(
 
 
 def leave_s(fleet: Fleet, leaving: Iterable[Instance]) -> float:
-    """Seconds until they all have left, if they run nothing; 0 of nobody."""
+    """Seconds until all of `leaving` have left, if they run nothing; 0 for none."""
     return max((_leaves_s(fleet, row) for row in leaving), default=0.0)
 
 
@@ -68,7 +68,9 @@ def _leaves_s(fleet: Fleet, row: Instance) -> float:
 
 
 def becomes_of(fleet: Fleet, victim: Instance) -> Becomes:
-    """What an instance is after it has left for another: asleep where its model is to have a copy that is."""
+    """The state of an instance after its eviction: asleep where its model lacks a sleeping copy that it should have."""
+    if victim.host_id:
+        return "stopped"  # an adapter leaves its host, which serves on
     owner = fleet.models.get(victim.model_key)
     rows = fleet.instances.living(victim.model_key).values()
     is_lacking = owner is not None and lacks_one_asleep(owner, rows)

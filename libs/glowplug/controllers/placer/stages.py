@@ -1,14 +1,14 @@
-"""Pipelines: an instance and its later stages come up together, serve together and go together.
+"""Pipelines: an instance and its later stages start together, serve together and end together.
 
 Paper: HydraServe sections 4 and 6. The placement starts the stages; this file makes sure, whatever is lost, that
 
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
-- one that is gone takes the others with it: a pipeline with a hole serves nobody. A first stage that becomes whole has
-  `hole_grace_s` before that: with all of the weights it goes on alone, and says so. Where one drains the first stage
-  drains with it and ends before it, or becomes whole;
-- one of which no agent has spoken for `give_up_s` was never begun (its placer was killed before it had sent all of the
-  starts), and the others end;
-- later stages go when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
+- a lost stage ends the others: a pipeline with a hole serves no request. A first stage that becomes whole has
+  `hole_grace_s` before that: with all of the weights it goes on alone, and its row says so. Where a later stage drains,
+  the first stage drains with it and ends before it, or becomes whole;
+- the other stages end where no agent has reported one for `give_up_s`: it was never begun (its placer was killed before
+  it had sent all of the starts);
+- later stages end when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
   nothing runs in its stages any more;
 - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
   they are there).
@@ -22,25 +22,25 @@ from glowplug.domain.instance import Instance, InstanceState, StageAddress
 from glowplug.events.commands import FetchWeights, JoinStages
 from glowplug.policies.placement.links import has_weights
 
-ENDS_AHEAD_S = 0.5  # the first stage's drain ends so long before that of a later one
+ENDS_AHEAD_S = 0.5  # how long before a later stage's drain that of the first stage ends
 
 
 class Stages:
-    """Which commands were sent about pipelines, and when."""
+    """Commands sent about pipelines, and when."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._sent_at: dict[str, float] = {}  # instance or stage id -> when it was last commanded to join or go
+        self._sent_at: dict[str, float] = {}  # instance or stage id -> when it was last commanded to join or end
 
     def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
-        """An instance has changed: what follows for its pipeline."""
+        """Take a changed row, and command what follows for its pipeline."""
         whole, capacity = row.part_of or row.instance_id, self.fleet.capacity
         is_pipeline = whole in capacity.stages or whole in capacity.pipelines
         follows = self._follow_up(whole, now_s) if is_pipeline else []
         return [*follows, *self._fetch_rest(row, now_s)]
 
     def work(self, now_s: float) -> list[Effect]:
-        """What was commanded and not done is commanded again."""
+        """Send again the commands that have not been carried out."""
         parts, known = self.fleet.capacity.stages, self.fleet.instances.by_id
         self._sent_at = {key: at for key, at in self._sent_at.items() if key.removesuffix(REST) in known}
         wholes = sorted(parts.keys() | self.fleet.capacity.pipelines.keys())
@@ -49,7 +49,7 @@ class Stages:
         return [*follows, *(effect for row in rows for effect in self._fetch_rest(row, now_s))]
 
     def _fetch_rest(self, row: Instance, now_s: float) -> list[Effect]:
-        """What a stage lacks of its weights, while it becomes whole."""
+        """Fetch the weights that a stage lacks while it becomes whole."""
         model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
         grows = row.consolidating and not row.state.is_gone
         if not (grows and self.fleet.params.follows_parts) or model is None or node is None:
@@ -84,7 +84,7 @@ class Stages:
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
         if hole is not None and first.consolidating:
-            is_there = not hole.state.is_gone  # it serves while it drains
+            is_there = not hole.state.is_gone  # the stage serves while it drains
             if is_there or now_s - hole.changed_at < self.fleet.params.hole_grace_s:
                 return []
         if hole is not None:
@@ -92,7 +92,7 @@ class Stages:
             return self._end([first], why, now_s, self._grace_s(hole, now_s))
         is_late = first.state.is_coming and now_s - first.created_at > self.fleet.params.give_up_s
         if is_late and len(parts) < first.num_stages - 1:
-            why = f"{len(parts)} of its {first.num_stages - 1} later stages have been begun"
+            why = f"only {len(parts)} of its {first.num_stages - 1} later stages were started"
             return self._end([first, *living], why, now_s)
         is_ready = len(living) == first.num_stages - 1 and all(p.state is InstanceState.READY for p in living)
         if first.state.is_coming and is_ready and self._is_due(whole, now_s):
@@ -101,7 +101,7 @@ class Stages:
         return []
 
     def _grace_s(self, hole: Instance, now_s: float) -> float:
-        """How long the first stage may drain, so that it ends before a later one does."""
+        """Seconds that the first stage may drain, so that it ends before the lost stage does."""
         if hole.state.is_gone:
             return 0.0
         most_s = self.fleet.params.evict_grace_s

@@ -1,10 +1,11 @@
-"""Who could leave for an instance, and on which GPUs that costs least."""
+"""Choice of the GPUs where the eviction of instances for a start costs least."""
 
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+from glowplug.domain.access import Priority
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
@@ -15,12 +16,12 @@ from glowplug.fleet.capacity import LEAVING, Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
-from glowplug.policies.eviction.shares import ModelDemand, Shares
-from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on
+from glowplug.policies.eviction.turns import ModelDemand, Shares, Turn, TurnParams, goes_on
 from glowplug.policies.eviction.turns import Victims as VictimsRule
 from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.scaling.port import needed_by_pipeline
+from glowplug.policies.worth import FACTORS, expected_factor, num_weighted
 
 Evict = Callable[..., EvictDecision]
 Cost = tuple[bool, int, float, int, float, str]  # see Victims.make
@@ -28,40 +29,57 @@ Cost = tuple[bool, int, float, int, float, str]  # see Victims.make
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """All that the choice of who leaves may read of the placement that wants the bytes: two that are equal here are
-    answered alike."""
+    """All that the choice of victims may read of the placement that wants bytes: equal wants get equal answers."""
 
     engine: str
     num_gpus: int
     bytes_per_gpu: int
     priority: int
-    wanting: int  # requests that wait and may have busy instances drained; 0: those must stay
-    given: int | None  # requests its model has been given while memory is short; None: it is not counted
-    runs_as: str  # its model where instances of it live, which do not leave for it; "" where none do
-    whole: bool  # everybody leaves who serves on those GPUs
-    share_key: str = ""  # of its weights: what others share under it on a GPU it need not find free there
+    wanting: int  # waiting requests that busy instances may be drained for; 0: none may
+    given: int | None  # requests its model was given while memory is short; None: not counted
+    runs_as: str  # its model where instances of that live: they do not leave for it; "": none live
+    whole: bool  # all instances that serve on those GPUs leave
+    share_key: str = ""  # of its weights: bytes that others share under this key need not be free
+    batch: float = 0.0  # factor of the batch requests that alone wait for it; 0: others do, or nothing does
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """All but what `is_eased_from` compares."""
+        need = self.engine, self.num_gpus, self.bytes_per_gpu, self.share_key, self.whole
+        return *need, self.priority, self.batch, bool(self.wanting), self.given is None
+
+    def is_eased_from(self, other: "Wanted") -> bool:
+        """Return whether every instance that leaves for `other`, of the same kind, leaves for this one too: at least as
+        many requests wait for it, its model has been given no more, and none of its own instances stay for it."""
+        is_no_richer = self.given is None or other.given is None or self.given <= other.given
+        return self.wanting >= other.wanting and is_no_richer and self.runs_as in ("", other.runs_as)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """Who holds bytes, for one pass over what waits. What is worked out of residents is kept that long."""
+    """Holders of GPU memory, as seen in one pass over the waiting placements, which keeps computed residents."""
 
     now_s: float
     nodes: IndexedNodes
     capacity: Capacity
     models: dict[str, Model]
     loads: Demand
+    load_of: Callable[[str], ModelLoad]  # the load of a model, with that of its adapters
     min_residency_s: float
     turns: TurnParams
     rule: VictimsRule
     shares: Shares
-    saves_s: Callable[[Instance], float]  # seconds of waiting that its going is expected to cost
+    saves_s: Callable[[Instance], float]  # seconds of waiting that the loss of an instance should cost
+    asked: Callable[[Instance], float]  # requests that should need the instance, weighted by their classes
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int, int | None], tuple[list[Resident], int]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int, int | None, float], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    _in_vain: dict[tuple[object, ...], list[Wanted]] = field(default_factory=dict)  # for which nobody may leave
 
-    def wanted(self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True) -> Wanted:
-        """What a placement of that model wants. `is_there`: whether instances of it live."""
+    def wanted(
+        self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True, batch: float = 0.0
+    ) -> Wanted:
+        """The wants of a placement of the model. `is_there`: whether instances of the model live."""
         return Wanted(
             engine=model.engine,
             num_gpus=model.num_gpus,
@@ -71,19 +89,28 @@ class Victims:
             given=self.shares.given.get(model.key) if wanting else None,
             runs_as=model.key if is_there else "",
             whole=whole,
-            share_key=model.share_key,
+            share_key=model.share_key if self.capacity.is_shared(model.share_key) else "",
+            batch=round(batch, 2),
         )
+
+    def is_in_vain(self, wanted: Wanted) -> bool:
+        """Return whether `note_in_vain` says that no instance may leave: so that of a thousand models that wait, few
+        look at every GPU."""
+        return any(known.is_eased_from(wanted) for known in self._in_vain.get(wanted.kind, ()))
+
+    def note_in_vain(self, wanted: Wanted) -> None:
+        """Take it that `make` has found nobody on any GPU, for the rest of this pass."""
+        self._in_vain.setdefault(wanted.kind, []).append(wanted)
 
     def make(
         self, wanted: Wanted, evict: Evict, only: Collection[str] = ()
     ) -> tuple[StageDecision, EvictDecision] | None:
-        """The GPUs where instances leave at the least cost (of `only`, when given), and who they are; None when nobody
-        may leave.
+        """The GPUs (of `only`, when given) where the eviction costs least, and its victims; None when no instance may
+        leave.
 
-        Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of its model (by whole
-        quanta, see shares.py), then what `victims` names (turns.py), then id. A queue counts where those waited for
-        may be chosen at all.
-        """
+        Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of the wanting model (by
+        whole quanta of requests), then what `victims` names (turns.py), then id. A queue counts where instances with
+        waiting requests may be chosen at all."""
         best: tuple[Cost, Node, StageDecision] | None = None
         with closing(self._by_least_cost(wanted, only)) as nodes:
             for least, node_id in nodes:
@@ -103,8 +130,8 @@ class Victims:
     def _by_least_cost(
         self, wanted: Wanted, only: Collection[str]
     ) -> Generator[tuple[Cost | tuple[bool] | tuple[bool, float], str], None, None]:
-        """Nodes, each with a cost that it is not below: first those where nobody may have to be asked, then those that
-        were not used for longest. Every node is as good as another where shares count."""
+        """Nodes, each with a lower bound of its cost: first those where a drain may suffice, then the least recently
+        used. Where shares count, every node has the same bound."""
         anything = (False,)
         if only:
             yield from ((anything, node_id) for node_id in sorted({gpu_id.rpartition("/")[0] for gpu_id in only}))
@@ -126,24 +153,41 @@ class Victims:
         return min((self._used_at(row) for row in here if row.state not in LEAVING), default=None)
 
     def waiting_for(self, model: Model) -> int:
-        """Requests that wait for it."""
-        return self._load(model.key).num_waiting
+        """Number of the model's waiting requests that are not batch."""
+        return self._load(model.key).num_urgent_waiting
+
+    def weight_of(self, model: Model) -> float:
+        """The model's waiting requests, weighted by their classes."""
+        load = self._load(model.key)
+        return num_weighted(load.num_waiting, load)
+
+    def factor_of(self, model: Model) -> float:
+        """The factor of the most urgent class that waits for the model, at least a standard request's."""
+        is_interactive = self._load(model.key).of_class(Priority.INTERACTIVE).num_waiting
+        return FACTORS[Priority.INTERACTIVE] if is_interactive else 1.0
+
+    def is_batch_only(self, instance: Instance) -> bool:
+        """Return whether all that an instance runs are batch requests, and all that wait for its model."""
+        load = self._load(instance.model_key)
+        num = load.in_flight_by_instance.get(instance.instance_id, 0)
+        return bool(num) and not (load.urgent_on(instance.instance_id) or load.num_urgent_waiting)
 
     def demand(self, model_key: str) -> ModelDemand:
-        """What of it counts for its share."""
+        """The model's demand that counts for its share."""
         load = self._load(model_key)
         return ModelDemand(
             num_dispatched=self.loads.dispatched(model_key), num_open=load.num_waiting + load.num_in_flight
         )
 
     def runs(self, model: Model) -> bool:
-        """Whether some of its requests are being answered: who wants more of what it has is not starved."""
+        """Return whether some of the model's requests are being answered, so that it is not starved."""
         return bool(self._load(model.key).num_in_flight)
 
     def gives_way(self, model: Model, waiting: Iterable[Model]) -> bool:
-        """Whether one of `waiting`, which nothing serves and which takes GPUs as this one does, is a quantum behind."""
+        """Return whether a model of `waiting`, which none serves and which wants the same GPUs, is a quantum behind."""
         quantum = self.turns.fair_requests
-        if not quantum or model.key not in self.shares.given:
+        given = self.shares.given.get(model.key)
+        if not quantum or given is None or given - self.shares.least_given < quantum:
             return False
         return any(
             self.shares.ahead(model.key, of=other.key) >= quantum
@@ -155,12 +199,12 @@ class Victims:
         )
 
     def serving(self, gpu_ids: Collection[str]) -> list[Instance]:
-        """Who serves on those GPUs, or will."""
+        """Instances that serve on the GPUs, or are starting there."""
         rows = {i: row for gpu_id in gpu_ids for i, row in self.capacity.on_gpu.get(gpu_id, {}).items()}
-        return [r for r in rows.values() if not (r.state in LEAVING or r.replica or r.state.is_dormant)]
+        return [r for r in rows.values() if not (r.state in LEAVING or r.replica or r.state.is_dormant or r.host_id)]
 
     def may_come_free(self, gpu_ids: Collection[str], model: Model) -> bool:
-        """Whether who serves there may leave for that model some time, if not now."""
+        """Return whether the instances on the GPUs may leave for the model some time, if not now."""
         for row in self.serving(gpu_ids):
             owner = self.models.get(row.model_key)
             is_kept = owner is not None and (owner.pinned or owner.priority > model.priority)
@@ -169,7 +213,7 @@ class Victims:
         return True
 
     def still_hold(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
-        """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
+        """Return whether an instance that leaves these GPUs, asked to or by itself, still holds bytes there."""
         for gpu_id in gpu_ids:
             here = self.capacity.on_gpu.get(gpu_id, {})
             for holder in self.capacity.granted(gpu_id):
@@ -181,7 +225,7 @@ class Victims:
     def _on_node(
         self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]
     ) -> tuple[Cost, StageDecision, EvictDecision] | None:
-        """The `num_gpus` GPUs of one node that cost least together; each is asked for by itself."""
+        """The `num_gpus` GPUs of one node that cost least together; each is priced by itself."""
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
@@ -194,7 +238,7 @@ class Victims:
         options.sort(key=lambda option: option[0])
         chosen = options[: wanted.num_gpus]
         if all(decision.reason == _HAS_BYTES for _, decision in chosen):
-            return None  # its policy wants something else than bytes
+            return None  # the policy lacks something other than bytes
         victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
         queue, newest = max(cost[3] for cost, _ in chosen), max(cost[4] for cost, _ in chosen)
         ahead = max(cost[1] for cost, _ in chosen)
@@ -223,7 +267,7 @@ class Victims:
         return (bool(going), -ahead, self._lost(going), queue, newest, gpu_id)
 
     def _lost(self, going: Collection[Instance]) -> float:
-        """What their going costs, where that counts."""
+        """Seconds of waiting that the loss of these instances costs, where the rule counts them; else 0."""
         return sum(map(self.saves_s, going)) if self.rule == "least_worth" else 0.0
 
     def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
@@ -251,12 +295,12 @@ class Victims:
         return replace(decision, need_bytes=need) if decision.victims else None
 
     def _going(self, gpu: Gpu) -> frozenset[str]:
-        """Who leaves it anyway, or is dropped for whoever comes."""
+        """Holders that leave the GPU anyway, or are dropped for any start."""
         here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
         return frozenset(i for i, row in here.items() if row.state in LEAVING or (_is_dropped(row) and i not in taken))
 
     def held(self, wanted: Wanted, only: Collection[str] = ()) -> dict[str, str]:
-        """Who serves on GPUs that could hold it (of `only`, when given), and why each may not leave for it now."""
+        """Serving instances on GPUs that could hold the start (of `only`, when given), and why each must stay now."""
         found: dict[str, str] = {}
         for node in self.nodes:
             for gpu in node.gpus if wanted.engine in node.engines and not node.draining else ():
@@ -266,7 +310,7 @@ class Victims:
         return found
 
     def residents(self, gpu_id: str) -> list[Resident]:
-        """Who serves on a GPU, and why each may not leave it for a start that nobody waits for, of any priority."""
+        """Serving instances of a GPU, and why each must stay for a start of any priority that no request awaits."""
         most = max((model.priority for model in self.models.values()), default=0)
         wanted = Wanted(
             engine="", num_gpus=1, bytes_per_gpu=0, priority=most, wanting=0, given=None, runs_as="", whole=False
@@ -274,7 +318,7 @@ class Victims:
         return self._residents_on(gpu_id, wanted)[0]
 
     def _tally(self, gpu: Gpu) -> tuple[int, int, int]:
-        """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
+        """Bytes on a GPU of instances that leave anyway, of copies that may be dropped, and of those that serve."""
         gpu_id = gpu.gpu_id
         if gpu.shared:
             return self._tally_shared(gpu)
@@ -285,7 +329,7 @@ class Victims:
         leaving = dropped = serving = 0
         for holder, num_bytes in self.capacity.granted(gpu_id).items():
             row = here.get(holder)
-            if row is None:  # a beat may show what is free before the fact says who went
+            if row is None:  # a beat may show free bytes before the fact says which instance left
                 continue
             if row.state in LEAVING:
                 leaving += num_bytes
@@ -297,7 +341,7 @@ class Victims:
         return leaving, dropped, serving
 
     def _tally_shared(self, gpu: Gpu) -> tuple[int, int, int]:
-        """The same where weights count once for several holders."""
+        """`_tally` of a GPU where weights count once for several holders."""
         here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
         there = {grant.holder: row for grant in gpu.grants if (row := here.get(grant.holder)) is not None}
         leave = {i for i, row in there.items() if row.state in LEAVING}
@@ -308,15 +352,15 @@ class Victims:
         return leaving, dropped, gpu.freed_by(leave | drop | serve) - leaving - dropped
 
     def _residents_on(self, gpu_id: str, wanted: Wanted) -> tuple[list[Resident], int]:
-        """Who serves there, and the bytes of those who may go."""
-        key = (gpu_id, wanted.priority, wanted.wanting, wanted.given)
+        """The serving instances of a GPU, and the bytes of those that may leave."""
+        key = (gpu_id, wanted.priority, wanted.wanting, wanted.given, wanted.batch)
         known = self._residents.get(key)
         if known is None:
             here = self.capacity.on_gpu.get(gpu_id, {}).values()
             residents = [
                 self._resident(i, gpu_id, wanted)
                 for i in here
-                if i.state is not InstanceState.DRAINING and not i.replica and not i.state.is_dormant
+                if not (i.state is InstanceState.DRAINING or i.replica or i.state.is_dormant or i.host_id)
             ]
             known = self._residents[key] = residents, sum(r.num_bytes for r in residents if not r.held)
         return known
@@ -326,7 +370,7 @@ class Victims:
         return Resident(
             name=instance.instance_id,
             num_bytes=sum(w.num_bytes for w in instance.workers if w.gpu_id == gpu_id),
-            last_used_at=self._used_at(instance),
+            last_used_at=self._used_at(instance) if expected_factor(load) >= 1 else self._urgent_at(load),
             priority=self._priority(instance),
             held=self._held(instance, load, wanted),
             num_waiting=load.num_waiting,
@@ -334,7 +378,7 @@ class Victims:
         )
 
     def _held(self, instance: Instance, load: ModelLoad, wanted: Wanted) -> str:
-        """Why an instance must stay, "" when it may go."""
+        """The reason why an instance must stay; "" when it may leave."""
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
             return "it is pinned"
@@ -343,19 +387,26 @@ class Victims:
         if pipeline := needed_by_pipeline(instance.instance_id, self.capacity.rows):
             return f"{pipeline} still runs its layers"
         if instance.state is not InstanceState.READY:
-            return f"it is {instance.state.value}"
+            return f"it is {instance.state.word}"
         if self.now_s - instance.ready_at < self.min_residency_s:
             return f"it has been ready for less than {self.min_residency_s:g} s"
         if self._priority(instance) > wanted.priority:
             return f"its priority is {self._priority(instance)}, and that of who wants the memory {wanted.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
+        if not wanted.batch and self.is_batch_only(instance) and self.loads.is_fresh(self.now_s):
+            return ""
         if wanted.wanting:
             return goes_on(self._turn(instance, load, num, wanted), self.turns)
         if not self.loads.is_fresh(self.now_s):
             return "no router has reported its load lately"
         if num:
             return f"it has {counted(num, 'request')} in flight"
-        return f"{doing(load.num_waiting, 'request', 'waits')} for it" if load.num_waiting else ""
+        num_waiting = load.num_waiting if wanted.batch else load.num_urgent_waiting
+        if num_waiting:
+            return f"{doing(num_waiting, 'request', 'waits')} for it"
+        if wanted.batch and self.asked(instance) >= wanted.batch:
+            return f"it is likelier to be needed soon ({self.asked(instance):.2f}) than batch counts ({wanted.batch:g})"
+        return ""
 
     def described(self, instance: Instance) -> str:
         """A running instance as a reason names it: 'smol-coder (334 MiB, idle 12 s)'."""
@@ -378,7 +429,7 @@ class Victims:
         )
 
     def _ahead(self, instance: Instance, wanted: Wanted) -> int:
-        """By how many requests its model is ahead of the one that wants the bytes."""
+        """How many requests the instance's model is ahead of the model that wants the bytes."""
         given = self.shares.given.get(instance.model_key)
         return 0 if given is None or wanted.given is None else given - wanted.given
 
@@ -389,24 +440,28 @@ class Victims:
     def _used_at(self, instance: Instance) -> float:
         return max(instance.ready_at, self._load(instance.model_key).last_active_at)
 
+    def _urgent_at(self, load: ModelLoad) -> float:
+        """When the model last had a request that was not batch."""
+        return load.last_active_at - load.of_class(Priority.BATCH).alone_s
+
     def _load(self, model_key: str) -> ModelLoad:
         load = self._loads.get(model_key)
         if load is None:
-            load = self._loads[model_key] = self.loads.of(model_key)
+            load = self._loads[model_key] = self.load_of(model_key)
         return load
 
 
 def _is_dropped(row: Instance) -> bool:
-    """Whether it gives way at once to whoever needs its bytes, unless it is promised."""
+    """Return whether the row is dropped at once for a start that needs its bytes, unless it is promised."""
     return row.replica or row.state.is_dormant
 
 
 def evict_sharing(
     residents: Sequence[Resident], need: int, gpu: Gpu, going: frozenset[str], evict: Evict
 ) -> EvictDecision:
-    """`evict` on a GPU where weights count once for several holders, of whom `going` leave anyway: one of the others
-    frees what it has alone, all of them together the weights too. Where single ones do not free enough, those that
-    share and may all go count as one."""
+    """Choose victims on a GPU where weights count once for several holders, of whom `going` leave anyway. One holder
+    alone frees its own bytes, and all holders of weights together free the weights too. Where single ones do not free
+    enough, holders that share weights and may all leave count as one."""
     at_least = gpu.freed_by(going)
 
     def freed(names: Iterable[str]) -> int:
@@ -441,7 +496,7 @@ def evict_sharing(
 
 
 def _sketched(evict: Evict) -> Evict:
-    """The same choice without its reasons where there is none: only one may go."""
+    """`evict` without its reasons where there is no choice because only one instance may leave."""
 
     def sketch(residents: list[Resident], need: int) -> EvictDecision:
         may_go = [resident for resident in residents if not resident.held]
@@ -454,5 +509,5 @@ def _sketched(evict: Evict) -> Evict:
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
 _HAS_BYTES = "it has the free memory"
-MOST_NODES = 64  # unused for longest, where the least worth leaves; others are looked at if nobody may leave these
+MOST_NODES = 64  # longest unused ones, looked at under "least_worth"; others follow if no instance may leave these
 _LATELY_S = 2.0  # four reports of a router

@@ -1,1 +1,1 @@
-"""Forecasts the demand of each model."""
+"""The predictor: forecasts the demand of each model."""

@@ -1,28 +1,31 @@
-"""The predictor: what happened of each model, window by window, and what its forecaster expects of those to come.
+"""The predictor: it counts the demand of each model by window, and forecasts the windows to come.
 
-    router.load_reported | request.finished | tick ──▶ windows ──▶ policy `prediction` per model ──▶ forecast.made
+    router.load_reported | router.requests_finished | tick ──▶ windows ──▶ policy `prediction` ──▶ forecast.made
 
 What it is notified of
-  - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and `request.finished`.
-  - Facts: `model.deployed`, for the objectives of a model; every `instance.*`, for what starts take, what
+  - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and
+    `router.requests_finished`.
+  - Facts: `model.deployed`, for the objectives of a model; every `instance.*`, for the seconds of starts, for what
     engines report of themselves and whether they serve. Tables: `models`, `instances`.
-  - Ticks, which close windows, and end what a router reported that has been silent for `router_lease_s`.
+  - Ticks, which close windows, and forget the load of a router that has been silent for `router_lease_s`.
 
 What it asks
-  - `forecast.made`, one per model when a window has closed: forecasts of the open window and of those after it, with
-    mu (the tokens per second that one instance takes, PreServe section 4.1; declared or measured, which they say) and
-    the forecaster's error of late. Where the policy follows starts, they reach as far as the model's take, and say so
+  - `forecast.made`, one per model when a window has closed: forecasts of the open window and of later ones, with mu
+    (the tokens per second that one instance takes, PreServe section 4.1, and whether declared or measured) and the
+    forecaster's recent error. Where the policy follows starts, the forecasts reach as far as a start of the model takes
     (`horizon_s`).
 
 What it promises
   - A window's concurrency is the integral of what routers held and ran, whether ticks came often or seldom.
   - It keeps `num_windows` windows of at most `max_models` models; a window in which nothing happened costs nothing.
-  - Whoever leads next inherits the past: no table has it.
-  - An emptied store drops no series; a model that is gone from a table with rows loses its own.
+  - The next leader inherits the past, which no table has.
+  - An emptied store drops no series; a model that is gone from a table with rows loses its series.
 
 What it never does
   - It changes nothing: autoscaler and placer act on forecasts, or do without where none covers their time.
-  - It reads no prompt and keeps no request by itself, only sums of a window, and of an instance's last minutes.
+  - It forecasts no batch requests: those fill idle capacity, and nothing is started or prewarmed ahead for them. One
+    that has waited for so long that it counts as standard (controllers/router/classes.py) counts here too.
+  - It reads no prompt and keeps no single request, only sums of a window, and of an instance's last minutes.
 """
 
 import math
@@ -31,10 +34,10 @@ from typing import Any, Final, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.controllers.predictor.forecasts import ModelForecasts, missed, objective_used, served
-from glowplug.controllers.predictor.horizons import Horizons
+from glowplug.controllers.predictor.forecasts import Horizons, ModelForecasts, missed, objective_used, served
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.predictor.series import RouterLoad, Series, Window
+from glowplug.domain.access import Priority
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo
 from glowplug.domain.snapshot import Forecast, ModelLoad
@@ -46,6 +49,7 @@ from glowplug.events.facts import (
     ModelDeployed,
     RequestFinished,
     RouterLoadReported,
+    RouterRequestsFinished,
 )
 from glowplug.fleet.demand import LoadReports
 from glowplug.fleet.tables import InstanceTable
@@ -57,10 +61,10 @@ MAX_AHEAD: Final = 288  # windows, however long starts take
 
 
 class PredictorController:
-    """Counts what happened, per model and window; when windows close it says what to expect.
+    """State machine of the predictor: counts demand by model and window, and forecasts when a window closes.
 
-    `make` is a policy of the kind "prediction". `history` are windows of before, by model_key, oldest first, of the
-    same width; `capacities` what one instance of a model is known to take, measured elsewhere.
+    `make` is a policy of the kind "prediction". `history`: earlier windows by model_key, oldest first, of the same
+    width; `capacities`: the capacity of one instance of a model, as measured elsewhere.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class PredictorController:
         self.handlers: Handlers = {
             Tick: self._on_tick,
             RouterLoadReported: self._on_load,
-            RequestFinished: self._on_finished,
+            RouterRequestsFinished: self._on_finished,
             ModelDeployed: self._on_deployed,
             **dict.fromkeys(get_args(InstanceChange), self._on_instance),
         }
@@ -95,12 +99,12 @@ class PredictorController:
             self._expecting(key, 0).learn(windows)
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Ticks close windows; the rest is counted."""
+        """Take a stimulus: a tick closes windows, and everything else is counted."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Table `models`: series of models that are gone are dropped, but none over an emptied store. Table
-        `instances`: what their starts took."""
+        """Take the table `models`, and drop the series of models that are gone (none over an emptied store), or the
+        table `instances`, and learn the seconds of their starts."""
         if table == "instances":
             self._horizons.restore(rows.values())
             for row in self._instances.restore(rows, now_s):
@@ -118,29 +122,28 @@ class PredictorController:
         return []
 
     def inherit(self, earlier: "PredictorController", now_s: float) -> None:
-        """The past is nowhere but in the memory of those who lived through it."""
+        """Take over what an earlier predictor counted and forecast, which no table has."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
         self._reports, self._horizons, self._throughputs = earlier._reports, earlier._horizons, earlier._throughputs
         self._unsteady_at = dict(earlier._unsteady_at)
-        self._alike = earlier._alike  # that of the forecasters that come with it
+        self._alike = earlier._alike  # shared with the inherited forecasters
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
-        """What was expected last, by model_key: of the window that is open, and of those after it."""
+        """The latest forecasts by model_key: of the open window, and of later ones."""
         return {key: expected.latest for key, expected in self._expected.items() if expected.latest}
 
     def past_forecasts(self, model_key: str) -> list[Forecast]:
-        """What had been expected of windows that have closed, oldest first, each from several windows ahead: to be held
-        against `windows`."""
+        """Forecasts of closed windows, oldest first, each made several windows ahead, to compare with `windows`."""
         expected = self._expected.get(model_key)
         return list(expected.past) if expected else []
 
     def horizon_s(self, model_key: str) -> float:
-        """What starts of a model took of late, where forecasts reach that far; else 0."""
+        """Recent seconds of a model's starts, where forecasts reach that far; else 0."""
         return self._horizons.of(model_key) if self._follows_starts else 0.0
 
     def windows(self, model_key: str) -> list[Window]:
-        """Oldest first, empty ones too; the last one is still open."""
+        """The model's windows, oldest first, empty ones too; the last one is still open."""
         series = self._series.get(model_key)
         return [] if series is None else [series.at(n) for n in range(series.first, series.last + 1)]
 
@@ -171,7 +174,7 @@ class PredictorController:
         for router_id in self._reports.expire(now_s, self.params.router_lease_s):
             self._absent(router_id, frozenset(), now_s)
         for key in [k for k in self._expected if k not in self._series]:
-            self._of(key, now_s)  # those with a history are forecast before their first request
+            self._of(key, now_s)  # a model with a history is forecast before its first request
         effects: list[Effect] = []
         for key, series in self._series.items():
             series.advance(now_s)
@@ -185,13 +188,13 @@ class PredictorController:
             self._unsteady_at[row.instance_id] = now_s
 
     def _measure(self, key: str, now_s: float) -> Throughput:
-        """Read what instances did in the minutes that are over, of those that have served through them."""
+        """Measure what the model's instances served in past minutes, of those ready throughout."""
         known, model = self.throughput(key), self._models.get(key)
         known.close(now_s, self._instances.living(key), self._unsteady_at, model.slo if model is not None else Slo())
         return known
 
     def throughput(self, model_key: str) -> Throughput:
-        """What one instance of the model takes, by the answers so far."""
+        """The capacity of one instance of the model, as measured by the answers so far."""
         known = self._throughputs.get(model_key)
         if known is None:
             params = self.params.capacity
@@ -200,7 +203,7 @@ class PredictorController:
         return known
 
     def _forecast(self, key: str, series: Series, now_s: float) -> list[Effect]:
-        """What is to be expected of one model, when a window has closed."""
+        """Forecast one model when a window has closed."""
         if self._make is Nothing:
             return []
         expected = self._expecting(key, series.first)
@@ -240,21 +243,30 @@ class PredictorController:
         if series is not None:
             fullest = max((o.peak_ratio for o in load.outlook_by_instance.values()), default=0.0)
             here = RouterLoad(load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys())
+            if load.by_class:
+                busy = {i for i in load.in_flight_by_instance if load.urgent_on(i)}
+                here = RouterLoad(load.num_urgent_waiting + load.num_urgent_in_flight, busy)
             series.report(router_id, here, fullest, load.slots_per_instance)
 
     def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
-        """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""
+        """Note that a router holds and runs nothing of models missing from its report, since a report is whole."""
         for key, series in self._series.items():
             if key not in present and router_id in series.by_router:
                 series.advance(now_s)
                 series.left(router_id)
 
     def _on_finished(self, event: Event, now_s: float) -> list[Effect]:
-        data: RequestFinished = event.data
+        for request in event.data.requests:
+            self._count(request, now_s)
+        return []
+
+    def _count(self, data: RequestFinished, now_s: float) -> None:
         series, model = self._of(data.model_key, now_s), self._models.get(data.model_key)
         if series is not None:
             if (one := served(data, model, self.params.capacity)) is not None:
                 self._measure(data.model_key, now_s).add(one)
+            if data.priority == Priority.BATCH:
+                return
             window = series.open()
             window.num_requests += 1
             window.num_cold += data.cold
@@ -265,4 +277,3 @@ class PredictorController:
             if (used := objective_used(data, model, self.params.capacity)) is not None:
                 window.num_judged += 1
                 window.objective_sum += used
-        return []

@@ -1,45 +1,50 @@
-"""One model's forecaster at work: it learns each closed window, its forecasts are compared with what came, and they
-carry what one instance takes (PreServe's mu, policies/throughput.py).
+"""Forecasts of one model: its forecaster learns each closed window, and past forecasts are compared with it.
 
-A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
+A forecast carries the capacity of one instance (PreServe's mu, policies/throughput.py). A model without objectives is
+judged by the paper's own: `normalized_s` seconds per response token (section 5.1).
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
 
 from glowplug.controllers.predictor.series import Series, Window
+from glowplug.domain.access import Priority
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
+from glowplug.policies.start_times import FROM_NOTHING
 from glowplug.policies.throughput import CapacityParams, Served, Throughput
 
-LEAST_GROWS = 1.01  # by window, so that a model which has become slower is known after a while
-LEAST_RATIO = 0.01  # from which it grows: a window that missed nothing took 0
-NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
-AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead; those made as far ahead as any are kept too
-NUM_PAST = 288  # windows gone by whose forecasts are kept: a day of 300 s windows
+LEAST_GROWS = 1.01  # growth per window, so that a model that became slower shows after a while
+LEAST_RATIO = 0.01  # least value to grow from: a window without a miss has 0
+NUM_ERRORS = 30  # recent forecasts that `error_ratio` averages
+AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead of the forecasts kept, beside those furthest ahead
+NUM_PAST = 288  # past windows whose forecasts are kept: a day of 300 s windows
 
 
 @dataclass(slots=True)
 class ModelForecasts:
-    """What is expected of one model. `next_number` is the window that its forecaster learns next."""
+    """Forecasts of one model. `next_number`: the window that its forecaster learns next."""
 
     forecaster: Forecaster
     next_number: int
     num_kept: int
     latest: tuple[Forecast, ...] = ()
-    past: deque[Forecast] = field(default_factory=deque)  # of windows gone by, oldest window and oldest forecast first
+    past: deque[Forecast] = field(default_factory=deque)  # of past windows, oldest window and oldest forecast first
     _to_come: dict[int, list[Forecast]] = field(default_factory=dict)  # by number of the window, oldest first
     throughput: Throughput = field(default_factory=Throughput)
-    _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
+    _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (absolute error, actual value)
     _objective_ratio: float = 0.0  # of the last closed window
-    _least_ratio: float = math.inf  # of any window of late
+    _least_ratio: float = math.inf  # the least of recent windows
 
     def close(self, series: Series) -> bool:
-        """Learn every window that has closed since; False when there is none."""
+        """Learn every window that has closed since the last call; False when none has."""
         if self.next_number >= series.last:
             return False
         for number in range(max(self.next_number, series.last - series.num_kept + 1), series.last):
@@ -51,7 +56,7 @@ class ModelForecasts:
         return True
 
     def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
-        """Forecasts of the windows to come, with their kind's error of late and mu."""
+        """Make the forecasts of the next `num_ahead` windows, with mu and the recent error of such forecasts."""
         made, mu = self.forecaster.forecast(now_s, num_ahead), self.throughput.capacity
         self.latest = tuple(
             replace(
@@ -71,27 +76,27 @@ class ModelForecasts:
         return self.latest
 
     def learn(self, history: Iterable[WindowTotals]) -> None:
-        """Windows of before this process's time, oldest first, without a gap."""
+        """Learn windows from before this process began, oldest first, without a gap."""
         for window in history:
             self.forecaster.closed(window)
             self.next_number = round((window.started_at + window.window_s) / window.window_s)
 
     @property
     def error_ratio(self) -> float:
-        """Mean absolute error of the mean concurrency, over the mean of what came; 0 while nothing came."""
+        """Mean absolute error of the mean concurrency, over the mean of the actual one; 0 while there was none."""
         came = sum(value for _, value in self._errors)
         return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
 
     def _held_against_the_least(self, window: Window) -> float:
-        """Of its objective, what the window took. Where the model takes half of it or more even in its best windows,
-        as with a few tokens after a long prompt, twice of those is its objective: more instances change nothing."""
+        """The share of its objective that the window took. Where the model takes half of it or more even in its best
+        windows, as with few tokens after a long prompt, twice those is its objective: more instances do not help."""
         if not window.num_judged:
             return 0.0
         self._least_ratio = min(max(self._least_ratio, LEAST_RATIO) * LEAST_GROWS, window.objective_ratio)
         return window.objective_ratio / max(1.0, 2 * self._least_ratio)
 
     def _judge(self, window: Window, window_s: float) -> None:
-        """Compare what was expected of the window with what came."""
+        """Compare what was forecast of a closed window with what came."""
         self._keep(window, window_s)
         about = next((f for f in self.latest if abs(f.starts_at - window.started_at) < window_s / 2), None)
         if about is None:
@@ -102,7 +107,7 @@ class ModelForecasts:
             self._errors.popleft()
 
     def _keep(self, window: Window, window_s: float) -> None:
-        """What had been expected of a window that has closed stays beside it, until that is too long ago."""
+        """Keep the forecasts of a closed window, and drop those of windows long past."""
         number = round(window.started_at / window_s)
         self.past.extend(self._to_come.get(number, ()))
         self._to_come = {at: made for at, made in self._to_come.items() if at > number}
@@ -112,7 +117,7 @@ class ModelForecasts:
 
 
 def served(request: RequestFinished, model: Model | None, params: CapacityParams) -> Served | None:
-    """What one answer says of its instance; nothing where it had none, or several."""
+    """The measurement of an instance by one answer; None where the answer had no instance, or several."""
     if not request.instance_id or request.num_continued or not request.response_tokens:
         return None
     return Served(
@@ -122,14 +127,14 @@ def served(request: RequestFinished, model: Model | None, params: CapacityParams
         ended_at=request.finished_at,
         prompt_tokens=request.prompt_tokens,
         response_tokens=request.response_tokens,
-        missed=not request.cold and missed(request, model, params),
+        missed=not request.cold and request.priority != Priority.BATCH and missed(request, model, params),
     )
 
 
 def objective_used(request: RequestFinished, model: Model | None, params: CapacityParams) -> float | None:
-    """How much of its model's objective one request took; nothing is said by one that waited for a start, and by one
-    whose client left. Where the model has objectives its mean over a window is the share that missed one, over the
-    share that may: above 1 the window has missed; else it is the seconds per token over those that are allowed."""
+    """The share of its model's objective that one request took; None for a request that waited for a start or whose
+    client left. Where the model has objectives, the mean over a window is the share of requests that missed one, over
+    the share that may: above 1 the window has missed. Else it is the seconds per token over the allowed ones."""
     if request.cold or request.error_code == "client_left":
         return None
     slo = model.slo if model is not None else None
@@ -139,7 +144,7 @@ def objective_used(request: RequestFinished, model: Model | None, params: Capaci
 
 
 def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:
-    """Whether one request was not served as its model's objectives say. A client that leaves misses nothing."""
+    """Return whether a request failed or missed an objective of its model. A client that leaves misses nothing."""
     if request.error_code and request.error_code != "client_left":
         return True
     slo = model.slo if model is not None else None
@@ -148,3 +153,35 @@ def missed(request: RequestFinished, model: Model | None, params: CapacityParams
         is_late = slo.ttft_s > 0 and request.ttft_s > slo.ttft_s
         return is_late or (slo.tpot_s > 0 and (request.e2e_s - request.ttft_s) / num_more > slo.tpot_s)
     return request.e2e_s / max(1, request.response_tokens) > params.normalized_s
+
+
+NUM_STARTS: Final = 3
+
+
+@dataclass(slots=True)
+class Horizons:
+    """The seconds of each model's last starts, by model_key."""
+
+    _took: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)  # (instance_id, seconds)
+
+    def take(self, row: Instance) -> None:
+        """Take a row of an instance; each start from nothing counts once."""
+        if row.start_kind not in FROM_NOTHING or not 0 < row.created_at < row.ready_at:
+            return
+        known = self._took.setdefault(row.model_key, deque(maxlen=NUM_STARTS))
+        if all(instance_id != row.instance_id for instance_id, _ in known):
+            known.append((row.instance_id, row.ready_at - row.created_at))
+
+    def restore(self, rows: Iterable[Instance]) -> None:
+        """Take the rows of the table, in the order in which they became ready."""
+        for row in sorted(rows, key=lambda row: (row.ready_at, row.instance_id)):
+            self.take(row)
+
+    def drop(self, model_key: str) -> None:
+        """Forget a model that is gone."""
+        self._took.pop(model_key, None)
+
+    def of(self, model_key: str) -> float:
+        """Median seconds of the model's last starts; 0 before the first."""
+        known = self._took.get(model_key)
+        return median(seconds for _, seconds in known) if known else 0.0

@@ -1,4 +1,4 @@
-"""The predictor's bounds."""
+"""Bounds and times of the predictor."""
 
 from dataclasses import dataclass, field
 
@@ -11,8 +11,8 @@ class PredictorParams:
     window_s: float = 0.0  # 0: what the policy's paper uses
     season_s: float = 0.0  # 0: a day; a trace squeezed in time has shorter ones
     num_windows: int = 1440  # windows kept per model
-    max_models: int = 5000  # about 0.3 kB each while idle, and as much for each window in which it was not
-    router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
+    max_models: int = 5000  # about 0.3 kB each, and as much for each window that was not idle
+    router_lease_s: float = 30.0  # the load of a router silent for longer is dropped
     num_ahead: int = 2  # windows forecast: PreServe looks two ahead (Algorithm 2)
     capacity: CapacityParams = field(default_factory=CapacityParams)
 

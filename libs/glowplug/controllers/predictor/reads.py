@@ -1,4 +1,4 @@
-"""What the predictor reads."""
+"""The tables, facts and telemetry that the predictor reads."""
 
 from typing import Final, get_args
 
@@ -11,5 +11,5 @@ READS: Final = Reads(
     service="predictor",
     tables={"models": Model, "instances": Instance},
     facts=(facts.ModelDeployed, *get_args(facts.InstanceChange)),
-    telemetry=(facts.RouterLoadReported, facts.RequestFinished),
+    telemetry=(facts.RouterLoadReported, facts.RouterRequestsFinished),
 )

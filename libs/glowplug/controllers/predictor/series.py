@@ -1,4 +1,4 @@
-"""What happened of each model, window by window.
+"""Demand of each model, window by window.
 
 Load is concurrency (WarmServe section 5.1: average is time-weighted, peak is the maximum of a window) and tokens per
 window (PreServe section 4.1).
@@ -12,7 +12,7 @@ from glowplug.policies.prediction.port import WindowTotals
 
 @dataclass(slots=True)
 class Window:
-    """One window of one model: token counts are exact only where `tokens_exact` covers every request."""
+    """Demand of one model in one window; its token counts are exact where `num_tokens_exact` covers every request."""
 
     started_at: float
     num_requests: int = 0
@@ -23,19 +23,19 @@ class Window:
     concurrency_peak: int = 0
     concurrency_seconds: float = 0.0  # integral of concurrency over the window
     num_missed: int = 0  # requests that missed an objective of their model, or failed
-    num_judged: int = 0  # requests that say how much of their objective they took
-    objective_sum: float = 0.0  # ... together
+    num_judged: int = 0  # requests that count for `objective_sum`
+    objective_sum: float = 0.0  # sum of the shares of their objective that they took
     instance_seconds: float = 0.0  # integral of the number of instances that ran something
-    kv_peak_ratio: float = 0.0  # the fullest KV cache a router's look-ahead has expected
-    slots_per_instance: int = 0  # requests that an instance ran at once, at most; 0: no router has said so
+    kv_peak_ratio: float = 0.0  # fullest KV cache that a router expected
+    slots_per_instance: int = 0  # most requests that an instance ran at once; 0: not reported
 
     @property
     def objective_ratio(self) -> float:
-        """Of its objective, what the window took: above 1 it missed. 0 where no request says."""
+        """The share of its objective that the window took: above 1 it missed. 0 where no request counts."""
         return self.objective_sum / self.num_judged if self.num_judged else 0.0
 
     def totals(self, window_s: float) -> WindowTotals:
-        """What a forecaster learns of it."""
+        """The sums that a forecaster learns."""
         return WindowTotals(
             started_at=self.started_at,
             window_s=window_s,
@@ -49,7 +49,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """What one router holds and runs of a model, and the instances that run it."""
+    """The requests of a model that one router holds and runs, and the instances that run them."""
 
     concurrency: int
     busy: Collection[str]
@@ -57,8 +57,7 @@ class RouterLoad:
 
 @dataclass(slots=True)
 class Series:
-    """Windows in which something happened, by number; the others are nothing and cost nothing. A window's number is
-    its start over its width."""
+    """Windows in which something happened, by number (the start of a window over its width); no others are kept."""
 
     window_s: float
     num_kept: int
@@ -66,15 +65,15 @@ class Series:
     last: int = 0  # ... of the open one
     windows: dict[int, Window] = field(default_factory=dict)
     by_router: dict[str, RouterLoad] = field(default_factory=dict)  # router_id -> its latest report
-    concurrency: int = 0  # of all of them
+    concurrency: int = 0  # of all routers
     changed_at: float = 0.0
 
     def at(self, number: int) -> Window:
-        """The window of that number, as it was or is."""
+        """The window of that number, closed or open; an empty one where nothing happened."""
         return self.windows.get(number) or Window(started_at=number * self.window_s)
 
     def open(self) -> Window:
-        """The window of now, to be written into."""
+        """The window that is open now, to be written to."""
         window = self.windows.get(self.last)
         if window is None:
             started_at = self.last * self.window_s
@@ -82,13 +81,13 @@ class Series:
         return window
 
     def advance(self, now_s: float) -> None:
-        """Close windows up to `now_s`, spreading the current concurrency over them; what is too old is dropped."""
+        """Close windows up to `now_s`, spreading the current concurrency over them, and drop those too old."""
         width, number = self.window_s, int(now_s // self.window_s)
         if number == self.last:
             self._spread(now_s)
             return
         oldest = number - self.num_kept + 1
-        if self.last < oldest:  # a long silence of ours: what lies before would be dropped at once
+        if self.last < oldest:  # after a long pause of this process, older windows would be dropped at once
             self.last, self.changed_at = oldest, max(self.changed_at, oldest * width)
         while self.last < number and self.concurrency:
             self._spread((self.last + 1) * width)
@@ -100,8 +99,8 @@ class Series:
             del self.windows[first]
 
     def report(self, router_id: str, load: RouterLoad, kv_peak_ratio: float = 0.0, slots: int = 0) -> None:
-        """What one router holds and runs from now on, on instances of so many `slots` each, the fullest of which it
-        expects to fill its KV cache to `kv_peak_ratio`."""
+        """Take one router's load from now on, on instances of `slots` each, and the highest KV cache usage that it
+        expects of any of them."""
         before = self.by_router.get(router_id)
         self.by_router[router_id] = load
         self.concurrency += load.concurrency - (before.concurrency if before else 0)
@@ -112,11 +111,11 @@ class Series:
             window.slots_per_instance = max(window.slots_per_instance, slots)
 
     def left(self, router_id: str) -> None:
-        """A router holds and runs nothing any more."""
+        """Note that a router holds and runs nothing any more."""
         self.concurrency -= self.by_router.pop(router_id).concurrency
 
     def _spread(self, until_s: float) -> None:
-        """Count what runs up to then."""
+        """Count the running load up to `until_s`."""
         if self.concurrency:
             seconds, window = max(0.0, until_s - self.changed_at), self.open()
             window.concurrency_seconds += self.concurrency * seconds

@@ -1,1 +1,1 @@
-"""Keeps weights in the host memory of one node."""
+"""The prefetcher: keeps weights in the host memory of one node, and on its disk."""

@@ -1,4 +1,5 @@
-"""How many requests have come for each model, from the counters that routers report."""
+"""Number of requests that came for each model, from the counters that routers report. Batch is left out, as in
+forecasts: no weights are fetched ahead for it."""
 
 from glowplug.events.facts import RouterLoadReported
 
@@ -6,26 +7,27 @@ ROUTER_KEPT_S = 3600.0  # a router silent for longer is forgotten
 
 
 class Arrivals:
-    """Counters grow from a router's start on, so that a report that is lost loses no request: the next one has it."""
+    """Counters of each router, which grow from its start on, so that the report after a lost one makes up for it."""
 
     def __init__(self) -> None:
-        self._counted: dict[str, dict[str, int]] = {}  # router_id -> model_key -> num_arrived
+        self._counted: dict[str, dict[str, int]] = {}  # router_id -> model_key -> num_urgent_arrived
         self._reported_at: dict[str, float] = {}
         self._whole: set[str] = set()  # routers that have reported all their models at once
 
     def take(self, report: RouterLoadReported, now_s: float) -> dict[str, int]:
-        """What has come since the router's report before, by model_key; only models with news. A router's first report
-        adds nothing, nor does a counter that began anew; a model that it reports for the first time adds all."""
+        """Requests that came since the router's last report, by model_key; only models with news. A router's first
+        report adds nothing, nor does a counter that began anew; a model that it reports for the first time adds all."""
         counted = self._counted.setdefault(report.router_id, {})
         first = 0 if report.router_id in self._whole else None
         found = {}
         for key, load in report.loads.items():
             before = counted.get(key, first)
-            if load.num_arrived == before:
+            num_arrived = load.num_urgent_arrived
+            if num_arrived == before:
                 continue
-            counted[key] = load.num_arrived
-            if before is not None and load.num_arrived > before:
-                found[key] = load.num_arrived - before
+            counted[key] = num_arrived
+            if before is not None and num_arrived > before:
+                found[key] = num_arrived - before
         self._reported_at[report.router_id] = now_s
         if report.num_parts == 1:
             self._whole.add(report.router_id)

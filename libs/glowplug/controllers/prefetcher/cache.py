@@ -1,4 +1,4 @@
-"""The bytes of one node's host memory that weights may take: who has them, who leaves, and what a miss would cost."""
+"""The bytes of one node's host memory for weights: what has them, what leaves, and the cost of a miss."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
@@ -22,7 +22,7 @@ OnDisk = Callable[[str], bool]  # digest -> whether a copy lies on the node's di
 
 @dataclass(slots=True)
 class Cached:
-    """Bytes of host memory one digest takes: complete, left partial, or reserved by a running fetch."""
+    """Bytes of host memory of one digest: complete, left partial, or reserved by a running fetch."""
 
     digest: str
     num_bytes: int
@@ -30,12 +30,12 @@ class Cached:
     last_used_at: float
     model_keys: set[str] = field(default_factory=set)
     came_at: float = 0.0  # when its fetch ended
-    stale: bool = False  # its source has changed; dropped as soon as nobody uses it
+    stale: bool = False  # its source has changed; dropped as soon as no instance uses it
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a fetch fits. `num_bytes` None: not now, and `why` says so. `decision` names who has to leave first."""
+    """The answer whether a fetch fits. `num_bytes` None: not now, as `why` says. `decision`: what leaves for it."""
 
     num_bytes: int | None
     decision: EvictDecision
@@ -44,8 +44,8 @@ class Fit:
 
 
 class HostCache:
-    """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved.
-    `order` learns of every use and of whoever leaves, and says who leaves first."""
+    """Bytes of host memory, never more than `capacity_bytes`. Every entry counts: complete, partial or reserved.
+    `order` is notified of every use and of what leaves, and says what leaves first."""
 
     def __init__(
         self,
@@ -65,27 +65,27 @@ class HostCache:
         return sum(c.num_bytes for c in self.entries.values())
 
     def adopt(self, entry: Cached) -> None:
-        """What an earlier process left, as if it had been asked for when it was last used."""
+        """Take an entry of an earlier process, as if asked for when it was last used."""
         self.entries[entry.digest] = entry
         self._order.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
 
     def used(self, digest: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
-        """Somebody asked for `digest`: it is here or under way (`hit`), or has to be brought in."""
+        """Note a use of `digest`, which is here or under way (`hit`), or has to be fetched."""
         self._order.used(digest, num_bytes, now_s, hit=hit)
 
     def remove(self, digest: str) -> Cached | None:
-        """It leaves, but not for the sake of others."""
+        """Remove an entry that leaves, but not to make space for others."""
         if (entry := self.entries.pop(digest, None)) is not None:
-            self._order.left(digest, evicted=False)
+            self._order.left(digest)
         return entry
 
     def never_came(self, digest: str) -> None:
-        """A fetch that was asked for brought nothing."""
+        """Note that a fetch brought nothing."""
         if digest not in self.entries:
-            self._order.left(digest, evicted=False)
+            self._order.left(digest)
 
     def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
-        """Whether `size` bytes of `digest` (0: unknown, whatever is free) fit. Bytes it has already are its own."""
+        """Work out whether `size` bytes of `digest` (0: unknown, takes all free ones) fit, its own bytes included."""
         if size > self.capacity_bytes:
             has = f"the host cache of {self.node_id} has {show_bytes(self.capacity_bytes)}"
             why = f"the weights take {show_bytes(size)}, and {has}"
@@ -111,7 +111,7 @@ class HostCache:
         self.entries[digest] = Cached(digest, num_bytes, False, now_s, keys)
 
     def settle(self, digest: str, num_bytes: int, complete: bool, now_s: float) -> None:
-        """A fetch is over: what it keeps takes the place of what it had reserved."""
+        """End a fetch: the bytes that it keeps replace those that it had reserved."""
         known = self.entries.pop(digest, None)
         if num_bytes > 0:
             self.entries[digest] = Cached(
@@ -120,30 +120,30 @@ class HostCache:
         self.never_came(digest)
 
     def shrink(self, held: Held, now_s: float) -> EvictDecision:
-        """Who leaves when more is there than the capacity (which may have been lowered since)."""
+        """Choose what leaves where entries exceed the capacity, which may have been lowered."""
         excess = self.used_bytes - self.capacity_bytes
         if excess <= 0:
             return EvictDecision(reason="nothing has to be freed")
         return ordering.evict(self._order, self._residents(held), excess, now_s)
 
     def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
-        """As much of `num_bytes` as those who may leave hold."""
+        """Choose what leaves to free `num_bytes`, or as many as may leave."""
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)
         return ordering.evict(self._order, residents, min(num_bytes, could), now_s)
 
     def leaving(self, held: Held, now_s: float) -> frozenset[str]:
-        """Who leaves next, if weights as large as the largest here come in; nobody while so much is free."""
+        """Entries that would leave next for weights as large as the largest here; empty while that much is free."""
         largest = max((c.num_bytes for c in self.entries.values()), default=0)
         lacking = largest - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
             return frozenset()
         ordered = [resident for _, resident in self._order.order(self._residents(held), now_s)]
-        ordered.sort(key=lambda resident: bool(resident.held))  # what is in use leaves after what is not
+        ordered.sort(key=lambda resident: bool(resident.held))  # entries in use leave last
         return frozenset(resident.name for resident in ordering.first_enough(ordered, lacking))
 
     def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
-        """Carry out a decision for the sake of `want`."""
+        """Carry out an eviction for `want`; None: for a lowered capacity."""
         if not decision.victims:
             return []
         cause = want.cause if want else None
@@ -177,7 +177,7 @@ class HostCache:
         return [*effects, Record(record, cause)]
 
     def _sentence(self, decision: EvictDecision, want: Want | None, now_s: float) -> str:
-        """Who leaves, for whom, and by which rule."""
+        """A sentence that says what leaves, for which model, and by which rule."""
         leaving = []
         for digest in decision.victims:
             entry = self.entries[digest]
@@ -212,10 +212,10 @@ class _Seen:
 
 
 class FetchSeconds:
-    """What a miss costs on this node, P of mCache Eq. 1: seconds to bring weights into host memory. The paper profiles
-    it offline per model; here every whole fetch is a measurement.
+    """Cost of a miss on this node, P of mCache Eq. 1: seconds to bring weights into host memory. The paper profiles it
+    offline per model; here every whole fetch is a measurement.
 
-    Per digest an average of its own fetches; for one never fetched whole, its bytes at the pace of all fetches.
+    Per digest it is an average of its own fetches; for one never fetched whole, its bytes at the pace of all fetches.
     """
 
     def __init__(self, params: SecondsParams = SecondsParams()) -> None:
@@ -229,11 +229,11 @@ class FetchSeconds:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all sources alike; 0.0 before the first measurement."""
+        """Mean rate over all sources; 0.0 before the first measurement."""
         return len(self._pace) / sum(self._pace.values()) if self._pace else 0.0
 
     def measured(self, digest: str, num_bytes: int, seconds: float, source: str) -> None:
-        """One whole fetch, from nothing. What took no time at all is no measurement."""
+        """Learn from one whole fetch, from nothing. A fetch that took no time is no measurement."""
         if num_bytes <= 0 or not seconds > 0:
             return
         share = self._params.newest
@@ -246,7 +246,7 @@ class FetchSeconds:
         self._pace[source] = share * pace + (1 - share) * self._pace.get(source, pace)
 
     def expected(self, digest: str, num_bytes: int) -> float:
-        """Seconds to bring `num_bytes` of `digest` in again."""
+        """Expected seconds to bring `num_bytes` of `digest` in again."""
         seen = self._seen.get(digest)
         if seen is not None and num_bytes == seen.num_bytes:
             return seen.seconds

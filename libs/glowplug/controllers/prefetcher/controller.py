@@ -1,17 +1,17 @@
-"""The prefetcher of one node: which weights are in its host memory, which come next, and who leaves.
+"""The prefetcher of one node: which weights are in its host memory, which come next, and which leave.
 
     fetch and drop commands | instances and models | outcomes of fetch tasks | tick
         ──▶ one fetch per digest · policy `caching` ──▶ start, grant, stop, use, drop · weights.* facts
 
 What it is notified of
-  - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of whoever sends them.
+  - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of their sender.
   - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
   - Telemetry: `router.load_reported`, where the policy `caching` orders by requests.
-  - By its shell: what lay in memory and on disk at the start (RegionsFound), how a fetch task goes (FetchSized,
-    FetchProgressed, FetchEnded), regions that are lost or whose source has changed, how copies on disk end (CopyEnded,
-    CopyLost, DiskFailed), and a person's FetchAsked, which raises InvalidModelFile, and DropAsked, which raises
-    NotFound or Conflict.
-  - Ticks, on which waiting fetches are tried again and lost commands are made good.
+    - By its shell: what lay in memory and on disk at the start (RegionsFound), how a fetch task goes (FetchSized,
+      FetchProgressed, FetchEnded), regions that are lost or whose source has changed, how copies on disk end
+      (CopyEnded, CopyLost, DiskFailed), and a person's FetchAsked, which raises InvalidModelFile, and DropAsked, which
+      raises NotFound or Conflict.
+    - Ticks, on which waiting fetches are tried again and fetches are made up for where their command was lost.
 
 What it asks (messages.py: EFFECTS)
   - StartFetch, RaiseUrgency and StopFetch of a fetch task; GrantRoom once its bytes fit.
@@ -23,13 +23,13 @@ What it promises
   - One fetch per digest however many ask, at most `max_fetches` at once, the most urgent first; a fetch that an
     instance waits for goes before all others.
   - A fetch reads the node's own copy on disk where there is one, and the source where that fails. The disk tier never
-    takes more than `disk_bytes`; without it, or while it fails, everything else is as it would be.
+    takes more than `disk_bytes`; a missing or failing disk tier changes nothing else.
   - Never more than `capacity_bytes` are granted. Bytes are granted only when they fit, after evicting (policy kind
-    `caching`) what no instance uses. A fetch that waits for `room_wait_s` fails with `no_space`.
-  - Weights that an instance of this node uses, or was to be started with in the last `hold_s`, stay; and those of a
+    `caching`) weights that no instance uses. A fetch that waits for `room_wait_s` fails with `no_space`.
+  - Weights stay that an instance of this node uses, or was to be started with in the last `hold_s`, and those of a
     model that an operator has pinned in host memory.
-  - Everybody who asked is answered: by a fact per model, and by a failure mark for each instance that waits.
-  - An instance that starts and whose weights nobody brings gets a fetch after `heal_s`.
+  - Every request for weights is answered: by a fact per model, and by a failure mark for each waiting instance.
+  - An instance that starts while no fetch brings its weights gets a fetch after `heal_s`.
 
 What it never does
   - It moves no byte and reads no file: the shell in services/prefetcher does.
@@ -48,7 +48,7 @@ from glowplug.controllers.port import Handlers, dispatch
 from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.arrivals import Arrivals
 from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, HostCache
-from glowplug.controllers.prefetcher.disk import Copy, CopyState, DiskTier, MakeOrder
+from glowplug.controllers.prefetcher.disk import Copy, CopyState, DiskTier
 from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.controllers.prefetcher.tiers import Move, Moves, PlacedWeights, Tier
@@ -62,21 +62,21 @@ from glowplug.policies.caching.ordering import Ordering
 from glowplug.policies.placement.shape import stage_bytes
 from glowplug.policies.registry import choose
 
-WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
+WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority
 DISK = Tier.DISK.value  # the source of a fetch that has read the node's own copy
 EVENTS_REMEMBERED = 4096
 
 
 class Stage(StrEnum):
     QUEUED = "queued"
-    SIZING = "sizing"  # task runs; its size is unknown yet, or it waits for host memory
+    SIZING = "sizing"  # its task runs, without its size yet or waiting for host memory
     MOVING = "moving"  # host memory is granted
     STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryAsk:
-    """A running fetch waits for so many bytes of host memory (0: as many as are free)."""
+    """A running fetch's request for host memory; 0 bytes: as many as are free."""
 
     num_bytes: int
     asked_at: float
@@ -84,7 +84,7 @@ class MemoryAsk:
 
 @dataclass(slots=True)
 class FetchJob:
-    """One digest on its way in, however many asked."""
+    """The fetch of one digest, on behalf of all that asked for it."""
 
     digest: str
     wants: list[msg.Want]
@@ -95,13 +95,13 @@ class FetchJob:
     pipeline_stage: int = 0
     num_stages: int = 1
     started_at: float = 0.0
-    asks: MemoryAsk | None = None  # its size is known (or will not be), memory not granted
+    asks: MemoryAsk | None = None  # set while memory is not granted, though its size is known or will not be
     num_bytes: int = 0
     num_bytes_done: int = 0
-    is_counted: bool = False  # the cache's order knows of the miss
-    is_resumed: bool = False  # some bytes were here before: its seconds are no measure of a whole fetch
-    from_disk: bool = False  # it reads the node's own copy
-    is_squeezed: bool = False  # idle weights have left for it already because memory was fuller than it seemed
+    is_counted: bool = False  # the cache's order was notified of the miss
+    is_resumed: bool = False  # some bytes were here before: its seconds do not measure a whole fetch
+    from_disk: bool = False  # it reads the node's own copy on disk
+    is_squeezed: bool = False  # idle weights were already evicted for it because memory was fuller than known
 
     @property
     def urgency(self) -> int:
@@ -120,8 +120,8 @@ class PrefetcherController:
         self.node_id, self.params = node_id, params
         self._digest_of = digest_of
         self.seconds, self.moves = FetchSeconds(), Moves()
-        self.disk = DiskTier(node_id, params, self.seconds, self._make_order(params.disk_bytes))
-        order = self._make_order(params.capacity_bytes)(self.miss_s)
+        self.disk = DiskTier(node_id, params, self.seconds, self._make_order)
+        order = self._make_order(self.miss_s)
         self.holds = Holds(node_id, digest_of, params.hold_s)
         self.cache = HostCache(
             node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy, self.disk.has
@@ -131,7 +131,7 @@ class PrefetcherController:
         self._counters = [one for one in map(request_counter, (order, self.disk.order)) if one is not None]
         self._fence = Fence()
         self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)  # ids of commands, which may come twice
-        self._failed: dict[str, None] = {}  # instances whose weights could not be had; insertion-ordered, bounded
+        self._failed: dict[str, None] = {}  # instances whose weights could not be had; in order, bounded
         self._num_jobs = 0
         self.handlers: Handlers = {
             Tick: self._on_tick,
@@ -154,17 +154,11 @@ class PrefetcherController:
             msg.DropAsked: self._on_drop_asked,
         }
 
-    def _make_order(self, capacity_bytes: int) -> MakeOrder:
-        """The policy `caching` over a tier of this size, once for each: both go by the same uses and requests."""
-        policy, importance = choose("caching", self.params.caching), self.params.importance
-
-        def make(penalty_s: Callable[[str, int], float]) -> Ordering:
-            made: Ordering = policy(
-                CacheFacts(capacity_bytes=max(1, capacity_bytes), penalty_s=penalty_s, importance=importance)
-            )
-            return made
-
-        return make
+    def _make_order(self, penalty_s: Callable[[str, int], float]) -> Ordering:
+        """Make the policy `caching` for one tier; both tiers go by the same uses and requests."""
+        policy = choose("caching", self.params.caching)
+        made: Ordering = policy(CacheFacts(penalty_s=penalty_s, importance=self.params.importance))
+        return made
 
     def miss_s(self, digest: str, num_bytes: int) -> float:
         """Seconds to bring weights into host memory again from the nearest tier below it."""
@@ -172,7 +166,7 @@ class PrefetcherController:
         return min(fetch_s, self.disk.read_s(digest, num_bytes)) if self.disk.has(digest) else fetch_s
 
     def placed(self) -> list[PlacedWeights]:
-        """Where the weights of every model lie, and those of no model that is known, by digest."""
+        """Where the weights of every model lie, and those of no known model, by digest."""
         models = self.holds.models_by_digest()
         digests = models.keys() | self.cache.entries.keys() | self.disk.copies.keys()
         return [self._placed(digest, models.get(digest, ())) for digest in sorted(digests)]
@@ -199,18 +193,18 @@ class PrefetcherController:
         )
 
     def held(self, digest: str, now_s: float) -> str:
-        """Why the region may not leave; "" when it may."""
+        """The reason why a region may not leave; "" when it may."""
         if digest in self.jobs:
             return "it is being fetched"
         entry = self.cache.entries.get(digest)
         return self.holds.reason(digest, entry.model_keys if entry else frozenset(), now_s)
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Commands (they raise StaleEpoch), facts, the shell's messages (NotFound, Conflict) and ticks."""
+        """Take a command (raises StaleEpoch), fact, message of the shell (NotFound, Conflict) or tick."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
-        """Tables `instances`, `models` and `leaders`."""
+        """Take the whole table `instances`, `models` or `leaders`."""
         if table == "instances":
             self.holds.set_instances(rows, now_s)
         elif table == "models":
@@ -244,7 +238,7 @@ class PrefetcherController:
         return []
 
     def _on_load(self, event: Event, now_s: float) -> list[Effect]:
-        """The requests that have come since the router's report before, for an order that goes by them."""
+        """Count the requests since the router's last report, for orders that go by requests."""
         for model_key, num_requests in self._arrivals.take(event.data, now_s).items() if self._counters else ():
             digest = self.holds.digest_of_model(model_key)
             for counter in self._counters if digest else ():
@@ -263,7 +257,7 @@ class PrefetcherController:
     def _want(self, command: Event, now_s: float) -> list[Effect]:
         data: FetchWeights = command.data
         if data.instance_id and self.holds.is_gone(data.instance_id):
-            return []  # a command overtaken by its instance's end
+            return []  # the command was overtaken by its instance's end
         self.holds.give_way(data.drops, now_s)
         want = msg.Want(
             data.weights,
@@ -285,7 +279,7 @@ class PrefetcherController:
         return self._take(want, digest, now_s)
 
     def _heal(self, now_s: float) -> list[Effect]:
-        """Instances that start and whose weights nobody brings: the command was lost, or this process was."""
+        """Fetch weights of starting instances that no fetch brings: the command was lost, or this process was down."""
         effects: list[Effect] = []
         for instance, model in self.holds.starting_before(now_s - self.params.heal_s):
             digest = self._digest_of(model.weights)
@@ -357,7 +351,7 @@ class PrefetcherController:
         if job is None or job.stage is Stage.STOPPING:
             return [msg.StopFetch(sized.digest)]
         job.stage, job.num_bytes, job.asks = Stage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
-        if not job.is_counted:  # before anybody is chosen for it: ARC learns from the miss first
+        if not job.is_counted:  # before victims are chosen for it: ARC learns from the miss first
             job.is_counted = True
             for at, want in enumerate(job.wants):
                 self.cache.used(job.digest, sized.num_bytes, now_s, hit=at > 0)
@@ -365,7 +359,7 @@ class PrefetcherController:
         return self._make_space(job, now_s)
 
     def _settle_waiting(self, now_s: float) -> list[Effect]:
-        """Try again for fetches that wait for memory; give up those that waited too long."""
+        """Try again the fetches that wait for memory, and give up those that waited too long."""
         effects: list[Effect] = []
         waiting = [j for j in self.jobs.values() if j.asks is not None and j.stage is Stage.SIZING]
         for job in sorted(waiting, key=lambda j: (-j.urgency, j.order)):
@@ -384,14 +378,14 @@ class PrefetcherController:
         return [*effects, msg.GrantRoom(job.digest, fit.num_bytes)]
 
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
-        """No memory for it: stop the task; what it answers finds nobody waiting."""
+        """Give up a fetch for lack of memory: refuse its wants, and stop its task."""
         job.asks, job.stage = None, Stage.STOPPING
         wants, job.wants, job.is_counted = job.wants, [], False
         self.cache.never_came(job.digest)
         return [msg.StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
 
     def _squeeze(self, job: FetchJob, now_s: float) -> list[Effect]:
-        """Host memory is fuller than the cache knows (others use it too): evict idle weights and try once more."""
+        """Evict idle weights and fetch once more where host memory is fuller than known, since others use it too."""
         if job.is_squeezed or not job.wants:
             return []
         job.is_squeezed = True
@@ -408,7 +402,7 @@ class PrefetcherController:
     # disk
 
     def _leaving(self, effects: list[Effect]) -> list[Effect]:
-        """Weights that leave host memory while they are copied to disk: the copy is given up before."""
+        """Stop the disk copies of weights that leave host memory, before they leave."""
         found: list[Effect] = []
         for effect in effects:
             found += self.disk.stop(effect.digest) if isinstance(effect, msg.DropRegion) else []
@@ -416,12 +410,12 @@ class PrefetcherController:
         return found
 
     def _read_now(self, digest: str) -> str:
-        """Why a copy may not leave the disk; "" when it may."""
+        """The reason why a copy may not leave the disk; "" when it may."""
         job = self.jobs.get(digest)
         return "it is being read" if job is not None and job.from_disk else ""
 
     def _write_copy(self, now_s: float) -> list[Effect]:
-        """Copies are written while none is read."""
+        """Write the next copy, while no copy is read."""
         if any(job.from_disk for job in self.jobs.values()):
             return []
         return self.disk.write_next(
@@ -479,7 +473,7 @@ class PrefetcherController:
         return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
 
     def _measured(self, whole: msg.Measured, now_s: float) -> None:
-        """A whole fetch, from disk or from a source."""
+        """Learn from a whole fetch, from disk or from a source."""
         source = Tier.DISK if whole.source == DISK else Tier.REMOTE
         if source is Tier.DISK:
             self.disk.was_read(whole.digest, whole.num_bytes, whole.seconds)
@@ -497,7 +491,7 @@ class PrefetcherController:
         return effects
 
     def _after_part(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
-        """A byte range is here, or a fetch was stopped: go on for those who want more, drop what nobody wants."""
+        """Go on for the wants that a byte range or a stopped fetch leaves; without any, forget a stopped fetch."""
         effects: list[Effect] = []
         if not end.code:
             part = (job.first_byte, job.last_byte, job.pipeline_stage, job.num_stages)
@@ -509,7 +503,7 @@ class PrefetcherController:
             self.jobs[job.digest] = job
             return effects
         if end.code:
-            self.cache.remove(job.digest)  # its bytes went when its failure was written
+            self.cache.remove(job.digest)  # its bytes were dropped with the failure mark
         return effects
 
     def _part_fact(self, end: msg.FetchEnded, want: msg.Want) -> Publish:
@@ -563,7 +557,7 @@ class PrefetcherController:
         return [e for digest in stale for e in self._drop(digest, "its source has changed", None, now_s)]
 
     def _on_fetch_asked(self, asked: msg.FetchAsked, now_s: float) -> list[Effect]:
-        """Like a command that no instance waits for."""
+        """Fetch weights like a command that no instance waits for."""
         want = msg.Want(asked.weights, asked.model_key, "", 0, 0, 0, None)
         return self._take(want, self._digest_of(asked.weights), now_s)
 
@@ -591,10 +585,10 @@ class PrefetcherController:
     # facts
 
     def _fact(self, cls: type[Any], digest: str, want: msg.Want, **fields: Any) -> Publish:
-        """A fact of the weights, for the model that asked for them."""
+        """Make a fact about weights, for the model that asked for them."""
         return Publish(cls(node_id=self.node_id, model_key=want.model_key, digest=digest, **fields), want.cause)
 
 
 def one_per_model(wants: Iterable[msg.Want]) -> Iterator[msg.Want]:
-    """The first want of each model, which causes its fact; the models that asked last come first."""
+    """The first want of each model, which becomes the cause of its fact, the model that asked last first."""
     return iter({w.model_key: w for w in reversed(list(wants))}.values())

@@ -1,12 +1,12 @@
-"""The bytes of one node's disk that weights may take, behind its host memory: which copies are written, which leave.
+"""The bytes of one node's disk for weights, behind its host memory: which copies are written, and which leave.
 
-A copy is written ahead, in the background, while its weights still lie in host memory: when they leave it, nothing has
-to be waited for. It is written where that saves something: where reading it takes clearly less than fetching the
+A copy is written ahead, in the background, while its weights still lie in host memory, so that nothing has to wait for
+it when they leave. It is written where that saves something: where reading it takes clearly less than fetching the
 weights again, both as measured. The policy `caching` orders copies as it orders host memory; for mCache (Eq. 1) the
-penalty of a miss is what a fetch takes longer than a read.
+penalty of a miss is the seconds that a fetch takes longer than a read.
 
 Both tiers together hold as much as they can: where the disk is full, copies of weights that stay in host memory give
-way to those that have left it or leave it next.
+way to those of weights that have left it or leave it next.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -26,20 +26,20 @@ from glowplug.policies.caching.mcache_importance import Importance
 from glowplug.policies.caching.ordering import Ordering, Resident
 from glowplug.policies.decisions import EvictDecision
 
-MakeOrder = Callable[[Callable[[str, int], float]], Ordering]  # of what a miss costs: (digest, bytes) -> seconds
+MakeOrder = Callable[[Callable[[str, int], float]], Ordering]  # by the cost of a miss: (digest, bytes) -> seconds
 REFUSED_REMEMBERED = 4096
 
 
 class CopyState(StrEnum):
-    WRITING = "being written"  # its bytes are promised to it
+    WRITING = "being written"  # its bytes are reserved
     WHOLE = "whole"  # it may be read
-    STOPPING = "being given up"  # it is being given up
-    UNREMOVED = "not removed"  # its bytes could not be given back: it is not read, and its removal is tried again
+    STOPPING = "being given up"  # its writer is to stop
+    UNREMOVED = "not removed"  # its removal failed: it is not read, and is removed again later
 
 
 @dataclass(slots=True)
 class Copy:
-    """Weights on disk."""
+    """A copy of weights on disk."""
 
     digest: str
     num_bytes: int
@@ -49,9 +49,9 @@ class Copy:
 
 
 class DiskTier:
-    """Never promises more than `capacity_bytes`; 0 is no tier at all. One copy is written at a time.
+    """Copies on disk, never more than `capacity_bytes`; 0: there is no tier. One copy is written at a time.
 
-    `trouble` says why nothing is written at present: the disk is full, or fails. It is tried again after a while."""
+    `trouble` says why nothing is written now: the disk is full, or fails. Writing is tried again after a while."""
 
     def __init__(self, node_id: str, params: PrefetcherParams, fetches: FetchSeconds, make_order: MakeOrder) -> None:
         self.node_id, self.capacity_bytes, self._params = node_id, params.disk_bytes, params
@@ -60,12 +60,12 @@ class DiskTier:
         self._fetches = fetches
         self._reads, self._writes = FetchSeconds(params.disk_seconds), FetchSeconds(params.disk_seconds)
         self._order = make_order(self.saved_s)
-        self._refused: dict[str, str] = {}  # digest -> why the shell writes no copy of it
+        self._refused: dict[str, str] = {}  # digest -> why the shell refuses to write a copy of it
         self._again_at = 0.0
 
     @property
     def order(self) -> Ordering:
-        """Which copies leave first."""
+        """The order in which copies leave."""
         return self._order
 
     @property
@@ -73,13 +73,13 @@ class DiskTier:
         return sum(copy.num_bytes for copy in self.copies.values())
 
     def has(self, digest: str) -> bool:
-        """Whether a fetch may read it here."""
+        """Return whether a fetch may read the weights from this disk."""
         copy = self.copies.get(digest)
         return copy is not None and copy.state is CopyState.WHOLE
 
     @property
     def whole(self) -> tuple[CachedWeights, ...]:
-        """The copies that may be read, by digest."""
+        """The copies that may be read, in order of digest."""
         copies = (self.copies[digest] for digest in sorted(self.copies) if self.has(digest))
         return tuple(
             CachedWeights(
@@ -93,8 +93,8 @@ class DiskTier:
 
     @property
     def bytes_per_s(self) -> float:
-        """At which whole copies were read, or while none was, written; in two digits, so that small changes are none.
-        0.0: neither yet."""
+        """Rate at which whole copies were read or, before any was, written, rounded to two digits, so that small
+        changes do not show. 0.0: neither yet."""
         seconds = self._reads if self._reads.is_measured else self._writes
         return float(f"{seconds.bytes_per_s:.1e}")
 
@@ -104,11 +104,11 @@ class DiskTier:
         return seconds.expected(digest, num_bytes)
 
     def saved_s(self, digest: str, num_bytes: int) -> float:
-        """What a fetch takes longer than a read."""
+        """Seconds that a fetch takes longer than a read."""
         return max(0.0, self._fetches.expected(digest, num_bytes) - self.read_s(digest, num_bytes))
 
     def why_not(self, digest: str, num_bytes: int) -> str:
-        """Why no copy of these weights is worth writing; "" when one is."""
+        """The reason why a copy of these weights is not worth writing; "" when it is."""
         if self.capacity_bytes < num_bytes:
             return f"{show_bytes(num_bytes)} of weights, and the disk tier has {show_bytes(self.capacity_bytes)}"
         if digest in self._refused:
@@ -119,15 +119,15 @@ class DiskTier:
             return f"a fetch takes {fetch_s:.2f} s, and to read it from disk {read_s:.2f} s"
         return ""
 
-    # what happens to copies
+    # changes of copies
 
     def adopt(self, copy: Copy) -> None:
-        """What an earlier process wrote."""
+        """Take a copy that an earlier process wrote."""
         self.copies[copy.digest] = copy
         self._order.used(copy.digest, copy.num_bytes, copy.last_used_at, hit=False)
 
     def used(self, digest: str, num_bytes: int, now_s: float, model_key: str) -> None:
-        """A fetch was asked for, wherever it is answered from."""
+        """Note that weights were asked for, from whatever tier they come."""
         copy = self.copies.get(digest)
         if copy is not None:
             copy.last_used_at = now_s
@@ -139,7 +139,7 @@ class DiskTier:
         self._reads.measured(digest, num_bytes, seconds, "disk")
 
     def wrote(self, end: CopyEnded, now_s: float) -> list[Effect]:
-        """A copy is written, or is not: the tier then rests, unless these weights alone are the reason."""
+        """End the writing of a copy. After a failure the tier rests, unless these weights alone are the reason."""
         copy = self.copies.get(end.digest)
         if copy is None:
             return []
@@ -147,9 +147,9 @@ class DiskTier:
             copy.state, self.trouble = CopyState.WHOLE, ""
             self._writes.measured(end.digest, end.num_bytes, end.seconds, "disk")
             return []
-        self._forget(end.digest, evicted=False)
+        self._forget(end.digest)
         if not end.code:
-            return [DropCopy(end.digest, num_bytes=copy.num_bytes)]  # it was written before it could be given up
+            return [DropCopy(end.digest, num_bytes=copy.num_bytes)]  # it was whole before its writer stopped
         if end.is_needless:
             self._refused[end.digest] = end.message
             while len(self._refused) > REFUSED_REMEMBERED:
@@ -159,45 +159,45 @@ class DiskTier:
         return []
 
     def failed(self, message: str, now_s: float) -> None:
-        """The disk is full, or does not do what it is asked."""
+        """Rest for `disk_retry_s` because the disk is full or fails."""
         self.trouble, self._again_at = message, now_s + self._params.disk_retry_s
 
     def not_removed(self, digest: str, num_bytes: int, now_s: float) -> None:
-        """A copy that was dropped is there still: its bytes count."""
+        """Count the bytes of a dropped copy that could not be removed."""
         if digest not in self.copies:
             self.adopt(Copy(digest, num_bytes, CopyState.UNREMOVED, now_s))
 
     def drop(self, digest: str) -> list[Effect]:
-        """Weights have changed, are damaged, or are not wanted. One that is written is given up first."""
+        """Drop a copy whose weights have changed, are damaged, or not wanted; one being written is stopped first."""
         copy = self.copies.get(digest)
         self._refused.pop(digest, None)
         if copy is None or copy.state is CopyState.STOPPING:
             return []
         if copy.state is CopyState.WRITING:
             return self.stop(digest)
-        self._forget(digest, evicted=False)
+        self._forget(digest)
         return [DropCopy(digest, num_bytes=copy.num_bytes)]
 
     def stop(self, digest: str) -> list[Effect]:
-        """The weights leave host memory while their copy is written: it is given up."""
+        """Stop writing a copy whose weights leave host memory."""
         copy = self.copies.get(digest)
         if copy is None or copy.state is not CopyState.WRITING:
             return []
         copy.state = CopyState.STOPPING
         return [StopCopy(digest)]
 
-    def _forget(self, digest: str, *, evicted: bool) -> None:
+    def _forget(self, digest: str) -> None:
         del self.copies[digest]
-        self._order.left(digest, evicted=evicted)
+        self._order.left(digest)
 
-    # what is written
+    # writing
 
     def write_next(
         self, present: Mapping[str, Cached], leaving: Callable[[], Set[str]], held: Held, now_s: float
     ) -> list[Effect]:
-        """Write the most important weights of those in host memory (`present`) that lack a copy. Where disk is full,
-        copies of what stays in host memory leave first: of those the next start needs none. They are written only into
-        free space; `leaving` names the others, which leave host memory next."""
+        """Write the most important weights of those in host memory (`present`) that lack a copy. Where the disk is
+        full, copies of weights that stay in host memory leave first, since the next start needs none of those. Such
+        weights are written only into free space; `leaving` names the others, which leave host memory next."""
         if not self.capacity_bytes or now_s < self._again_at or self.is_writing:
             return []
         if unremoved := [digest for digest, copy in self.copies.items() if copy.state is CopyState.UNREMOVED]:
@@ -215,11 +215,11 @@ class DiskTier:
     def _by_importance(
         self, wanted: Mapping[str, Cached], stays: Set[str], now_s: float
     ) -> Iterator[tuple[Cached, Set[str]]]:
-        """The most important first, with the copies that are less important than each: none for what `stays`."""
+        """Entries, the most important first, each with the less important copies; with none for weights in `stays`."""
         if isinstance(self._order, Importance):
             everybody = [*map(_resident, wanted.values()), *map(_resident, self.copies.values())]
             ordered = [r.name for _, r in self._order.order(everybody, now_s)]
-        else:  # the others know no worth of what is not in their cache: the latest use goes before the earlier
+        else:  # other orders rank only their own entries: the latest use comes first
             used_at = {digest: c.last_used_at for digest, c in wanted.items()}
             used_at |= {digest: c.last_used_at for digest, c in self.copies.items()}
             ordered = sorted(used_at, key=lambda digest: (used_at[digest], digest))
@@ -230,7 +230,7 @@ class DiskTier:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a copy is on its way, or on its way out."""
+        """Return whether a copy is being written, or its writer is to stop."""
         return any(copy.state in (CopyState.WRITING, CopyState.STOPPING) for copy in self.copies.values())
 
     def _is_wanted(self, entry: Cached, now_s: float) -> bool:
@@ -241,7 +241,7 @@ class DiskTier:
     def _space_for(
         self, entry: Cached, may_go: Set[str], stays: Set[str], held: Held, now_s: float
     ) -> EvictDecision | None:
-        """Who leaves for a copy, of those that may; None where that is not enough."""
+        """Choose what leaves for a copy, from `may_go`; None where that is not enough."""
         lacking = entry.num_bytes - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
             return EvictDecision(reason="enough is free")
@@ -263,7 +263,7 @@ class DiskTier:
         return [*effects, WriteCopy(entry.digest, entry.num_bytes)]
 
     def shrink(self, held: Held, now_s: float) -> list[Effect]:
-        """Copies that leave because the capacity is smaller than it was."""
+        """Evict copies because the capacity was lowered."""
         excess = self.used_bytes - self.capacity_bytes
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)
@@ -275,7 +275,7 @@ class DiskTier:
             DropCopy(digest, evicted=True, num_bytes=self.copies[digest].num_bytes) for digest in decision.victims
         ]
         for digest in decision.victims:
-            self._forget(digest, evicted=True)
+            self._forget(digest)
         return [*leaving]
 
     def _residents(self, held: Held) -> list[Resident]:

@@ -1,4 +1,4 @@
-"""What the prefetcher's shell tells its controller, and what that asks of the shell. Bytes and epoch seconds."""
+"""Messages between the prefetcher's shell and its controller: stimuli and effects. Bytes and epoch seconds."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ CANCELLED = "cancelled"  # code of a FetchEnded that StopFetch caused
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One wish for weights, which a fetch fulfils. `cause` is None when no command is known (see StartFetch)."""
+    """One request for weights, met by a fetch. `cause` is None when no command is known (see StartFetch)."""
 
     weights: WeightsRef
     model_key: str
@@ -25,8 +25,8 @@ class Want:
     peers: tuple[str, ...] = ()
 
     def within(self, first_byte: int, last_byte: int, stage: int = 0, num_stages: int = 1) -> bool:
-        """Whether that stage's part covers it, or [first_byte, last_byte) of a fetch without stages; last 0 is the
-        end."""
+        """Return whether a stage's part, or [first_byte, last_byte) of a fetch without stages (last 0: the end), covers
+        this want."""
         if max(num_stages, self.num_stages) > 1:
             return (self.stage, self.num_stages) == (stage, num_stages)
         if self.first_byte < first_byte:
@@ -34,7 +34,7 @@ class Want:
         return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
 
     def repeats(self, other: "Want") -> bool:
-        """Whether an instance asks for the same bytes once more."""
+        """Return whether an instance asks for the same bytes again."""
         return bool(self.instance_id) and replace(self, cause=None) == replace(other, cause=None)
 
 
@@ -58,8 +58,8 @@ class FetchProgressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchEnded:
-    """A fetch task is over. `code` is "" on success. `num_bytes` stay allocated: all of them when `whole`, what can
-    be resumed (or 0) otherwise."""
+    """A fetch task is over. `code` is "" on success. `num_bytes` stay allocated: all of them when `whole`, otherwise
+    those that a later fetch can resume from."""
 
     digest: str
     num_bytes: int
@@ -72,7 +72,7 @@ class FetchEnded:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one whole fetch took, from `source` ("disk": from the node's own copy)."""
+    """Seconds of one whole fetch, from `source` ("disk": from the node's own copy)."""
 
     digest: str
     num_bytes: int
@@ -82,8 +82,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class RegionsFound:
-    """What lay in host memory when the process started. `partial`: (digest, allocated bytes, changed_at);
-    `failed`: instances whose fetch had failed by then; `on_disk`: whole copies; `measured`: what their fetches took."""
+    """Regions in host memory when the process started. `partial`: (digest, allocated bytes, changed_at); `failed`:
+    instances whose fetch had failed by then; `on_disk`: whole copies; `measured`: the times of past fetches."""
 
     complete: tuple[CachedWeights, ...]
     partial: tuple[tuple[str, int, float], ...] = ()
@@ -94,7 +94,7 @@ class RegionsFound:
 
 @dataclass(frozen=True, slots=True)
 class RegionLost:
-    """A region thought complete is gone or damaged; `want` asked for it."""
+    """A region thought complete is gone or damaged, as `want` found."""
 
     digest: str
     want: Want
@@ -102,7 +102,7 @@ class RegionLost:
 
 @dataclass(frozen=True, slots=True)
 class RegionChanged:
-    """The source of complete weights holds other bytes by now (only asked where no checksum pins them)."""
+    """The source of complete weights holds other bytes by now (checked only where no checksum pins them)."""
 
     digest: str
 
@@ -110,7 +110,7 @@ class RegionChanged:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEnded:
     """The task that writes a copy to disk is over. `code` is "" on success; `is_needless` where no copy of these
-    weights is of use (their source is the same disk), so that it is not tried again."""
+    weights is of use (their source is the same disk), so that none is tried again."""
 
     digest: str
     num_bytes: int = 0
@@ -123,7 +123,7 @@ class CopyEnded:
 @dataclass(frozen=True, slots=True)
 class CopyLost:
     """A copy on disk cannot be used: unreadable, damaged, or of a source that holds other bytes by now. The fetch that
-    found it goes on from the source."""
+    found this out goes on from the source."""
 
     digest: str
     reason: str
@@ -131,8 +131,7 @@ class CopyLost:
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """The disk does not do what it is asked, whatever the copy. `digest` and `num_bytes` are of a copy that could not
-    be removed and takes its bytes still."""
+    """The disk fails, whatever the copy. `digest`, `num_bytes`: of a copy that could not be removed and stays."""
 
     message: str
     digest: str = ""
@@ -141,8 +140,7 @@ class DiskFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchAsked:
-    """A person asks for weights, under the name of a model or one of their own. Raises InvalidModelFile for a checksum
-    that is none."""
+    """A person asks for weights, by a model's name or one of their own. Raises InvalidModelFile (bad checksum)."""
 
     weights: WeightsRef
     model_key: str
@@ -150,7 +148,7 @@ class FetchAsked:
 
 @dataclass(frozen=True, slots=True)
 class DropAsked:
-    """A person asks for a drop. Raises NotFound or Conflict (in use)."""
+    """A person asks for weights to be dropped. Raises NotFound or Conflict (in use)."""
 
     digest: str
     reason: str
@@ -161,7 +159,7 @@ class DropAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFetch:
-    """Run one fetch as a task. `urgency` orders it on the link. `cause` is the command it is for, None when the
+    """Run one fetch as a task. `urgency` orders fetches on the link. `cause`: the command for the fetch, None when the
     controller itself noticed that a starting instance lacks its weights."""
 
     digest: str
@@ -171,15 +169,15 @@ class StartFetch:
     first_byte: int
     last_byte: int
     cause: Event | None
-    from_disk: bool = False  # a whole copy lies there: it is read first, and the source only where that fails
-    stage: int = 0  # of a pipeline of `num_stages`, of which it brings the part
+    from_disk: bool = False  # read the node's whole copy first, and the source only where that fails
+    stage: int = 0  # whose part it fetches, of a pipeline of `num_stages`
     num_stages: int = 1
     peers: tuple[str, ...] = ()  # addresses of other nodes' prefetchers that may hold these weights
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRoom:
-    """The fetch may take this many bytes of host memory."""
+    """Let the fetch take this many bytes of host memory."""
 
     digest: str
     max_bytes: int
@@ -200,7 +198,7 @@ class StopFetch:
 
 @dataclass(frozen=True, slots=True)
 class UseRegion:
-    """A fetch was asked for and the weights are here: check, remember the use, answer RegionLost if not."""
+    """Check weights that were asked for and are here, and remember the use. Outcome RegionLost where they are not."""
 
     digest: str
     want: Want
@@ -208,7 +206,7 @@ class UseRegion:
 
 @dataclass(frozen=True, slots=True)
 class NameRegion:
-    """A model that asked for these weights, for the inventory."""
+    """Add a model that asked for these weights to the inventory."""
 
     digest: str
     model_key: str
@@ -216,7 +214,7 @@ class NameRegion:
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Write failed.json for the instances that wait; `keep` leaves landed bytes for a resume."""
+    """Write failed.json for the waiting instances; `keep` leaves the fetched bytes for a resume."""
 
     digest: str
     code: str
@@ -227,7 +225,7 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class DropRegion:
-    """Remove the directory. `evicted` when other weights need its bytes."""
+    """Remove the directory of a digest. `evicted` when other weights need its bytes."""
 
     digest: str
     evicted: bool = False
@@ -243,7 +241,7 @@ class WriteCopy:
 
 @dataclass(frozen=True, slots=True)
 class StopCopy:
-    """Give up writing; the task answers with CopyEnded(code=CANCELLED)."""
+    """Stop writing a copy; the task answers with CopyEnded(code=CANCELLED)."""
 
     digest: str
 

@@ -1,4 +1,4 @@
-"""The prefetcher's bounds."""
+"""Bounds and times of the prefetcher."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ from glowplug.policies.caching.mcache_importance import ImportanceParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondsParams:
-    """How fetches are measured."""
+    """Parameters of the measurement of fetches."""
 
     newest: float = 0.5  # share of the newest measurement in the average
     bytes_per_s: float = 1e9  # of a source that was never read
@@ -26,14 +26,14 @@ class PrefetcherParams:
     max_fetches: int = 2  # at once
     max_queue: int = 1000
     room_wait_s: float = 10.0  # how long a fetch waits for host memory
-    hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
-    heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
-    caching: str = "lru"  # who leaves first: a name of the policy kind `caching`
+    hold_s: float = 120.0  # how long a region stays for an instance not reported yet
+    heal_s: float = 2.0  # after this a starting instance without a fetch of its weights gets one
+    caching: str = "lru"  # what leaves first: a name of the policy kind `caching`
     disk_bytes: int = 0  # of the disk tier; 0: there is none
-    disk_trouble: str = ""  # why it cannot be used, known at the start
+    disk_trouble: str = ""  # why the disk cannot be used, if known at the start
     disk_gain: float = 0.25  # a copy is written where a read saves at least this share of a fetch
-    disk_retry_s: float = 60.0  # a disk that failed is written to again after so long
-    copy_after_s: float = 2.0  # weights that came in are copied after so long: their engine's start goes first
+    disk_retry_s: float = 60.0  # after this a disk that failed is written to again
+    copy_after_s: float = 2.0  # fetched weights are copied after this, since their engine's start goes first
     # A disk that was never used counts as a fast one: the first copy measures it.
     disk_seconds: SecondsParams = SecondsParams(bytes_per_s=4e9)
-    importance: ImportanceParams = IMPORTANCE  # of mcache
+    importance: ImportanceParams = IMPORTANCE  # parameters of mcache

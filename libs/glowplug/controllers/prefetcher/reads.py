@@ -1,4 +1,4 @@
-"""What the prefetcher of one node reads."""
+"""The tables, facts, telemetry and commands that the prefetcher of one node reads."""
 
 from typing import Final, get_args
 
@@ -23,7 +23,7 @@ READS: Final = Reads(
 
 
 def reads_of(caching: str, importance: ImportanceParams) -> Reads:
-    """What it reads under this policy: the routers' loads only for one that orders by requests. Raises BadRequest for a
-    name that the policy kind `caching` does not have."""
-    worth = CacheFacts(capacity_bytes=1, penalty_s=lambda name, num_bytes: 0.0, importance=importance)
+    """The reads under a policy: the routers' loads only for one that orders by requests. Raises BadRequest for a name
+    that the policy kind `caching` does not have."""
+    worth = CacheFacts(penalty_s=lambda name, num_bytes: 0.0, importance=importance)
     return READS.asked(request_counter(choose("caching", caching)(worth)) is not None)

@@ -1,4 +1,4 @@
-"""Where the weights of each model lie on one node, and what moving them from tier to tier took last."""
+"""Where the weights of each model lie on one node, and the last moves of weights between its tiers."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ MOVES_REMEMBERED = 4096
 
 
 class Tier(StrEnum):
-    """From the fastest to the slowest."""
+    """Tiers of weights, from the fastest to the slowest."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -18,7 +18,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The last time that weights went from one tier to another, whole."""
+    """The last time that weights went whole from one tier to another."""
 
     source: Tier
     target: Tier
@@ -34,7 +34,7 @@ class Moves:
         self._moves: OrderedDict[str, dict[tuple[Tier, Tier], Move]] = OrderedDict()
 
     def add(self, digest: str, move: Move) -> None:
-        """What took no time at all is no measurement."""
+        """Note a move. One that took no time is no measurement."""
         if not move.seconds > 0:
             return
         moves = self._moves.setdefault(digest, {})
@@ -44,15 +44,15 @@ class Moves:
             self._moves.popitem(last=False)
 
     def of(self, digest: str) -> tuple[Move, ...]:
-        """The latest first."""
+        """The moves of a digest, the latest first."""
         return tuple(sorted(self._moves.get(digest, {}).values(), key=lambda move: -move.ended_at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWeights:
-    """One set of weights. `tiers` have it whole, the fastest first; only REMOTE where the node has nothing of it.
-    `num_bytes` 0: not known. `expected_s`: seconds from each slower tier into host memory, by what was measured.
-    `why_not_on_disk` is "" where it lies there or is to be written."""
+    """One set of weights. `tiers` have it whole, the fastest first; REMOTE alone where the node has none of it.
+    `num_bytes` 0: not known. `expected_s`: measured seconds from each slower tier into host memory. `why_not_on_disk`
+    is "" where a copy lies on disk or is to be written."""
 
     digest: str
     model_keys: tuple[str, ...]

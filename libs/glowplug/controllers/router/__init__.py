@@ -1,1 +1,1 @@
-"""Decides which instance answers a request, who waits and who is refused."""
+"""The router: decides which instance answers a request, who waits and who is refused."""

@@ -1,18 +1,20 @@
-"""Which instance a request goes to: one balancer per model, which is notified of whatever the router learns.
+"""Choice of the instance for a request: one balancer per model, which is notified of all that the router learns.
 
-An instance may be chosen while requests may be sent to it (`status.is_target`) and it could be reached a moment ago.
+An instance may be chosen while requests may be sent to it (`status.is_target`) and it is not quarantined.
 
-Each router decides alone and knows of the others half a second late. Two rules keep them apart: an engine is full when
-all of them together fill it, and each may have its fair share of it all the same, so that a router with a long queue
-cannot keep the others waiting for ever. Between two reports an engine may be sent more than it takes at once, by at
-most what the others' shares and their arrivals come to; it queues them itself.
+Each router decides alone and learns of the others' requests half a second late. Two rules keep routers from crowding
+one engine: it is full when all routers together fill it, and yet each router may use its fair share of it, so that a
+router with a long queue cannot keep the others waiting for ever. Between two reports an engine may be sent more than
+it takes at once, by at most the others' shares and arrivals; it queues the surplus itself.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from glowplug.controllers.router.hosts import Hosts, Member, together
 from glowplug.controllers.router.queue import Request
+from glowplug.controllers.router.stays import Stays
 from glowplug.domain.instance import Instance
 from glowplug.domain.snapshot import ModelLoad, Outlook, Target
 from glowplug.events.facts import RouterLoadReported
@@ -27,17 +29,17 @@ _NO_LOAD = ModelLoad()
 
 
 class Peers:
-    """What the other routers run at the same engines, as they reported last. `router_id` is ours: our own reports come
-    back to us and are passed over."""
+    """Requests of the other routers at the same engines, by their last reports. `router_id`: this router, whose own
+    reports are ignored when the bus delivers them back."""
 
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
         self._reports = LoadReports()
-        self._loads: dict[str, ModelLoad] = {}  # model_key -> of all others, in one
-        self._sharers: dict[str, int] = {}  # model_key -> others with requests for it, held or running
+        self._loads: dict[str, ModelLoad] = {}  # model_key -> the loads of all other routers, joined
+        self._sharers: dict[str, int] = {}  # model_key -> number of other routers that hold or run requests for it
 
     def take(self, report: RouterLoadReported, now_s: float) -> set[str] | None:
-        """The models of which it says something new; None when it is our own."""
+        """Take a router's report. Return the models whose load it changes; None when it is this router's own."""
         if report.router_id == self._router_id:
             return None
         before = dict(self._reports.loads.get(report.router_id, {}))
@@ -45,8 +47,8 @@ class Peers:
         return self._join({key for key in before.keys() | after.keys() if before.get(key) != after.get(key)})
 
     def expire(self, now_s: float) -> set[str]:
-        """Forget routers that have gone silent: they are taken to run nothing. The models that others spoke of, when
-        there was one."""
+        """Forget routers that have gone silent, as if they ran nothing. Return the models of the others' loads, or none
+        where no router went silent."""
         return self._join(set(self._loads)) if self._reports.expire(now_s) else set()
 
     def _join(self, model_keys: set[str]) -> set[str]:
@@ -60,21 +62,35 @@ class Peers:
         return model_keys
 
     def ahead(self, model_key: str, instance_id: str) -> Outlook | None:
-        """What the others have sent there and expect of it; None when nobody looks ahead."""
+        """Load that the other routers have sent to an instance and expect of it; None when they do not look ahead."""
         return self._loads.get(model_key, _NO_LOAD).outlook_by_instance.get(instance_id)
 
+    def num_in_flight(self, model_key: str) -> int:
+        """Requests of a model that the other routers run."""
+        return self._loads.get(model_key, _NO_LOAD).num_in_flight
+
     def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:
-        """How full that instance is to us, who run `own` requests there: the sum, but below full while we have not
-        had our share."""
+        """Slots of an instance that this router counts as taken, when it runs `own` requests there: the sum over all
+        routers, but below full while this router has less than its share."""
         others = self._loads.get(model_key, _NO_LOAD).in_flight_by_instance.get(instance_id, 0)
         if not others:
             return own
-        share = max(1, max_concurrency // (1 + self._sharers.get(model_key, 0)))
+        return self._fair(own, others, self._sharers.get(model_key, 0), max_concurrency)
+
+    def seen_together(self, members: Sequence[Member], own: int, max_concurrency: int) -> int:
+        """`seen` of an engine that serves several models: `own` requests of this router, of all `members`."""
+        loads = [self._loads.get(key, _NO_LOAD).in_flight_by_instance.get(name, 0) for key, name in members]
+        sharers = max((self._sharers.get(key, 0) for key, _ in members), default=0)
+        return self._fair(own, sum(loads), sharers, max_concurrency) if any(loads) else own
+
+    @staticmethod
+    def _fair(own: int, others: int, num_sharers: int, max_concurrency: int) -> int:
+        share = max(1, max_concurrency // (1 + num_sharers))
         return own + others if own >= share else min(own + others, max_concurrency - 1)
 
 
 class Balances:
-    """The balancers, what they balance over, and the expected lengths they are asked with."""
+    """The balancers of all models, the load they balance, and the expected response lengths."""
 
     def __init__(
         self,
@@ -86,11 +102,15 @@ class Balances:
         router_id: str,
         quarantine_s: float,
     ) -> None:
-        self.in_flight: dict[str, int] = {}  # by instance_id, ours
-        self.quarantined: dict[str, float] = {}  # by instance_id, until when those are left alone that were not reached
-        self.tracks_tokens = factory(params).tracks_tokens
+        self.in_flight: dict[str, int] = {}  # by instance_id, this router's requests
+        self.quarantined: dict[str, float] = {}  # by instance_id, until when an unreachable one is sent nothing
+        self.stays = Stays()
+        self.hosts = Hosts(fleet.instances, fleet.of)
+        example = factory(params)
+        self.tracks_tokens, self.reads_prefixes = example.tracks_tokens, example.reads_prefixes
         self._factory, self._params, self._length_params = factory, params, lengths
         self._fleet, self._peers, self._quarantine_s = fleet, Peers(router_id), quarantine_s
+        self.num_of_others = self._peers.num_in_flight  # by model_key: requests that the other routers run
         self._balancers: dict[str, Balancer] = {}  # by model_key
         self._lengths: dict[str, ResponseLengths] = {}
         self._now_s = 0.0
@@ -98,11 +118,17 @@ class Balances:
     def of(self, model_key: str) -> Balancer | None:
         return self._balancers.get(model_key)
 
+    def num_blocks(self) -> dict[str, int]:
+        """Blocks of prompts that are tracked, by model."""
+        return {key: balancer.num_blocks for key, balancer in self._balancers.items()} if self.reads_prefixes else {}
+
     # -- instances ----------------------------------------------------------------------------------------------
 
     def instance_changed(self, instance: Instance, now_s: float) -> None:
-        """Its row is another; whatever was held against it is forgotten."""
+        """Take an instance's new row and end its quarantine."""
         self.quarantined.pop(instance.instance_id, None)
+        if instance.host_id:
+            self.hosts.changed(instance)
         self._put(instance, now_s)
 
     def instance_gone(self, instance_id: str, model_key: str) -> None:
@@ -110,13 +136,13 @@ class Balances:
             self._balancers[model_key].gone(instance_id)
 
     def unreachable(self, instance_id: str, model_key: str, now_s: float) -> None:
-        """Leave it alone for a while."""
+        """Send an unreachable instance no requests for `quarantine_s`."""
         self.quarantined[instance_id] = now_s + self._quarantine_s
         self.instance_gone(instance_id, model_key)
 
     @contextmanager
     def without(self, instance_id: str, now_s: float) -> Iterator[None]:
-        """Nothing is sent there meanwhile; "": it changes nothing."""
+        """Send an instance nothing within this context; "": no instance is left out."""
         instance = self._fleet.instances.get(instance_id)
         if instance is None or instance_id in self.quarantined:
             yield
@@ -126,7 +152,7 @@ class Balances:
         self._put(instance, now_s)
 
     def pass_time(self, now_s: float) -> None:
-        """Let those go that have been left alone long enough."""
+        """Move the clock of the balancers, and end the quarantines that are over."""
         self._now_s = now_s
         for instance_id in [i for i, until in self.quarantined.items() if now_s >= until]:
             del self.quarantined[instance_id]
@@ -139,6 +165,8 @@ class Balances:
         for learned in (self._balancers, self._lengths):
             for key in [k for k in learned if k not in models and not self._fleet.of(k)]:
                 del learned[key]
+        self.stays.forget(self._fleet.instances)
+        self.hosts.forget(self._fleet.instances)
 
     def _put(self, instance: Instance, now_s: float) -> None:
         instance_id, model_key = instance.instance_id, instance.model_key
@@ -148,8 +176,15 @@ class Balances:
         balancer = self._balancers.get(model_key)
         if balancer is None:
             balancer = self._balancers[model_key] = self._factory(self._params_of(model_key))
-        num_taken, kv_tokens = self.taken(instance), self._kv_tokens(instance)
-        target = Target(instance_id, num_taken, instance.max_concurrency, kv_tokens, instance.step_s)
+        target = Target(
+            instance_id,
+            self.taken(instance),
+            instance.max_concurrency,
+            self._kv_tokens(instance),
+            instance.step_s,
+            instance.ready_at,
+            instance.num_cached_sequences,
+        )
         balancer.put(target, now_s)
         if self.tracks_tokens and (ahead := self._peers.ahead(model_key, instance_id)) is not None:
             balancer.others(instance_id, ahead)
@@ -159,7 +194,7 @@ class Balances:
         return replace(self._params, tpot_slo_s=model.slo.tpot_s) if model is not None else self._params
 
     def _kv_tokens(self, instance: Instance) -> int:
-        """What its cache holds; where that is not known, the longest context of every request it runs at once."""
+        """Tokens that an instance's KV cache holds; where not known, its slots times the model's longest context."""
         if instance.kv_tokens:
             return instance.kv_tokens
         model = self._fleet.models.get(instance.model_key)
@@ -168,18 +203,21 @@ class Balances:
     # -- other routers ------------------------------------------------------------------------------------------
 
     def taken(self, instance: Instance) -> int:
-        """How full it is, with what other routers run there."""
+        """Slots of an instance's engine that are taken, other routers' and other models' requests included."""
+        if self.hosts.riders and len(members := self.hosts.members(instance)) > 1:
+            own = together(self.in_flight, members)
+            return self._peers.seen_together(members, own, instance.max_concurrency)
         own = self.in_flight.get(instance.instance_id, 0)
         return self._peers.seen(instance.model_key, instance.instance_id, own, instance.max_concurrency)
 
     def peer_reported(self, report: RouterLoadReported, now_s: float) -> bool:
-        """A router's load. False when it is our own."""
+        """Take a router's load report. Return False when it is this router's own."""
         news = self._peers.take(report, now_s)
         self._refill(news or ())
         return news is not None
 
     def forget_silent(self, now_s: float) -> None:
-        """Forget routers that have gone silent."""
+        """Forget routers that have gone silent, and count their requests no more."""
         self._refill(self._peers.expire(now_s))
 
     def _refill(self, model_keys: Iterable[str]) -> None:
@@ -188,37 +226,61 @@ class Balances:
             if balancer is not None:
                 for instance_id, instance in self._fleet.of(key).items():
                     balancer.filled(instance_id, self.taken(instance))
+                    if self.hosts.riders:
+                        self._fill_beside(instance)
                     if self.tracks_tokens:
                         balancer.others(instance_id, self._peers.ahead(key, instance_id))
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     def expect(self, model_key: str, prompt_tokens: int, max_tokens: int, text_tokens: int = 0) -> int:
-        """Response tokens to expect; 0 where no policy asks. `text_tokens`: as ResponseLengths.expect has it."""
+        """Response tokens to expect; 0 where the policy needs none. `text_tokens`: as in ResponseLengths.expect."""
         if not self.tracks_tokens:
             return 0
+        return self.lengths_of(model_key).expect(prompt_tokens, max_tokens, text_tokens)
+
+    def lengths_of(self, model_key: str) -> ResponseLengths:
+        """The lengths of a model's answers, which are learned here where `tracks_tokens`."""
         lengths = self._lengths.get(model_key)
         if lengths is None:
             lengths = self._lengths[model_key] = ResponseLengths(self._length_params)
-        return lengths.expect(prompt_tokens, max_tokens, text_tokens)
+        return lengths
 
     def choose(self, request: Request, now_s: float) -> Instance | None:
-        """Where it should go now."""
+        """Choose the instance that a request goes to now; None where none has a free slot."""
         if self.quarantined:
             self.pass_time(now_s)
         balancer = self._balancers.get(request.model_key)
         if balancer is None:
             return None
-        chosen = balancer.choose(request.prompt_tokens, request.expected_tokens, now_s).instance_id
+        chosen = balancer.choose(request.prompt_tokens, request.expected_tokens, now_s, request.prefix).instance_id
         return self._fleet.instances[chosen] if chosen else None
 
     def sent(self, request: Request, instance: Instance, now_s: float) -> None:
-        """It goes there."""
+        """Count a request at the instance that it is sent to."""
         instance_id = instance.instance_id
         self.in_flight[instance_id] = self.in_flight.get(instance_id, 0) + 1
+        self.stays.sent(request, instance, now_s)
         balancer = self._balancers[instance.model_key]
-        balancer.sent(request.ticket, instance_id, request.prompt_tokens, request.expected_tokens, now_s)
+        prompt_tokens, expected_tokens = request.prompt_tokens, request.expected_tokens
+        balancer.sent(request.ticket, instance_id, prompt_tokens, expected_tokens, now_s, request.prefix)
         balancer.filled(instance_id, self.taken(instance))
+        if self.hosts.riders:
+            self._fill_beside(instance)
+
+    def _fill_beside(self, instance: Instance) -> None:
+        """Tell the balancers of all models that an engine serves how many of its slots are taken."""
+        for model_key, instance_id in self.hosts.members(instance):
+            if (other := self._balancers.get(model_key)) is not None:
+                other.filled(instance_id, self.taken(instance))
+
+    def expect_of(self, request: Request, text_tokens: int, now_s: float) -> None:
+        """Take the length that a dispatched request's text suggests, and correct the load expected at its instance."""
+        lengths, balancer = self._lengths.get(request.model_key), self._balancers.get(request.model_key)
+        if lengths is None or balancer is None:
+            return
+        request.expected_tokens = lengths.expect(request.prompt_tokens, request.max_tokens, text_tokens)
+        balancer.expect(request.ticket, request.expected_tokens, now_s)
 
     def first_token(self, request: Request, now_s: float) -> None:
         balancer = self._balancers.get(request.model_key)
@@ -226,7 +288,8 @@ class Balances:
             balancer.first_token(request.ticket, now_s)
 
     def left(self, request: Request, response_tokens: int, now_s: float) -> None:
-        """It is at `request.instance_id` no more; `response_tokens` of a whole answer, else 0."""
+        """Stop counting a request at `request.instance_id`. `response_tokens`: of a whole answer, else 0."""
+        self.stays.left(request, now_s)
         instance_id = request.instance_id
         left = self.in_flight[instance_id] - 1
         if left:
@@ -235,17 +298,17 @@ class Balances:
             del self.in_flight[instance_id]
         balancer = self._balancers.get(request.model_key)
         if balancer is not None:
-            balancer.ended(request.ticket, response_tokens, now_s)
+            balancer.ended(request.ticket, response_tokens, now_s, request.cached_tokens)
             instance = self._fleet.instances.get(instance_id)
             if instance is not None:
                 balancer.filled(instance_id, self.taken(instance))
-        if response_tokens and request.model_key in self._lengths:
-            lengths = self._lengths[request.model_key]
-            lengths.learn(request.prompt_tokens, response_tokens, request.text_tokens)
+                if self.hosts.riders:
+                    self._fill_beside(instance)
+        if response_tokens and self.tracks_tokens:
+            self.lengths_of(request.model_key).learn(request.prompt_tokens, response_tokens, request.text_tokens)
 
     def outlooks(self, model_key: str) -> dict[str, Outlook]:
-        """What is ahead of each instance that may be chosen, as of when time passed last; empty from a policy that
-        does not look ahead."""
+        """Expected load ahead of each ready instance, as of the last tick; empty where no policy looks ahead."""
         balancer = self._balancers.get(model_key)
         if balancer is None or not self.tracks_tokens:
             return {}

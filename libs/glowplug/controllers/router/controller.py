@@ -1,52 +1,60 @@
-"""The router: every request that arrives is dispatched, held or rejected, and ends exactly once.
+"""The router: it dispatches, holds or rejects every request that arrives, and each request ends exactly once.
 
-Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
-ClientLeft, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick; facts about
-instances and models, and the load reports of all routers. `restore` takes the tables of models, instances and start
-times.
+Notified of (`handlers`): the life of a request on the data port (RequestArrived, TextRead, FirstToken, HeadDue,
+RequestEnded, ClientLeft, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick;
+facts about instances and models, and the load reports of all routers. `restore` takes the tables of models, instances
+and start times.
 
 Asks for: Dispatch, Hold, Reject, Recall and MoveStream of a request (messages.py), and Publish of request.waiting and
-request.rejected. Load reports are made from `loads()`, and request.finished is the data port's.
+request.rejected. The service makes load reports from `loads()`, and its data port publishes request.finished.
 
-A request is answered by the first rule that applies:
+The first rule that applies to a request answers it:
  1. Its model is not known: 404. The router is stopping: 503.
- 2. An instance is ready with a free slot, and nobody waits: dispatch, by the routing policy.
+ 2. An instance is ready with a free slot, and no request waits: dispatch, by the routing policy.
  3. The model is cold and its operator has drained it: 503.
- 4. A moment ago the weights could not be had on any node that was tried, or no GPU could hold them, and nothing else
-    runs: 503 with that reason.
- 5. It is cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
+ 4. A start of the model failed a moment ago because no node it tried could get the weights or no GPU could hold them,
+    and no other instance of it runs or is starting: 503 with that reason.
+ 5. The model is cold, and the bus stores nothing, or the model refuses to hold: 503, and no start is asked for.
  6. The queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise
-    it is held in order of arrival, and request.waiting is published.
-A stream whose instance was lost goes on: it is dispatched again, or held before all that came later, for at most
-`continue_within_s`. It is the same demand, counted once. Lost more than `max_continuations` times, or where nothing can
-start, it is rejected. One that would outlast the drain of its instance is moved before (moving.py).
-A held request leaves by dispatch, by its client leaving, when it turns out that it cannot be sent on in time (429,
-unless its client has been answered 200), when its time has run out (503) or with its model (404).
+    the router holds the request and publishes request.waiting. Where several tenants are at the model and the queue is
+    full, the one that is refused is of the tenant with the most of the queue, by its weight.
+A stream whose instance was lost goes on: the router dispatches it again, or holds it before all later requests, for at
+most `continue_within_s`, and counts it as demand once. It rejects a stream that lost its instance more than
+`max_continuations` times, or for which nothing can start. A stream that would outlast the drain of its instance is
+moved before that drain ends (moving.py).
+A held request leaves when it is dispatched, when its client leaves, when it turns out that it cannot be sent on in
+time (429, unless its client has already been answered 200), when its time has run out (503) or when its model is
+undeployed (404).
 
-Promises: held requests of a model are dispatched in order of arrival. An instance is sent at most as many requests of
-this router as it runs at once, and fewer while other routers report theirs. A request that has brought down
-`max_dispatches` engines before its answer began is sent to no other. An older row never replaces a newer one, and an
-emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
+Promises: the router dispatches the held requests of one tenant and class in order of arrival. The fairness policy
+orders those of several (policies/fairness, sharing.py), may hold one beside a free slot, and has a running one give way
+to another; streams that go on after a loss are before all others. The router sends an instance at
+most as many requests as that instance runs at once, and fewer while other routers report theirs. A request that has
+brought down `max_dispatches` engines before its answer began is sent to no other engine. An older row never replaces a
+newer one, and an emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
 
 Never: waits for the control plane to serve a warm model; starts, stops or places anything itself; reads a clock, a
 socket or the text of a request.
 """
 
 from collections.abc import Mapping
-from itertools import takewhile
+from math import inf
 from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Tick
 from glowplug.controllers.port import Handlers
+from glowplug.controllers.router import classes
 from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.balance import Balances, Factory
-from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
+from glowplug.controllers.router.failures import BusWatch, Failures, rejection, suspended
 from glowplug.controllers.router.moving import Moves
-from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
+from glowplug.controllers.router.overload import Estimates, Overload
 from glowplug.controllers.router.params import RouterParams
 from glowplug.controllers.router.queue import ModelQueue, Request, rejected_fact, waiting_fact
+from glowplug.controllers.router.refusals import Refusals
+from glowplug.controllers.router.sharing import MakeDiscipline, Sharing
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
-from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, OnCold
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event, facts
@@ -57,12 +65,13 @@ from glowplug.policies.start_times import PRIORS, START_TIMES, Prior, StartTimes
 
 
 class RouterController:
-    """Pure: no clock, no socket. One per router process."""
+    """State machine of one router process, without clock or socket."""
 
     def __init__(
         self,
         params: RouterParams | None = None,
         balancer: Factory | None = None,
+        fairness: MakeDiscipline | None = None,
         *,
         priors: Mapping[str, Prior] = PRIORS,
     ) -> None:
@@ -82,9 +91,13 @@ class RouterController:
             quarantine_s=params.quarantine_s,
         )
         self.in_flight = self.balances.in_flight  # by instance_id
-        self.tracks_tokens = self.balances.tracks_tokens  # whether the policy asks for token counts and first tokens
+        # Whether the policy asks for token counts and first tokens, and for the blocks of prompts.
+        self.tracks_tokens, self.reads_prefixes = self.balances.tracks_tokens, self.balances.reads_prefixes
+        make = fairness or choose("fairness", params.fairness)
+        self._sharing = Sharing(make, self.fleet, self.balances, self.requests)
         self._failures = Failures(params.failure_memory_s)
         self._bus = BusWatch(params.bus_grace_s)
+        self._refusals = Refusals(self.fleet, self._failures, self._bus, self.overload, self.eta_s)
         self._moves = Moves(
             self.fleet,
             self.balances,
@@ -96,6 +109,7 @@ class RouterController:
         )
         self.handlers: Handlers = {
             msg.RequestArrived: self._arrived,
+            msg.TextRead: self._text_read,
             msg.FirstToken: self._first_token,
             msg.HeadDue: self._head_due,
             msg.RequestEnded: self._ended,
@@ -121,7 +135,7 @@ class RouterController:
         return handler(stimulus, now_s) if handler is not None else []
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float, *, is_copy: bool = False) -> list[Effect]:
-        """Take the whole `models`, `instances` or `start_times` table; other tables are none of the router's.
+        """Take the whole `models`, `instances` or `start_times` table, and ignore the other tables.
         `is_copy`: the rows come from a copy that may be old; the first reading of the store drops those it lacks."""
         effects: list[Effect] = []
         if table == START_TIMES:
@@ -152,97 +166,135 @@ class RouterController:
         if self.stopping:
             return [rejection(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
         queue = self._queue(model.key)
-        queue.last_active_at = now_s
-        queue.num_arrived += 1
-        request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
-        request.prompt_tokens, request.text_tokens = s.prompt_tokens, s.text_tokens
+        queue.arrived(s.priority, now_s)
+        request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent, prefix=s.prefix)
+        request.prompt_tokens, request.max_tokens, request.text_tokens = s.prompt_tokens, s.max_tokens, s.text_tokens
         request.expected_tokens = s.expected_tokens or self.balances.expect(
             model.key, s.prompt_tokens, s.max_tokens, s.text_tokens
         )
+        request.tenant, request.weight, request.priority, request.key_id = s.tenant, s.weight, s.priority, s.key_id
+        if queue.discipline is None and (queue.tenant != s.tenant or queue.priority is not s.priority):
+            self._sharing.meet(model.key, queue, request, now_s)
+        if queue.discipline is not None and not self._sharing.goes_at_once(request, queue, now_s):
+            return self._arrived_beside(request, model, queue, now_s)
         if not queue.waiting:
             instance = self.balances.choose(request, now_s)
             if instance is not None:
                 self.requests[s.ticket] = request
                 return [self._dispatch(request, instance, queue, now_s)]
-        refusal = self._refusal(model, queue, now_s)
+        refusal = self._refusals.of(model, queue, len(queue.waiting), now_s)
         if refusal is not None:
             return self._refuse(request, refusal)
         self.requests[s.ticket] = request
         request.cold = not self.fleet.ready(model.key)
-        queue.hold(request)
+        queue.hold(request, now_s)
         return [msg.Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
 
-    def _refusal(self, model: Model, queue: ModelQueue, now_s: float) -> GlowplugError | None:
-        """Why a request that cannot run now may not wait either."""
-        is_cold = not self.fleet.ready(model.key)
-        if is_cold and (known := self._no_start(model, now_s)) is not None:
-            return known
-        if is_cold and model.on_cold is OnCold.REFUSE:
-            retry_s = retry_after_s(self.eta_s(model.key, now_s))
-            text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
-            return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
-        if len(queue.waiting) >= model.max_queue:
-            text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
-            return Contended(text, retry_after_s=self.overload.ask_back_s(model, queue, now_s))
-        if self.overload.is_late(model, len(queue.waiting), 0.0, now_s):
-            return self.overload.error(model, queue, now_s)
-        return None
+    def _arrived_beside(self, request: Request, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
+        """Take a request of a model that several tenants or classes ask for: the discipline may dispatch it before
+        others that wait, hold it though a slot is free, or have another one refused where the queue is full."""
+        self.requests[request.ticket] = request
+        queue.hold(request, now_s)
+        effects = self._pump(model.key, now_s)
+        if request.instance_id:
+            return effects
+        request.cold = not self.fleet.ready(model.key)
+        num_ahead = queue.num_ahead(request.ticket, now_s)
+        is_full = len(queue.waiting) > model.max_queue
+        refused = self._sharing.refused(queue, request) if is_full else request
+        queue.remove(request.ticket)
+        refusal = self._refusals.of(model, queue, num_ahead, now_s)
+        refused = refused if isinstance(refusal, Contended) else request
+        if refusal is None or refused is not request:
+            queue.hold(request, now_s)
+        if refusal is not None:
+            queue.remove(refused.ticket)
+            del self.requests[refused.ticket]
+            effects += self._refuse(refused, refusal)
+        if request.ticket in queue.waiting:
+            effects += [msg.Hold(request.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+        return effects
 
-    def _no_start(self, model: Model, now_s: float) -> GlowplugError | None:
-        """Why nobody need wait for an instance of a cold model."""
-        if model.suspended:
-            return suspended(model)
-        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model)
-        return known if known is not None and not self.fleet.coming(model.key) else None
+    def chooses(self, model_key: str) -> bool:
+        """Return whether the text of a request that arrives now may decide its instance: the model has several ready
+        instances, or requests wait, so that it may have several by then. What a single instance was sent is thus not
+        known once a second one is ready: each conversation may be read there once more, and no oftener."""
+        return len(self.fleet.ready(model_key)) != 1 or bool(self._queue(model_key).waiting)
+
+    def _text_read(self, s: msg.TextRead, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is not None and request.instance_id and not request.broken_at:
+            self.balances.expect_of(request, s.text_tokens, now_s)
+            if s.teaches:
+                request.text_tokens = s.text_tokens
+        return []
 
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
         return [rejection(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> msg.Dispatch:
-        request.instance_id, request.sent_at = instance.instance_id, now_s
+        request.instance_id, request.sent_at, held_s = instance.instance_id, now_s, now_s - request.waits_since
+        request.is_read, request.gave_way_at = False, 0.0
+        if request.held_at:
+            request.waited_s, request.held_at = request.waited_s + now_s - request.held_at, 0.0
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
+        if queue.discipline is not None:
+            queue.discipline.sent(request.claim, now_s)
         if not request.broken_at:
             queue.num_dispatched += 1
-            request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
-        return msg.Dispatch(request.ticket, instance, now_s - request.waits_since, request.cold)
+            request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited for this start
+        return msg.Dispatch(request.ticket, instance, held_s, request.cold)
 
-    def _pump(self, model_key: str, now_s: float) -> list[Effect]:
-        """Release the oldest held requests into whatever slots are free."""
+    def _pump(self, model_key: str, now_s: float, most: float = inf) -> list[Effect]:
+        """Dispatch held requests to free slots, the oldest first, of all models that the same engines serve. Among
+        several tenants the discipline says which one, and which running request gives way."""
+        if self.balances.hosts.riders and most > 1:
+            return self.balances.hosts.in_turn(model_key, self.queues, lambda key: self._pump(key, now_s, most=1))
         effects: list[Effect] = []
-        while (queue := self.queues.get(model_key)) and (request := queue.oldest()) is not None:
-            instance = self.balances.choose(request, now_s)
-            if instance is None:
-                break
-            queue.waiting.popitem(last=False)
+        while len(effects) < most and (queue := self.queues.get(model_key)):
+            shared = queue.discipline is not None
+            if not queue.waiting and (queue.discipline is None or not queue.discipline.may_recall):
+                return effects
+            request = self._sharing.next(model_key, queue, now_s) if shared else queue.oldest()
+            instance = self.balances.choose(request, now_s) if request is not None else None
+            if request is None or instance is None:
+                return effects + self._sharing.recalls(model_key, queue, now_s) if shared else effects
+            del queue.waiting[request.ticket]  # _dispatch takes it out of the discipline
             effects.append(self._dispatch(request, instance, queue, now_s))
         return effects
 
-    def _release(self, request: Request, now_s: float, response_tokens: int = 0) -> None:
-        """Take a request out of the counts, wherever it is."""
+    def _release(self, request: Request, now_s: float, response_tokens: int = 0, *, comes_back: bool = False) -> None:
+        """Take a request out of the counts, whether it is held or runs. `comes_back`: it will be sent again."""
         queue = self._queue(request.model_key)
-        queue.last_active_at = now_s
+        queue.active(request.priority, now_s)
         if not request.instance_id:
-            queue.waiting.pop(request.ticket, None)
+            queue.remove(request.ticket)
             return
         queue.num_running -= 1
+        if queue.discipline is not None:
+            queue.discipline.left(request.ticket, response_tokens, now_s, comes_back=comes_back)
         self.balances.left(request, response_tokens, now_s)
         request.instance_id, request.leaves = "", None
 
     def _first_token(self, s: msg.FirstToken, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
         if request is not None and request.instance_id:
+            request.is_read = True
             self.balances.first_token(request, now_s)
-            return self._pump(request.model_key, now_s)  # who was held until prompts have been read
+            queue = self.queues.get(request.model_key)
+            if queue is not None and queue.discipline is not None:
+                queue.discipline.read(s.ticket, now_s)
+            return self._pump(request.model_key, now_s)  # requests held until prompts have been read
         return []
 
     def _head_due(self, s: msg.HeadDue, now_s: float) -> list[Effect]:
-        """The last chance to refuse a stream: what is not measured yet is guessed."""
+        """Refuse a stream for the last time that this is possible; an answer time not measured yet is guessed."""
         request = self.requests.get(s.ticket)
         if request is None or request.instance_id:
             return []
         model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
-        num_ahead = list(queue.waiting).index(s.ticket)
+        num_ahead = queue.num_ahead(s.ticket, now_s)
         waited_s = now_s - request.arrived_at
         if model is not None and self.overload.is_late(model, num_ahead, waited_s, now_s, last_chance=True):
             return self._refuse_late(model, queue, [request], now_s)
@@ -251,13 +303,15 @@ class RouterController:
 
     def _refuse_late(self, model: Model, queue: ModelQueue, late: list[Request], now_s: float) -> list[Effect]:
         for request in late:
-            del self.requests[request.ticket], queue.waiting[request.ticket]
+            del self.requests[request.ticket]
+            queue.remove(request.ticket)
         return [e for one in late for e in self._refuse(one, self.overload.error(model, queue, now_s))]
 
     def _ended(self, s: msg.RequestEnded, now_s: float) -> list[Effect]:
         request = self.requests.pop(s.ticket, None)
         if request is None:
             return []
+        request.cached_tokens = s.cached_tokens
         self.estimates.learn_service(request.model_key, s.took_s)
         self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
         return self._pump(request.model_key, now_s)
@@ -269,8 +323,10 @@ class RouterController:
         request = self.requests.get(s.ticket)
         if request is None or not request.instance_id:
             return []
+        if request.gives_way:
+            return self._gave_way(request, None, now_s)
         self.balances.unreachable(request.instance_id, request.model_key, now_s)
-        self._release(request, now_s)
+        self._release(request, now_s, comes_back=True)
         if request.broken_at:
             request.num_continued += s.reached
             return self._go_on(request, s.reason, now_s)
@@ -281,7 +337,7 @@ class RouterController:
             return [*self._refuse(request, EngineFailed(s.reason)), *self._pump(request.model_key, now_s)]
         queue = self._queue(request.model_key)
         request.cold = request.cold or not self.fleet.ready(request.model_key)
-        queue.hold(request)
+        queue.hold(request, now_s)
         effects = self._pump(request.model_key, now_s)
         if not request.instance_id:
             effects += [msg.Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
@@ -291,10 +347,13 @@ class RouterController:
         request = self.requests.get(s.ticket)
         if request is None or not request.instance_id:
             return []
+        if request.gives_way and not s.is_lost:
+            return self._gave_way(request, s.num_tokens, now_s)
+        request.gives_way = False
         instance_id = request.instance_id
         if s.is_lost and not s.is_reached:
             self.balances.unreachable(instance_id, request.model_key, now_s)
-        self._release(request, now_s)
+        self._release(request, now_s, comes_back=True)
         request.num_continued += s.is_lost
         request.go_on_behind(s.num_tokens, now_s)
         return self._go_on(request, s.reason, now_s, failed_at=instance_id if s.is_reached else "")
@@ -309,18 +368,34 @@ class RouterController:
         request = self.requests.get(s.ticket)
         if request is None or not request.instance_id:
             return []
+        if request.gives_way:
+            self._sharing.stays(self._queue(request.model_key), request)
+            return self._pump(request.model_key, now_s)
         return [*self._moves.failed(request, s, now_s), *self._pump(request.model_key, now_s)]
 
+    def _gave_way(self, request: Request, num_tokens: int | None, now_s: float) -> list[Effect]:
+        """Hold a request that has left its instance for another one, in its place among its tenant's."""
+        model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
+        self._release(request, now_s, comes_back=True)
+        self._sharing.gave_way(request, num_tokens, now_s)
+        if model is None:
+            return self._go_on(request, "the request gave way to another one", now_s)
+        queue.hold(request, now_s)
+        effects = self._pump(model.key, now_s)
+        if not request.instance_id:
+            effects += [msg.Hold(request.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+        return effects
+
     def _go_on(self, request: Request, reason: str, now_s: float, *, failed_at: str = "") -> list[Effect]:
-        """Another instance takes a stream that has begun, now or once there is one; else it ends. `failed_at`: the
-        instance that is asked only where no other has a free slot."""
+        """Continue a stream that has begun at another instance, now or once one is ready; reject it where none can take
+        it. `failed_at`: the instance that is asked only where no other has a free slot."""
         key, most = request.model_key, self.params.max_continuations
         model, queue = self.fleet.models.get(key), self._queue(key)
         why = f"the stream was continued {most} times already" if request.num_continued > most else ""
         if model is None:
             why = why or "its model was undeployed"
         else:
-            queue.hold(request)
+            queue.hold(request, now_s)
             effects: list[Effect] = []
             if not why:
                 with self.balances.without(failed_at, now_s):
@@ -329,14 +404,14 @@ class RouterController:
             if request.instance_id:
                 return effects
             if not why and not self.fleet.ready(key):
-                known = self._no_start(model, now_s)
+                known = self._refusals.no_start(model, now_s)
                 if known is None and model.on_cold is OnCold.REFUSE:
                     known = NoCapacity("its model is not running and is set to refuse rather than hold.")
                 why = known.message if known is not None else ""
             if not why:
                 hold = msg.Hold(request.ticket, self.eta_s(key, now_s))
                 return [*effects, hold, *self._say_waiting(model, queue, now_s)]
-            del queue.waiting[request.ticket]
+            queue.remove(request.ticket)
         del self.requests[request.ticket]
         return [rejection(request.ticket, EngineFailed(f"{reason}; {why}")), *self._pump(key, now_s)]
 
@@ -379,11 +454,14 @@ class RouterController:
             if before is None or before.state is not InstanceState.READY:
                 self._learn_start(instance)
             self._failures.forget(instance.model_key)
+            self._sharing.look(instance.model_key, self._queue(instance.model_key), now_s)
             return effects + self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.DRAINING:
-            return effects or self._moves.begin(now_s)  # who is recalled leaves anyhow; who stays is asked at a tick
+            if effects:
+                return effects  # recalled streams leave anyhow; a tick asks the others
+            return [*self._moves.begin(now_s), *classes.gives_way(instance, self.requests.values())]
         was_dormant = before is not None and before.state.is_dormant
-        if instance.state is InstanceState.FAILED and not was_dormant:  # a sleeper that dies is no start that failed
+        if instance.state is InstanceState.FAILED and not was_dormant:  # else a sleeping engine died
             reason = instance.reason or "the instance failed"
             recalls = self._recall(instance.instance_id, reason) if code == "node_left" else effects
             return [*recalls, *self._start_failed(instance, code, reason, now_s)]
@@ -395,7 +473,7 @@ class RouterController:
             self.estimates.starts.times.learn(instance, model)
 
     def _stage_failed(self, instance: Instance, code: str) -> list[Effect]:
-        """A later stage on a node that has left: what the pipeline runs is lost, as long as it needs that stage."""
+        """Recall the requests of a pipeline that still needs a later stage whose node has left."""
         whole = self.fleet.instances.get(instance.part_of)
         if code != "node_left" or whole is None or whole.is_whole:
             return []
@@ -406,24 +484,25 @@ class RouterController:
         return [msg.Recall(ticket, reason, ended, moved) for ticket in running]
 
     def _start_failed(self, instance: Instance, code: str, message: str, now_s: float) -> list[Effect]:
-        """Remember why; when it is the weights, no other node is tried and nothing else can serve, nobody waits for
-        nothing."""
+        """Remember a failed start, and reject the waiting requests of a model that has no other instance and whose
+        failure is hopeless (failures.py)."""
         model_key = instance.model_key
         failure = self._failures.remember(instance, code, message, now_s)
-        queue = self.queues.get(model_key)
         served = self.fleet.ready(model_key) or self.fleet.coming(model_key)
-        if queue is None or served or not failure.is_hopeless:
-            return []
-        return self._empty(queue, self._failures.error(failure))
+        return [] if served or not failure.is_hopeless else self._empty_cold(model_key, self._failures.error(failure))
 
     def _model_changed(self, model: Model, now_s: float) -> list[Effect]:
         if not self.fleet.model_table.apply(model, now_s):
             return []
         self._failures.forget(model.key)
-        queue = self.queues.get(model.key)
-        if queue is not None and model.suspended and not self.fleet.ready(model.key):
-            return self._empty(queue, suspended(model))
-        return self._pump(model.key, now_s)
+        effects = self._empty_cold(model.key, suspended(model)) if model.suspended else []
+        return effects + self._pump(model.key, now_s)
+
+    def _empty_cold(self, model_key: str, error: GlowplugError) -> list[Effect]:
+        """Reject the held requests of a model, and of its adapters, that no instance serves or will serve soon."""
+        keys = [model_key, *(one.key for one in self.fleet.models.values() if one.base == model_key)]
+        cold = [key for key in keys if key in self.queues and not self.fleet.ready(key)]
+        return [effect for key in cold for effect in self._empty(self.queues[key], error)]
 
     def _model_gone(self, model: Model) -> list[Effect]:
         queue = self.queues.get(model.key)
@@ -432,10 +511,10 @@ class RouterController:
         return self._empty(queue, ModelNotFound(f"The model `{model.name}` was undeployed."))
 
     def _empty(self, queue: ModelQueue, error: GlowplugError) -> list[Effect]:
-        """Answer everyone who waits with one error."""
+        """Reject all held requests of a model with one error."""
         effects: list[Effect] = []
-        while queue.waiting:
-            ticket, request = queue.waiting.popitem(last=False)
+        for ticket, request in list(queue.waiting.items()):
+            queue.remove(ticket)
             del self.requests[ticket]
             effects += self._refuse(request, error)
         return effects
@@ -453,11 +532,15 @@ class RouterController:
             self._failures.forget(key)
         self.balances.forget_unused(self.fleet.models.keys() | self.queues.keys())
         self.overload.look(self.queues.items(), now_s)
+        for key, queue in self.queues.items():
+            if queue.discipline is not None:
+                self._sharing.look(key, queue, now_s)
         for key in [key for key, queue in self.queues.items() if queue.waiting]:
             queue, model = self.queues[key], self.fleet.models.get(key)
             if model is None:
                 continue
             effects += self._pump(key, now_s)
+            classes.age(queue, model, now_s)
             effects += self._expire(model, queue, now_s)
             if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._bus.overdue(model, now_s)):
                 effects += self._empty(queue, e)
@@ -467,28 +550,11 @@ class RouterController:
 
     def _expire(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for request in list(takewhile(lambda r: r.broken_at or self._is_over(r, model, now_s), queue.waiting.values())):
-            if not self._is_over(request, model, now_s):
-                continue  # a stream that broke waits from then on, before those that came later
-            del queue.waiting[request.ticket], self.requests[request.ticket]
-            most_s = self._most_s(request, model)
-            failure = self._failures.of(model.key)
-            why = f" The last start failed: {failure.message}" if failure is not None else ""
-            if request.broken_at:
-                text = f"No instance of `{model.name}` could go on with the stream within {most_s:g} s.{why}"
-                effects.append(rejection(request.ticket, EngineFailed(text)))
-                continue
-            text = f"No instance of `{model.name}` could take the request within {most_s:g} s.{why}"
-            retry_s = self.overload.ask_back_s(model, queue, now_s)
-            effects += self._refuse(request, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
+        for request, error in self._refusals.expired(model, queue, self.params.continue_within_s, now_s):
+            del self.requests[request.ticket]
+            is_stream = bool(request.broken_at)
+            effects += [rejection(request.ticket, error)] if is_stream else self._refuse(request, error)
         return effects
-
-    def _most_s(self, request: Request, model: Model) -> float:
-        """Seconds that it may wait."""
-        return self.params.continue_within_s if request.broken_at else model.max_wait_s
-
-    def _is_over(self, request: Request, model: Model, now_s: float) -> bool:
-        return now_s - request.waits_since >= self._most_s(request, model)
 
     def _drain_started(self, _: msg.DrainStarted, now_s: float) -> list[Effect]:
         self.stopping = True
@@ -499,32 +565,24 @@ class RouterController:
         if oldest is None or now_s - queue.published_at < self.params.waiting_every_s:
             return []
         queue.published_at = now_s
-        most_s = self._most_s(oldest, model)
-        return [waiting_fact(model, oldest, len(queue.waiting), most_s, self.params.router_id)]
+        most_s = oldest.most_s(model.max_wait_s, self.params.continue_within_s)
+        by_class = classes.num_by_class(queue)
+        return [waiting_fact(model, oldest, len(queue.waiting), by_class, most_s, self.params.router_id)]
 
     def eta_s(self, model_key: str, now_s: float) -> float:
         """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot."""
         return self.overload.eta_s(model_key, self.queues.get(model_key), self.balances.taken, now_s)
 
     def loads(self) -> dict[str, ModelLoad]:
-        """What this router holds and runs, by model_key, for router.load_reported."""
+        """This router's load by model_key, for router.load_reported."""
         return {key: self.load(key) for key in self.queues}
 
     def load(self, model_key: str) -> ModelLoad:
         queue = self.queues.get(model_key)
         if queue is None:
             return ModelLoad()
-        mine = self.fleet.of(model_key)
-        return ModelLoad(
-            num_waiting=len(queue.waiting),
-            num_in_flight=queue.num_running,
-            last_active_at=queue.last_active_at,
-            num_arrived=queue.num_arrived,
-            num_dispatched=queue.num_dispatched,
-            in_flight_by_instance={i: self.in_flight[i] for i in mine if i in self.in_flight},
-            outlook_by_instance=self.balances.outlooks(model_key),
-            slots_per_instance=slots_per_instance(mine.values()),
-        )
+        outlooks = self.balances.outlooks(model_key)
+        return classes.load_of(model_key, queue, self.fleet, self.in_flight, outlooks, self.requests)
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

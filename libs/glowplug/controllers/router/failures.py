@@ -1,4 +1,4 @@
-"""Why a request need not wait for a start: the last one failed hopelessly, or none can be asked for."""
+"""Reasons not to wait for a start: the last one failed hopelessly, or the bus cannot carry the command for one."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 
-NEXT_TRY_S = 600.0  # a failure counts as the next try of a start that failed before, if it comes within
-SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
+NEXT_TRY_S = 600.0  # a failure within this time of another one is a further try of the same start
+SUSPENDED_RETRY_S = 60.0  # a person decides when, so no time can be computed
 HOPELESS_CODES = (  # waiting would not help
     "weights_corrupt",
     "weights_unavailable",
@@ -22,7 +22,7 @@ HOPELESS_CODES = (  # waiting would not help
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last start that failed for a model."""
+    """The last failed start of a model."""
 
     code: str
     message: str
@@ -36,15 +36,15 @@ class Failure:
 
 
 class Failures:
-    """model_key -> Failure. A hopeless one answers new requests at once for `memory_s`."""
+    """The last failure of each model. A hopeless one answers new requests at once for `memory_s`."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
         self._by_model: dict[str, Failure] = {}
 
     def remember(self, instance: Instance, code: str, message: str, now_s: float) -> Failure:
-        """The newest failure of a model counts, except that a hopeless one is not forgotten over another kind. Nobody
-        is refused over a start that may be tried on other nodes."""
+        """Remember the newest failure of a model; another kind with no tries left does not replace a hopeless one. A
+        start that may be tried on other nodes is never hopeless."""
         model_key, tries_left = instance.model_key, instance.tries_left
         known = self._by_model.get(model_key)
         tried_on = frozenset({instance.node_id})
@@ -78,29 +78,29 @@ class Failures:
 
 
 class BusWatch:
-    """Nothing cold can be started while the bus stores no events: requests that would wait for a start are refused.
-    `grace_s`: how long those that are held already wait for the bus."""
+    """Refusal of cold requests while the bus stores no events and nothing can be started. `grace_s`: how long requests
+    that are already held wait for the bus."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._reason, self._since = "", 0.0
 
     def changed(self, stimulus: BusRefuses, now_s: float) -> list[Effect]:
-        """The bus stores events again, or no more; the time runs from the first refusal."""
+        """Note that the bus refuses events, counted from its first refusal, or stores them again."""
         if stimulus.reason and not self._reason:
             self._since = now_s
         self._reason = stimulus.reason
         return []
 
     def refusal(self, model: Model) -> GlowplugError | None:
-        """What a cold model answers, of which no instance is on its way."""
+        """The error for requests of a cold model with no instance starting, while the bus refuses; else None."""
         if not self._reason:
             return None
         text = f"The model `{model.name}` is not running and cannot be started now: {self._reason}."
         return coded(NoCapacity(text, retry_after_s=self._grace_s), "control_plane_unavailable")
 
     def overdue(self, model: Model, now_s: float) -> GlowplugError | None:
-        """The same for those that are held, once the grace is over."""
+        """The error for held requests of a cold model, once the grace is over; else None."""
         return self.refusal(model) if now_s - self._since >= self._grace_s else None
 
 
@@ -111,7 +111,7 @@ def coded(error: GlowplugError, code: str) -> GlowplugError:
 
 
 def code_in(reason: str) -> str:
-    """The error code a reason begins with ("weights_corrupt: sha256 ..."), or engine_failed."""
+    """The error code that begins a reason ("weights_corrupt: sha256 ..."), else engine_failed."""
     head = reason.partition(":")[0].strip()
     return head if head in HOPELESS_CODES else "engine_failed"
 
@@ -122,6 +122,6 @@ def rejection(ticket: int, error: GlowplugError) -> Reject:
 
 
 def suspended(model: Model) -> GlowplugError:
-    """What a cold model answers that its operator has drained."""
+    """The error for requests of a cold model that its operator has drained."""
     text = f"The model `{model.name}` has been drained by its operator."
     return coded(NoCapacity(text, retry_after_s=SUSPENDED_RETRY_S), "model_suspended")

@@ -1,18 +1,18 @@
-"""Streams leave an instance that drains before its drain ends them: make before break.
+"""Moves of streams off a draining instance before its drain ends them: make before break.
 
-The row of an instance that drains says when what still runs there is ended (`drain_ends_at`): for a node that is
-drained, for one whose memory another start waits for, for one that is spare. A stream that is expected to go on beyond
-that time is asked for at another READY instance of its model with a free slot, while the first one answers it still. It
-leaves that one once the other has begun; where the other does not, it stays. Its first instance is free that much
-sooner, and nothing waits for a start.
+The row of a draining instance says when its remaining requests are ended (`drain_ends_at`): because its node is
+drained, because another start waits for its memory, or because it is not needed. The router asks another READY instance
+of the model with a free slot to take each stream that is expected to outlast the drain, while the first instance still
+answers it. The stream leaves the first instance once the other has begun, and stays where the other does not begin.
+The first instance is free that much sooner, and nothing waits for a start.
 
-A stream stays that is expected to end in time, that no engine can go on with, or for which no other instance has a free
-slot; with none it runs to the deadline, and is continued afterwards as one whose engine was lost. So does an answer
-that is no stream. In time is before that end; while models wait for memory, which the drained instance may be asked to
-give back, it is within as long as a move may take (`within_s`).
+A stream stays when it is expected to end in time, when no engine can continue it, or when no other instance has a free
+slot. It then runs to the deadline, and is continued afterwards like one whose engine was lost. An answer that is no
+stream stays too. "In time" means before `drain_ends_at`; while models wait for memory, which the drained instance may
+be asked to give back, it means within the time that a move may take (`within_s`).
 
-How long an answer still takes is not known: as long as answers of its model take, or as it has run already, whichever
-is longer (of what has lasted, most lasts as long again).
+How long an answer still takes is not known. It is expected to take as long as the model's answers do, or as long as it
+has already run, whichever is longer (most things that have lasted last as long again).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,18 +25,16 @@ from glowplug.controllers.router.queue import ModelQueue, Request
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.fleet.tables import Fleet
 
-RETRY_S = 1.0  # a stream that could not leave is asked no sooner
+RETRY_S = 1.0  # least time between two tries to move one stream
 
 
 def remaining_s(ran_s: float, mean_s: float) -> float:
-    """Seconds that an answer is expected to go on which has run for `ran_s`, where those of its model take `mean_s` (0:
-    not known)."""
+    """Expected seconds until an answer ends that has run for `ran_s`. `mean_s`: of its model's answers, 0: unknown."""
     return max(ran_s, mean_s)
 
 
 class Moves:
-    """Who leaves which instance, of one router. `most`: instances that may fail to take one stream; `within_s` 0: none
-    leaves."""
+    """Moves of one router's streams. `most`: instances that may fail to take one stream; `within_s` 0: no moves."""
 
     def __init__(
         self,
@@ -52,10 +50,10 @@ class Moves:
         self._fleet, self._balances, self._overload = fleet, balances, overload
         self._requests, self._queue, self._most, self._within_s = requests, queue, most, within_s
         self._is_on = bool(most and within_s)
-        self._ends_at: dict[str, float] = {}  # instance_id -> when its drain does
+        self._ends_at: dict[str, float] = {}  # instance_id -> when its drain ends
 
     def instance_changed(self, instance: Instance) -> None:
-        """Its row is another."""
+        """Note from an instance's new row when its drain ends, if it drains."""
         if self._is_on and instance.state is InstanceState.DRAINING and instance.drain_ends_at:
             self._ends_at[instance.instance_id] = instance.drain_ends_at
         else:
@@ -65,7 +63,7 @@ class Moves:
         self._ends_at.pop(instance_id, None)
 
     def begin(self, now_s: float) -> list[Effect]:
-        """Ask for what would not end in time elsewhere, the oldest first."""
+        """Ask other instances to take the streams that would outlast their drains, the oldest first."""
         late = {i: at for i, at in self._ends_at.items() if self._balances.in_flight.get(i)}
         if not late:
             return []
@@ -85,25 +83,26 @@ class Moves:
         if request.leaves is not None or request.stays or now_s < request.no_move_before:
             return True
         if self._queue(request.model_key).waiting:
-            return True  # a slot that is free is theirs
+            return True  # free slots go to the waiting requests
         if self._overload.is_short:
             ends_at = min(ends_at, now_s + self._within_s)
         mean_s = self._overload.estimates.service_s.get(request.model_key, 0.0)
         return now_s + remaining_s(now_s - request.sent_at, mean_s) <= ends_at
 
     def _put(self, request: Request, instance: Instance, now_s: float) -> None:
-        """It counts there from now on."""
+        """Count a moved stream at its new instance."""
         self._balances.left(request, 0, now_s)
         request.instance_id = instance.instance_id
         self._balances.sent(request, instance, now_s)
 
     def done(self, request: Request, stimulus: StreamMoved, now_s: float) -> None:
-        """The other instance has it, or the first one is lost and the other is to have it."""
+        """Take note that a stream moved, or that the other instance is to take it since the first one is lost."""
         request.leaves, request.sent_at = None, now_s
         request.go_on_behind(stimulus.num_tokens, now_s)
 
     def failed(self, request: Request, stimulus: MoveFailed, now_s: float) -> list[Effect]:
-        """It stays where it was, for now or for good. What became of that one meanwhile holds for it again."""
+        """Count a stream at its first instance again after a failed move, for now or for good. Where that instance has
+        ended meanwhile, recall the stream."""
         first, other = request.leaves, request.instance_id
         if first is None:
             return []

@@ -1,14 +1,14 @@
-"""When a request will be taken: which held ones cannot be sent on in time, and when the refused may ask again.
+"""Estimates of waits: which held requests cannot be sent on in time, and when a refused client may ask again.
 
-The work of a queue is the seconds that its model's slots take for it. Where memory does for all, a request waits for
-what is left of a start and for the work before it, over the slots that its model may grow to. While memory is short
-(models wait with no instance there or on its way) those that have memory share it with those that wait: as under fair
-sharing each of the others has as much work done meanwhile as this one, or all it has. The pace of all of them together,
-starts and drains included, is measured as it goes by.
+The work of a queue is the time in which its model's slots serve it. While there is memory for all models, a request
+waits for what is left of a start and for the work before it, spread over the slots that its model may grow to. While
+memory is short (a model's requests wait and no instance of it runs or is starting), the models with memory share it
+with those that wait: as under fair sharing, each other model has as much work done meanwhile as this one, or all its
+work. The pace of all models together, starts and drains included, is measured as it goes by.
 
-The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
-short, which has to have some reserve. Its Retry-After tells a refused request to come back when those that wait, and
-those refused before it, will have been served.
+Answer times are measured: the router refuses nobody on a guess, except a stream at its last chance while memory is
+short, because such a stream needs some reserve. Retry-After asks a refused client to come back when the requests that
+wait, and those refused before it, will have been served.
 """
 
 import math
@@ -24,23 +24,23 @@ from glowplug.domain.model import Model
 from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import Fleet
 
-_WITHOUT_S = 1.0  # who waits for so long with nothing on its way finds no memory: a start is seen in milliseconds
-_PACE_OVER_S = 20.0  # the pace is a mean over so long, and begins as if those with memory only answered, at first
-_LAST_CHANCE = 2 / 3  # of the ratio, while memory is short: the pace begins without starts and drains, and only falls
-_LEAST_PACE = 0.1  # a fleet that seems to do nothing may be paused, and is not given up
-_MAX_LOOK_S = 1.0  # a longer gap between two looks is the router's pause, not the fleet's
+_WITHOUT_S = 1.0  # a request waiting this long with no start under way lacks memory: starts show in milliseconds
+_PACE_OVER_S = 20.0  # time over which the pace is averaged; it begins as if only models with memory answered
+_LAST_CHANCE = 2 / 3  # factor on `ratio` while memory is short: the pace starts too high, without starts and drains
+_LEAST_PACE = 0.1  # assumed of a fleet that seems to do nothing: it may only be paused
+_MAX_LOOK_S = 1.0  # a longer gap between two looks means that the router paused, not the fleet
 _MAX_ASKED_BACK = 10_000  # refused requests remembered per model
 _LONGEST_S = 600  # bound of every Retry-After
 
 
 def retry_after_s(seconds: float) -> float:
-    """`seconds` as a Retry-After: whole, at least 1, bounded."""
+    """Round `seconds` up to a Retry-After: whole, at least 1, at most `_LONGEST_S`."""
     return float(min(max(math.ceil(seconds), 1), _LONGEST_S))
 
 
 @dataclass(slots=True)
 class Estimates:
-    """Seconds that starts take, as `starts` predicts them, and answers: exponentially weighted means per model_key."""
+    """Predicted seconds of a start (`starts`) and mean seconds of an answer (exponentially weighted), per model_key."""
 
     starts: StartEstimates = field(default_factory=StartEstimates)
     default_service_s: float = 3.0
@@ -51,7 +51,7 @@ class Estimates:
     _steady_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # model_key -> samples, mean
 
     def learn_service(self, model_key: str, took_s: float) -> None:
-        """One measured answer, dispatch to last byte."""
+        """Take the seconds of one measured answer, dispatch to last byte."""
         if took_s > 0:
             old = self.service_s.get(model_key)
             self.service_s[model_key] = took_s if old is None else old + self.weight * (took_s - old)
@@ -70,14 +70,14 @@ class Estimates:
         return math.ceil(num_ahead / max(num_slots, 1)) * service_s
 
     def forget(self, model_key: str) -> None:
-        """Drop what was learned of a model that is no more."""
+        """Drop what was learned of a model that was undeployed."""
         self.starts.times.forget(lambda key: key == model_key)
         self.service_s.pop(model_key, None)
         self._steady_s.pop(model_key, None)
 
 
 class _Works:
-    """The work of several queues, so that what they do beside one of them is found without a look at each."""
+    """The work of several queues, sorted, so that the sum over all but one is found without a look at each."""
 
     def __init__(self, works: Mapping[str, float] | None = None) -> None:
         self._works = works or {}
@@ -85,7 +85,7 @@ class _Works:
         self._sums = [0.0, *accumulate(self._sorted)]
 
     def beside(self, model_key: str, work_s: float) -> float:
-        """The work of all but that one together, of each at most `work_s`."""
+        """The work of all queues but that of `model_key` together, each counted up to `work_s`."""
         at = bisect_left(self._sorted, work_s)
         own_s = min(work_s, self._works.get(model_key, 0.0))
         return self._sums[at] + (len(self._sorted) - at) * work_s - own_s
@@ -93,23 +93,24 @@ class _Works:
 
 @dataclass(slots=True)
 class Overload:
-    """`ratio`: a request is refused when its estimated wait is so many times what it may still wait; 0: never."""
+    """Detection of memory shortages and of late requests. `ratio`: refuse a request whose estimated wait is so many
+    times what it may still wait; 0: never."""
 
     fleet: Fleet
     estimates: Estimates
     ratio: float
     is_short: bool = False  # models wait for memory
-    _held: _Works = field(default_factory=_Works)  # of every model with requests, what waits
-    _owed: _Works = field(default_factory=_Works)  # ... and was asked to come back
-    pace: float = 1.0  # while it is short: work that is done in a second, of all models together
-    _best: float = 0.0  # the highest pace since it is short, once that is a measurement
-    _sustained: float = 0.0  # ... of the last time that it was; 0: not known
-    _short_at: float = 0.0  # since when it is
-    _dispatched: dict[str, int] = field(default_factory=dict)  # model_key -> when last looked at
+    _held: _Works = field(default_factory=_Works)  # work of the waiting requests, by model
+    _owed: _Works = field(default_factory=_Works)  # ... and of those that were asked to come back
+    pace: float = 1.0  # work done in a second by all models together, while memory is short
+    _best: float = 0.0  # the highest pace of this shortage, once it is measured
+    _sustained: float = 0.0  # the highest pace of the last shortage; 0: not known
+    _short_at: float = 0.0  # when this shortage began
+    _dispatched: dict[str, int] = field(default_factory=dict)  # model_key -> requests dispatched by the last look
     _looked_at: float = 0.0
 
     def look(self, queues: Iterable[tuple[str, ModelQueue]], now_s: float) -> None:
-        """Count who has memory and who waits for it, and what has been done since the last look."""
+        """Count the models that have memory and that wait for it, and measure the work done since the last look."""
         num_there = num_without = 0
         done_s, held, owed = 0.0, dict[str, float](), dict[str, float]()
         for key, queue in queues:
@@ -143,15 +144,18 @@ class Overload:
         self.is_short = num_without > 0
 
     def forget(self, model_key: str) -> None:
-        """A model that is no more."""
+        """Drop the count of a model that was undeployed."""
         self._dispatched.pop(model_key, None)
 
     def _has_memory(self, model_key: str) -> bool:
-        """Whether an instance that serves is there, on its way or draining."""
-        return any(i.serves for i in self.fleet.of(model_key).values())
+        """Return whether a serving instance of the model, or of an adapter's base, is ready, starting or draining."""
+        if any(i.serves for i in self.fleet.of(model_key).values()):
+            return True
+        model = self.fleet.models.get(model_key)
+        return model is not None and bool(model.base) and self._has_memory(model.base)
 
     def _unit_s(self, model_key: str) -> float:
-        """The work of one request; 0 where no answer has been seen."""
+        """The work of one request; 0 where no answer was measured."""
         service_s = self.estimates.service_s.get(model_key, 0.0)
         return service_s / self._num_slots(model_key) if service_s else 0.0
 
@@ -161,11 +165,12 @@ class Overload:
         return sum(i.max_concurrency for i in ready) or (model.max_concurrency if model else 1)
 
     def _shared_s(self, model_key: str, work_s: float, works: _Works) -> float:
-        """Seconds until so much work of one queue is done, while memory is short."""
+        """Seconds until `work_s` of one queue is done, while memory is short."""
         return max(work_s, (work_s + works.beside(model_key, work_s)) / max(self.pace, _LEAST_PACE))
 
     def wait_s(self, model: Model, num_ahead: int, now_s: float, *, guess: bool = False) -> float | None:
-        """Seconds that a request waits at least with `num_ahead` before it; None where that is not known."""
+        """Least seconds that a request with `num_ahead` before it waits; None where no answer time is measured.
+        `guess`: while memory is short, take the default answer time instead of None."""
         service_s = self.estimates.measured_service_s(model.key)
         if service_s is None and guess and self.is_short:
             service_s = self.estimates.default_service_s
@@ -180,15 +185,19 @@ class Overload:
         return max(self.start_left_s(model.key, now_s), self._shared_s(model.key, work_s, self._held))
 
     def start_left_s(self, model_key: str, now_s: float) -> float:
-        """Seconds until an instance of the model is ready: 0 when one is."""
-        rows = self.fleet.of(model_key).values()
-        return self.estimates.starts.left_s(self.fleet.models.get(model_key), rows, now_s)
+        """Seconds until an instance of the model is ready: 0 when one is. An adapter's start begins once an instance of
+        its base is ready."""
+        rows, model = self.fleet.of(model_key).values(), self.fleet.models.get(model_key)
+        left_s = self.estimates.starts.left_s(model, rows, now_s)
+        if model is not None and model.base and not any(row.serves for row in rows):
+            left_s += self.start_left_s(model.base, now_s)
+        return left_s
 
     def is_late(
         self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
     ) -> bool:
-        """Whether a request that has waited for so long, with `num_ahead` before it, need not wait on.
-        `last_chance`: it cannot be refused later."""
+        """Return whether a request that has waited `waited_s`, with `num_ahead` before it, should be refused now.
+        `last_chance`: the request cannot be refused later."""
         if not self.ratio:
             return False
         wait_s = self.wait_s(model, num_ahead, now_s, guess=last_chance)
@@ -196,21 +205,23 @@ class Overload:
         return wait_s is not None and wait_s > ratio * max(0.0, model.max_wait_s - waited_s)
 
     def late(self, model: Model, queue: ModelQueue, now_s: float) -> list[Request]:
-        """Those of a queue that need not wait on. Who has been answered 200 already stays."""
+        """The held requests of a queue to refuse now. A request stays that gave way to another one, or whose client was
+        already answered 200."""
         oldest = queue.oldest()
         if oldest is None or not self.is_late(model, len(queue.waiting) - 1, now_s - oldest.waits_since, now_s):
-            return []  # the last would not be late even with the least time left
+            return []  # even the last request would not be late with the least time left
         found: list[Request] = []
         num_ahead = 0
-        for request in queue.waiting.values():
-            if request.head_sent or not self.is_late(model, num_ahead, now_s - request.arrived_at, now_s):
+        for request in queue.in_turn(now_s):
+            stays = request.head_sent or request.gave_way_at
+            if stays or not self.is_late(model, num_ahead, now_s - request.arrived_at, now_s):
                 num_ahead += 1
             else:
                 found.append(request)
         return found
 
     def error(self, model: Model, queue: ModelQueue, now_s: float) -> Contended:
-        """What a late request is answered. `queue` is without it."""
+        """The error that answers a late request. `queue`: the model's queue without that request."""
         text = (
             f"`{model.name}` is overloaded: the request could not be taken within {model.max_wait_s:g} s. "
             f"{len(queue.waiting)} wait before it."
@@ -220,7 +231,8 @@ class Overload:
         return error
 
     def ask_back_s(self, model: Model, queue: ModelQueue, now_s: float) -> float:
-        """A Retry-After: when those before it, here or asked back, will have been served."""
+        """Return a Retry-After, by which the requests that wait or were asked back before will have been served, and
+        note when this client may come back."""
         back = queue.asked_back
         while back and back[0] <= now_s:
             back.popleft()
@@ -232,12 +244,12 @@ class Overload:
         return after_s
 
     def eta_s(self, model_key: str, queue: ModelQueue | None, taken: Callable[[Instance], int], now_s: float) -> float:
-        """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot. `taken`: how
-        full an instance is."""
+        """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot. `taken`:
+        returns how many slots of an instance are taken."""
         ready = self.fleet.ready(model_key)
         num_ahead = len(queue.waiting) if queue else 0
         if not ready:
             return self.start_left_s(model_key, now_s)
         num_slots = sum(i.max_concurrency for i in ready)
-        has_slot = sum(taken(i) for i in ready) < num_slots and not num_ahead  # else those wait for KV cache
+        has_slot = sum(taken(i) for i in ready) < num_slots and not num_ahead  # else the waiting requests lack KV cache
         return 0.0 if has_slot else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)

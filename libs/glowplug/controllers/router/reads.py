@@ -1,9 +1,10 @@
-"""What the router reads."""
+"""The tables, facts and telemetry that the router reads."""
 
 from typing import Final, get_args
 
 from glowplug.controllers.reads import Reads
 from glowplug.controllers.router.messages import EFFECTS
+from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import facts
@@ -11,12 +12,22 @@ from glowplug.policies.start_times import START_TIMES, StartRow
 
 READS: Final = Reads(
     service="router",
-    tables={"models": Model, "instances": Instance, START_TIMES: StartRow},
+    tables={  # in this order: no model is known before it is known whether calls need a key
+        TENANTS: Tenant,
+        KEYS: ApiKey,
+        "models": Model,
+        "instances": Instance,
+        START_TIMES: StartRow,
+    },
     facts=(
         *get_args(facts.InstanceChange),
         facts.ModelDeployed,
         facts.ModelUndeployed,
+        facts.KeyChanged,
+        facts.KeyRemoved,
+        facts.TenantChanged,
+        facts.TenantRemoved,
     ),
-    telemetry=(facts.RouterLoadReported,),
+    telemetry=(facts.RouterLoadReported, facts.RouterUsageReported),
     effects=EFFECTS,
 )

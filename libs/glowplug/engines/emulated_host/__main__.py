@@ -34,6 +34,7 @@ def configuration(spec: dict[str, Any]) -> EngineConfig:
         first_bytes=min(loaded_bytes, spec["weights_bytes"]),
         load_bytes_per_s=args.get("load_bytes_per_s", ColdStart().load_bytes_per_s),
         max_step_tokens=args.get("max_num_batched_tokens", 2048),
+        long_prefill_tokens=args.get("long_prefill_token_threshold", 0),
         time_scale=spec["time_scale"],
         seed=args.get("seed", 0),
         stage=spec.get("stage", 0),
@@ -50,8 +51,7 @@ def sleep_until(moment: float) -> None:
 def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults: Faults) -> list[list[Any]]:
     """Live through launch, load and warm-up; return their phases. Raises when the weights cannot be had."""
     args, scale = spec["engine_args"], config.time_scale
-    launch_s = args.get("launch_s", ColdStart().launch_s) + faults.startup_delay_s
-    sleep_until(spec["launched_at"] + launch_s / scale)
+    sleep_until(spec["launched_at"] + args.get("launch_s", ColdStart().launch_s) / scale)
     launched_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
     fetched: list[list[Any]] = []
@@ -86,7 +86,8 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    api = Api(engine, spec["names"], spec["system_prompt"], os.environ.get(rendezvous.API_KEY, ""))
+    api_key = os.environ.get(rendezvous.API_KEY, "")
+    api = Api(engine, spec["names"], spec["system_prompt"], api_key, spec["adapter_slots"])
     server = await loop.create_server(lambda: Connection(api), spec["host"], spec["port"], backlog=1024)
     stepping = asyncio.ensure_future(engine.run())
     stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live

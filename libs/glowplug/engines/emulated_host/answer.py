@@ -20,9 +20,10 @@ class Answer:
 
     def __init__(self, engine: Engine, wanted: Generate, answer_id: str, chat: bool) -> None:
         self._engine = engine
-        self._wanted = wanted
+        self._wanted, self.model = wanted, wanted.model
         self._chat = chat
-        seed, is_echo = wanted.seed or engine.config.seed, engine.faults.mode == "echo"
+        body = wanted.body
+        seed, is_echo = body.seed or engine.config.seed, engine.faults.mode == "echo"
         num_there = num_begun(wanted.prompt, seed, wanted.begun, is_echo) if wanted.begun else 0
         prompt = wanted.prompt if num_there else wanted.prompt + wanted.begun
         self._words = islice(answer_tokens(prompt, seed, is_echo), num_there, None)
@@ -30,14 +31,14 @@ class Answer:
         self._num_tokens = 0
         self._reason = "stop"
         num_free = engine.config.context_tokens - wanted.num_prompt
-        natural = max(natural_length(prompt, seed) - num_there, wanted.min_tokens, 1)
-        limit = min(wanted.max_tokens or num_free, num_free)
-        self._length = limit if wanted.ignore_eos else min(natural, limit)
+        natural = max(natural_length(prompt, seed) - num_there, body.min_tokens or 0, 1)
+        limit = min(body.num_wanted or num_free, num_free)
+        self._length = limit if body.ignore_eos else min(natural, limit)
         self._end_reason = "length" if self._length >= limit else "stop"
         kind = "chat.completion" if chat else "text_completion"
         self._head = {
             "id": answer_id,
-            "object": f"{kind}.chunk" if chat and wanted.stream else kind,
+            "object": f"{kind}.chunk" if chat and body.stream else kind,
             "created": int(time.time()),
             "model": wanted.model,
             "system_fingerprint": openai.FINGERPRINT,
@@ -60,7 +61,7 @@ class Answer:
                 if piece:
                     await reply.chunk(self._event({"content": piece} if self._chat else piece, None))
         await reply.chunk(self._event({} if self._chat else "", self._reason))
-        if self._wanted.include_usage:
+        if self._wanted.body.includes_usage:
             last = {**self._head, "choices": [], "usage": self._usage()}
             await reply.chunk(f"data: {json.dumps(last)}\n\n".encode())
         await reply.chunk(b"data: [DONE]\n\n")
@@ -73,7 +74,7 @@ class Answer:
         """Pieces of text as tokens come due, cut at the first stop string."""
         self._reason = "abort"  # what holds when this ends early
         sequence = self._engine.submit(self._wanted.num_prompt, self._length, self._due.put_nowait)
-        cutter = StopCutter(self._wanted.stop)
+        cutter = StopCutter(self._wanted.body.stops)
         try:
             last: bool | None = False
             while last is False and not cutter.found:

@@ -20,12 +20,10 @@ class Sequence:
     sequence_id: str
     num_prompt: int
     num_wanted: int  # tokens it will generate
-    arrived_at: float
     num_computed: int = 0
     num_generated: int = 0
     num_blocks: int = 0
     num_preemptions: int = 0
-    last_token_at: float = 0.0
 
     @property
     def num_known(self) -> int:
@@ -54,6 +52,7 @@ class Batch:
     num_blocks: int
     max_running: int
     max_step_tokens: int = 2048
+    long_prefill_tokens: int = 0  # of one prompt in a step while other requests are there; 0: no limit
     running: list[Sequence] = field(default_factory=list)
     waiting: deque[Sequence] = field(default_factory=deque)
     num_used_blocks: int = 0
@@ -80,10 +79,11 @@ class Batch:
         pieces: dict[Sequence, int] = {}
         budget = self.max_step_tokens
         preempted_before = self.num_preemptions
+        most = (self.long_prefill_tokens if len(self.running) + len(self.waiting) > 1 else 0) or budget
         for sequence in list(self.running):
             if sequence not in self.running or budget == 0:
                 continue  # preempted by an older one in this very step, or next time
-            piece = min(sequence.num_known - sequence.num_computed, budget)
+            piece = min(sequence.num_known - sequence.num_computed, budget, most)
             if self._grow(sequence, piece):
                 pieces[sequence] = piece
                 budget -= piece
@@ -91,7 +91,7 @@ class Batch:
         can_admit = self.admitting and self.num_preemptions == preempted_before
         while can_admit and self.waiting and budget and len(self.running) < self.max_running:
             sequence = self.waiting[0]
-            piece = min(sequence.num_known, budget)
+            piece = min(sequence.num_known, budget, most)
             if not self._take(sequence, _blocks(sequence.num_known + 1)):  # whole prompt, so that it cannot starve
                 break
             self.running.append(self.waiting.popleft())

@@ -4,9 +4,11 @@ it in Prometheus text, written by hand, since a client library would double this
 import asyncio
 import os
 import random
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import msgspec
 
 from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence, Step
 from glowplug.engines.emulated_host.faults import Faults
@@ -19,58 +21,26 @@ from glowplug.engines.emulated_host.stages import (
     StepPart,
 )
 
-TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
-ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-E2E_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 OnToken = Callable[[bool], None]  # called once per token; True with the last one
 CRASH_STATUS = 139
 _CRASH_DELAY_S = 0.005
 
 
 @dataclass(slots=True)
-class Histogram:
-    """Cumulative buckets are made when read; observing is one bisection."""
-
-    name: str
-    buckets: tuple[float, ...]
-    counts: list[int] = field(init=False)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.buckets) + 1)
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.buckets, value)] += 1
-        self.total += value
-
-    def lines(self, labels: str) -> list[str]:
-        lines, seen = [f"# TYPE {self.name} histogram"], 0
-        for bound, count in zip((*map(str, self.buckets), "+Inf"), self.counts, strict=True):
-            seen += count
-            lines.append(f'{self.name}_bucket{{{labels},le="{bound}"}} {seen}')
-        return [*lines, f"{self.name}_sum{{{labels}}} {self.total}", f"{self.name}_count{{{labels}}} {seen}"]
-
-
-@dataclass(slots=True)
 class Metrics:
-    """Counters and histograms of one engine; gauges are read from the batch when asked."""
+    """Counters of one engine; gauges are read from the batch when asked."""
 
-    ttft: Histogram = field(default_factory=lambda: Histogram("vllm:time_to_first_token_seconds", TTFT_BUCKETS))
-    itl: Histogram = field(default_factory=lambda: Histogram("vllm:inter_token_latency_seconds", ITL_BUCKETS))
-    e2e: Histogram = field(default_factory=lambda: Histogram("vllm:e2e_request_latency_seconds", E2E_BUCKETS))
-    queue: Histogram = field(default_factory=lambda: Histogram("vllm:request_queue_time_seconds", E2E_BUCKETS))
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason
 
-    def text(self, labels: str, batch: Batch, sleep_level: int, num_carried: int = 0) -> str:
+    def text(self, labels: str, batch: Batch, num_carried: int = 0) -> str:
         """The whole exposition; every sample has these labels. `num_carried`: see stages.Carried."""
         blocks = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.num_blocks}",cache_dtype="auto"'
         samples = (
             ("vllm:num_requests_running", "gauge", labels, len(batch.running)),
             ("vllm:num_requests_waiting", "gauge", labels, len(batch.waiting)),
             ("vllm:kv_cache_usage_perc", "gauge", labels, batch.kv_usage_ratio),
-            ("vllm:engine_sleep_state", "gauge", labels, sleep_level),
             ("emulated:num_requests_carried", "gauge", labels, num_carried),
             ("vllm:num_preemptions_total", "counter", labels, batch.num_preemptions),
             ("vllm:prompt_tokens_total", "counter", labels, self.num_prompt_tokens),
@@ -83,8 +53,6 @@ class Metrics:
         lines.append("# TYPE vllm:request_success_total counter")
         for reason, count in sorted(self.num_finished.items()):
             lines.append(f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {count}')
-        for histogram in (self.ttft, self.itl, self.e2e, self.queue):
-            lines += histogram.lines(labels)
         return "\n".join(lines) + "\n"
 
 
@@ -100,6 +68,7 @@ class EngineConfig:
     load_bytes_per_s: float
     first_bytes: int = -1  # of the weights, loaded at the start; the rest when it is woken; -1: all
     max_step_tokens: int = 2048
+    long_prefill_tokens: int = 0  # as of Batch
     time_scale: float = 1.0
     seed: int = 0
     stage: int = 0
@@ -115,12 +84,12 @@ class EngineConfig:
 
     @property
     def block_bytes(self) -> int:
-        """Of the layers that it starts with."""
+        """Bytes of one KV block, of the layers that the engine starts with."""
         return max(1, self.profile.kv_bytes_per_token * BLOCK_TOKENS // self.num_stages)
 
     @property
     def part_bytes(self) -> int:
-        """Of the weights, those of the layers that it starts with."""
+        """Bytes of the weights of the layers that the engine starts with."""
         return -(-self.weights_bytes // self.num_stages)
 
     def blocks_of(self, num_bytes: int) -> int:
@@ -132,8 +101,8 @@ class EngineConfig:
 class Whole:
     """What a stage is once it runs all of the layers: KV cache of its GPU, and the requests it runs at once."""
 
-    kv_bytes: int
-    max_running: int
+    kv_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    max_running: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Engine:
@@ -148,14 +117,16 @@ class Engine:
             num_blocks=config.num_blocks,
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
+            long_prefill_tokens=config.long_prefill_tokens,
         )
         self.rest_bytes = config.weights_bytes - config.first_bytes if config.first_bytes >= 0 else 0
         self.num_stages = config.num_stages  # 1 once it has all of the layers
         self.pipeline: Pipeline | None = None  # of a first stage, once it is joined
         self.carried = Carried(config.profile.kv_bytes_per_token // config.num_stages)  # of a later stage
         self.whole: Whole | None = None  # what it becomes, once all of the weights are there
+        self.adapters_s = 0.0  # that each step takes longer beside LoRA adapters
         self.stepping = asyncio.Lock()  # held while a step is under way
-        self.sleep_level = 0
+        self.sleeps = False  # its weights are in host memory
         self.frozen = False  # paused with its requests kept
         self.refuses = False  # what comes meanwhile
         self.chance = random.Random(config.seed)
@@ -165,10 +136,6 @@ class Engine:
         self._grown: list[bytes] = []  # by the fault of that name
         self._next_id = 0
 
-    def now_s(self) -> float:
-        """Emulated seconds on a clock that only goes forward."""
-        return asyncio.get_running_loop().time() * self.config.time_scale
-
     @property
     def num_in_flight(self) -> int:
         return len(self._on_token)
@@ -176,7 +143,7 @@ class Engine:
     def submit(self, num_prompt: int, num_wanted: int, on_token: OnToken) -> Sequence:
         """Queue one request; `on_token` is called for each of its `num_wanted` tokens."""
         self._next_id += 1
-        sequence = Sequence(str(self._next_id), num_prompt, num_wanted, arrived_at=self.now_s())
+        sequence = Sequence(str(self._next_id), num_prompt, num_wanted)
         self._on_token[sequence] = on_token
         self.batch.add(sequence)
         self.metrics.num_prompt_tokens += num_prompt
@@ -189,8 +156,6 @@ class Engine:
             return
         self.batch.remove(sequence)
         self.metrics.num_finished[reason] = self.metrics.num_finished.get(reason, 0) + 1
-        if reason != "abort":
-            self.metrics.e2e.observe(self.now_s() - sequence.arrived_at)
 
     def set_faults(self, faults: Faults) -> None:
         if faults.crash_at_token != self.faults.crash_at_token:
@@ -198,12 +163,11 @@ class Engine:
         self.faults = faults
         self._wake.set()
 
-    async def sleep(self, level: int) -> None:
-        """Stop stepping, and at level 1 take the weights to host memory over the modelled link, as fast as they come
-        back (SwapServeLLM section 4 charges both ways); level 2 drops them, which takes no time."""
-        is_out = self.sleep_level > 0
-        self.sleep_level = level
-        if level == 1 and not is_out:
+    async def sleep(self) -> None:
+        """Stop stepping, and take the weights to host memory over the modelled link, as fast as they come back
+        (SwapServeLLM section 4 charges both ways)."""
+        if not self.sleeps:
+            self.sleeps = True
             await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)
 
     async def wake_up(self) -> None:
@@ -212,9 +176,9 @@ class Engine:
         4)."""
         self.batch.num_blocks = self.config.num_blocks
         rest_bytes, self.rest_bytes = self.rest_bytes, 0
-        if self.sleep_level:
+        if self.sleeps:
             await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)
-            self.sleep_level = 0
+            self.sleeps = False
             self._wake.set()
         elif rest_bytes:
             prefill_s = self.config.profile.step_s(tok=1, sq=1, num_decoding=0, ctx=0)
@@ -235,7 +199,7 @@ class Engine:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of the layers that it has."""
+        """Bytes of KV cache that one token takes in the layers that the engine has."""
         return self.config.profile.kv_bytes_per_token // self.num_stages
 
     @property
@@ -266,7 +230,7 @@ class Engine:
         self._wake.set()
 
     def join(self, pipeline: Pipeline, kv_tokens: int) -> None:
-        """It is the first of these stages, the smallest of whose KV caches holds so many tokens."""
+        """Serve as the first of these stages; `kv_tokens` is what the smallest KV cache of them holds."""
         self.pipeline = pipeline
         self.batch.num_blocks = min(self.batch.num_blocks, kv_tokens // BLOCK_TOKENS)
 
@@ -284,7 +248,7 @@ class Engine:
         due = loop.time()
         while True:
             self._wake.clear()
-            stopped = self.faults.hang or self.frozen or self.sleep_level > 0
+            stopped = self.faults.hang or self.frozen or self.sleeps
             step = None if stopped else self.batch.plan()
             if step is None:
                 await self._wake.wait()
@@ -328,27 +292,14 @@ class Engine:
             self._count_to_crash()
 
     def _seconds(self, step: Step) -> float:
-        faults = self.faults
-        seconds = step.seconds
-        if step.num_prefill_tokens and faults.ttft_s >= 0:
-            seconds = faults.ttft_s
-        elif not step.num_prefill_tokens and faults.itl_s >= 0:
-            seconds = faults.itl_s
-        load = len(self.batch.running) / self.config.max_running
-        seconds *= 1.0 + (faults.time_factor_under_load - 1.0) * load
-        return seconds * max(0.0, self.chance.gauss(1.0, faults.jitter)) if faults.jitter else seconds
+        set_s = self.faults.ttft_s if step.num_prefill_tokens else self.faults.itl_s
+        return (set_s if set_s >= 0 else step.seconds) + self.adapters_s
 
     def _hand_out(self, sequences: list[Sequence]) -> None:
-        now_s = self.now_s()
         for sequence in sequences:
             on_token = self._on_token.get(sequence)
             if on_token is None:
                 continue
-            if sequence.num_generated == 1:
-                self.metrics.ttft.observe(now_s - sequence.arrived_at)
-            else:
-                self.metrics.itl.observe(now_s - sequence.last_token_at)
-            sequence.last_token_at = now_s
             self.metrics.num_generation_tokens += 1
             on_token(sequence.num_generated >= sequence.num_wanted)
             self._count_to_crash()

@@ -1,14 +1,19 @@
-"""OpenAI bodies: what a request must look like, and how an answer is built. Errors name the field."""
+"""OpenAI bodies: what a request must look like. Errors name the field."""
 
-import json
+import re
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
 
 from glowplug.engines.emulated_host.text import LABEL, count_tokens
 
 FINGERPRINT = "emulated"
 MAX_STOP_STRINGS = 4
+Prompts = str | list[int | str | list[int]]
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -28,79 +33,137 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
+class Body(msgspec.Struct, kw_only=True):
+    """The fields that mean something here; others are left alone."""
+
+    model: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class GenerateBody(Body, kw_only=True):
+    """A request for text."""
+
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    n: Literal[1] | None = None
+    stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens at most; 0 when the client sets no bound."""
+        return self.max_completion_tokens or self.max_tokens or 0
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return tuple(text for text in given if text)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content or ""
+        return parts if isinstance(parts, str) else " ".join(str(part.get("text", "")) for part in parts)
+
+
+class ChatBody(GenerateBody, kw_only=True):
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class CompletionBody(GenerateBody, kw_only=True):
+    prompt: Prompts
+
+
+class EmbeddingBody(Body, kw_only=True):
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+class TokenizeBody(Body, kw_only=True):
+    prompt: str | None = None
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request for text. `begun`: what of the answer is there already, which is a part of what is read and not
+    of the `prompt` that the answer depends on."""
+
+    body: GenerateBody
+    model: str
+    prompt: str
+    num_prompt: int
+    begun: str = ""
+
+
 def bad(param: str, message: str) -> ApiError:
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
-    """A checked request for text. `max_tokens` is 0 when the client sets none. `begun`: what of the answer is there
-    already, which is a part of what is read and not of the `prompt` that the answer depends on."""
-
-    model: str
-    prompt: str
-    num_prompt: int
-    max_tokens: int
-    min_tokens: int
-    stop: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    ignore_eos: bool
-    seed: int
-    begun: str = ""
-
-
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """The body as a JSON object. Raises ApiError 400."""
+def parse(raw: bytes, kind: type[T]) -> T:
+    """The body as one of these types. Raises ApiError 400."""
     try:
-        body = json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        if (wrong := _named(str(error))) is None:
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json") from error
+        raise bad(*wrong) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ApiError(400, f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return body
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _named(message: str) -> tuple[str, str] | None:
+    """The field that msgspec complains of, and why; None where it complains of the body as a whole."""
+    where, missing = _PATH.search(message), _MISSING.search(message)
+    path = [where[1]] if where else []
+    path += [missing[1]] if missing else []
+    return (".".join(path), _PATH.sub("", message)) if path else None
 
 
-def check_model(body: dict[str, Any], names: Items[str]) -> str:
-    model = body.get("model", names[0])
-    if not isinstance(model, str):
-        raise bad("model", "a string is expected")
+def check_model(model: str | None, names: Items[str]) -> str:
+    """The name that the client asked for, by default the engine's own. Raises ApiError 404."""
+    model = names[0] if model is None else model
     if model not in names:
         raise ApiError(404, f"The model `{model}` does not exist.", param="model", code="model_not_found")
     return model
 
 
-def chat_prompt(body: dict[str, Any], system_prompt: str) -> str:
+def chat_prompt(messages: Items[Message], system_prompt: str) -> str:
     """All messages as one text. A default system message comes first when the client gives none."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise bad("messages", "a list with at least one message is expected")
-    parts = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise bad(f"messages[{i}].role", "a string is expected")
-        parts.append(f"{message['role']}: {_content(message.get('content'), i)}")
-    if system_prompt and messages[0]["role"] != "system":
+    parts = [f"{message.role}: {message.text}" for message in messages]
+    if system_prompt and not (messages and messages[0].role == "system"):
         parts.insert(0, f"system: {system_prompt}")
     return "\n".join(parts)
 
 
-def begun_chat(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(the body without it, the last message) where that is one of the assistant's that the answer goes on with."""
-    if not _flag(body, "continue_final_message"):
-        return body, ""
-    if _flag(body, "add_generation_prompt"):
+def begun_chat(body: ChatBody) -> tuple[list[Message], str]:
+    """(the messages without it, the last message) where that is one of the assistant's that the answer goes on with."""
+    if not body.continue_final_message:
+        return body.messages, ""
+    if body.add_generation_prompt:
         raise bad("continue_final_message", "not allowed with add_generation_prompt")
-    given = body.get("messages")
-    messages = given if isinstance(given, list) else []
-    last = messages[-1] if messages else None
-    if not isinstance(last, dict) or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
-        raise bad("messages", "the last one is no text of the assistant's that could be continued")
-    return body | {"messages": messages[:-1]}, last["content"]
+    *before, last = body.messages
+    if last.role != "assistant" or not isinstance(last.content, str):
+        raise bad("messages", "the last message is not an assistant's text, so it cannot be continued")
+    return before, last.content
 
 
 def begun_completion(prompt: str) -> tuple[str, str]:
@@ -109,46 +172,18 @@ def begun_completion(prompt: str) -> tuple[str, str]:
     return (prompt[:at], prompt[at:]) if at > 0 else (prompt, "")
 
 
-def _content(content: Any, i: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return " ".join(str(part.get("text", "")) for part in content)
-    raise bad(f"messages[{i}].content", "a string or a list of parts is expected")
+def texts_of(param: str, given: Prompts) -> list[tuple[str, int]]:
+    """(text, tokens) of each prompt: of a text, a list of texts, a list of token ids, or a list of such lists."""
+    items: list[Any] = [given] if isinstance(given, str) or all(type(one) is int for one in given) else list(given)
+    if not items or not all(items) or len({type(one) for one in items}) > 1 or type(items[0]) is int:
+        raise bad(param, "a text, a list of texts or lists of token ids are expected")
+    return [(one, count_tokens(one)) if isinstance(one, str) else (" ".join(map(str, one)), len(one)) for one in items]
 
 
-def completion_prompt(body: dict[str, Any]) -> tuple[str, int]:
-    """(text, number of tokens) of `prompt`: a string, a list with one string, or a list of token ids."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt, count_tokens(prompt)
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return " ".join(map(str, prompt)), len(prompt)
-    raise bad("prompt", "one string or one list of token ids is expected")
-
-
-def check_generate(
-    body: dict[str, Any], model: str, prompt: str, num_prompt: int, context_tokens: int, begun: str = ""
-) -> Generate:
-    """Check every field that means something here. Raises ApiError 400; unknown fields are left alone."""
-    max_tokens = _whole(body, "max_completion_tokens", 1) or _whole(body, "max_tokens", 1)
-    for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0)):
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise bad(name, "a number is expected")
-        if value is not None and not low <= value <= high:
-            raise bad(name, f"between {low:g} and {high:g}")
-    if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
-        raise bad("n", "only 1 is supported")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise bad("stream_options", "an object is expected")
-    stream = _flag(body, "stream")
-    if options is not None and not stream:
+def check_generate(wanted: Generate, context_tokens: int) -> None:
+    """Check what depends on more than one field. Raises ApiError 400."""
+    body, num_prompt, max_tokens = wanted.body, wanted.num_prompt, wanted.body.num_wanted
+    if body.stream_options is not None and not body.stream:
         raise bad("stream_options", "only allowed with stream")
     if num_prompt + max(max_tokens, 1) > context_tokens:
         raise ApiError(
@@ -158,45 +193,3 @@ def check_generate(
             param="messages",
             code="context_length_exceeded",
         )
-    return Generate(
-        model=model,
-        prompt=prompt,
-        num_prompt=num_prompt,
-        max_tokens=max_tokens,
-        min_tokens=_whole(body, "min_tokens", 0),
-        stop=_stops(body.get("stop")),
-        stream=stream,
-        include_usage=_flag(options or {}, "include_usage"),
-        ignore_eos=_flag(body, "ignore_eos"),
-        seed=_whole(body, "seed", None),
-        begun=begun,
-    )
-
-
-def _whole(body: dict[str, Any], name: str, least: int | None) -> int:
-    value = body.get(name)
-    if value is None:
-        return 0
-    if type(value) is not int:
-        raise bad(name, "a whole number is expected")
-    if least is not None and value < least:
-        raise bad(name, f"at least {least}")
-    return value
-
-
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise bad(name, "true or false is expected")
-    return value
-
-
-def _stops(stop: Any) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
-        raise bad("stop", "a string or a list of strings is expected")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise bad("stop", f"at most {MAX_STOP_STRINGS}")
-    return tuple(item for item in stops if item)

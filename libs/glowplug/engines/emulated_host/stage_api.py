@@ -12,6 +12,8 @@ them ask for the engine's key.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from glowplug.engines.emulated_host import openai
 from glowplug.engines.emulated_host.batch import BLOCK_TOKENS
 from glowplug.engines.emulated_host.consolidation import Consolidation
@@ -21,6 +23,15 @@ from glowplug.engines.emulated_host.openai import ApiError
 from glowplug.engines.emulated_host.stages import KV_CHUNK_BYTES, Pipeline, StageLink, StageLost, StepPart
 
 Route = Callable[[Request, Reply], Awaitable[None]]
+
+
+class _Stage(msgspec.Struct):
+    url: str
+    api_key: str
+
+
+class _Join(msgspec.Struct):
+    stages: list[_Stage] = []
 
 
 class StageApi:
@@ -40,11 +51,10 @@ class StageApi:
 
     async def _join(self, request: Request, reply: Reply) -> None:
         engine, config = self._engine, self._engine.config
-        given = openai.parse_object(request.body).get("stages")
-        if config.stage or not isinstance(given, list) or len(given) != config.num_stages - 1:
+        given = openai.parse(request.body, _Join).stages
+        if config.stage or len(given) != config.num_stages - 1:
             raise openai.bad("stages", f"the {config.num_stages - 1} later stages of stage {config.stage} are expected")
-        timeout_s = config.stage_timeout_s
-        links = [StageLink(_text(one, "url"), _text(one, "api_key"), timeout_s) for one in given]
+        links = [StageLink(one.url, one.api_key, config.stage_timeout_s) for one in given]
         pipeline = Pipeline(links, config.profile.activation_bytes, config.hop_s / config.time_scale)
         try:
             kv_tokens = await pipeline.attach(self._name)
@@ -55,9 +65,7 @@ class StageApi:
         reply.send(200, {"kv_tokens": engine.batch.num_blocks * BLOCK_TOKENS, "num_slots": config.max_running})
 
     async def _consolidate(self, request: Request, reply: Reply) -> None:
-        body = openai.parse_object(request.body)
-        kv_bytes, max_running = (_number(body, name) for name in ("kv_bytes", "max_running"))
-        await self._consolidation.run(Whole(kv_bytes, max_running))
+        await self._consolidation.run(openai.parse(request.body, Whole))
         reply.send(200, {"kv_tokens": self._consolidation.kv_tokens})
 
     async def _abandon(self, request: Request, reply: Reply) -> None:
@@ -65,7 +73,7 @@ class StageApi:
         reply.send(200, {"is_whole": is_whole, "kv_tokens": self._consolidation.kv_tokens if is_whole else 0})
 
     async def _attach(self, request: Request, reply: Reply) -> None:
-        body, config = openai.parse_object(request.body), self._engine.config
+        body, config = openai.parse(request.body, dict[str, Any]), self._engine.config
         asked = body.get("stage"), body.get("num_stages")
         if asked != (config.stage, config.num_stages) or not config.stage:
             message = f"this is stage {config.stage} of {config.num_stages}, not {asked[0]} of {asked[1]}"
@@ -86,17 +94,3 @@ class StageApi:
         if not 0 <= num_bytes <= max(KV_CHUNK_BYTES, self._engine.carried.bytes_per_token):
             raise openai.bad("tokens", f"a number of tokens that have {KV_CHUNK_BYTES} bytes at most is expected")
         reply.send(200, bytes(num_bytes), "application/octet-stream")
-
-
-def _number(body: dict[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or value < 0:
-        raise openai.bad(name, "a whole number is expected")
-    return value
-
-
-def _text(one: Any, name: str) -> str:
-    value = one.get(name) if isinstance(one, dict) else None
-    if not isinstance(value, str):
-        raise openai.bad(f"stages.{name}", "a string is expected")
-    return value

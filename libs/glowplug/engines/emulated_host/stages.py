@@ -104,7 +104,7 @@ class StepPart:
         except KeyError as error:
             raise ValueError(f"{error.args[0]} is missing") from error
         if min(counts) < 0 or not 0 <= part.seconds < float("inf"):
-            raise ValueError("less than nothing")
+            raise ValueError("a number is below zero")
         return part
 
 

@@ -1,1 +1,1 @@
-"""Which weights leave host memory first."""
+"""Caching: the choice of weights that leave host memory first."""

@@ -1,4 +1,4 @@
-"""Importance-aware caching: who leaves is who costs least to bring back, per byte and per second until it is asked for.
+"""Importance-aware caching: evict first what costs least to bring back, per byte and per second until it is asked for.
 
 Paper: mCache section 4.3, Eq. 1-2 and Algorithm 1, with P the penalty of a miss (seconds), S the size, T the time until
 the next request, C the models cached:
@@ -8,18 +8,19 @@ the next request, C the models cached:
 
 Departures:
 - T is not known; it is one over the request rate, a moving average (errata E25, E27). The paper leaves its window open:
-  a short one forgets who is asked for rarely but for ever, a long one who is asked for now. Three are averaged, with
-  half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model asked for once has the
-  rate of one request per half-life, so that it is worth something; it is always let in, since it must be loaded to run.
+  a short one forgets a model that is asked for rarely but for ever, a long one reacts late to one in demand now. Three
+  are averaged, with half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model
+  asked for once has the rate of one request per half-life, so that it is worth something; it is always let in, since it
+  must be loaded to run.
 - The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
   prewarmed, so requests are counted beside it (`requested`), from what routers report of their arrivals. They count
-  from when the weights were first asked for on this node, which itself is worth one request until the first comes: what
-  is brought in ahead of demand is worth something. With `counts=uses` each use counts as one request: the paper's
-  cache, which M1 and M2 of bench/papers have, and the rate of starts where a node is not to read the reports.
+  from when the weights were first asked for on this node, which itself is worth one request until the first comes: so
+  weights that are fetched ahead of demand are worth something. With `counts=uses` each use counts as one request: the
+  paper's cache, which M1 and M2 of bench/papers have, and the rate of starts where a node does not read the reports.
 - The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here there are two tiers, a node's host
-  memory and its disk: a miss of the first costs a read of the disk where they lie there, else a fetch, and a miss of
-  the second what a fetch costs more than that read. What stays on GPUs is decided by the kinds "eviction" and
-  "prewarming".
+  memory and its disk: a miss of the first costs a read of the disk where the weights lie there, else a fetch, and a
+  miss of the second costs the difference between that fetch and that read. What stays on GPUs is decided by the kinds
+  "eviction" and "prewarming".
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).
@@ -36,40 +37,38 @@ from glowplug.policies.caching.ordering import Ordering, Resident
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateParams:
-    """How the rate is counted."""
+    """Constants of the count of requests."""
 
     half_life_s: float = 300.0
     spread: float = 10.0
-    max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
+    max_names: int = 4096  # names remembered; past that, the one asked for longest ago is forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceParams(RateParams):
-    renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
-    b0: float = 1.0
+    renew_s: float = 0.0  # greatest age of a score; 0 computes scores at each use
     counts: Literal["uses", "requests"] = "uses"  # what the rate is made of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFacts:
-    """What an ordering may know of its cache. `penalty_s` is P of mCache Eq. 1: (name, bytes) -> seconds of a miss."""
+    """Facts about a cache for its ordering. `penalty_s` is P of mCache Eq. 1: (name, bytes) -> seconds of a miss."""
 
-    capacity_bytes: int
     penalty_s: Callable[[str, int], float]
     importance: ImportanceParams = field(default_factory=ImportanceParams)
 
 
 @dataclass(slots=True)
 class _Rate:
-    """Exponentially forgetful counts of requests, one for each half-life."""
+    """Exponentially decaying counts of requests, one for each half-life."""
 
     weights: tuple[float, ...]
     since_s: float
-    is_floor: bool = False  # asked for, and no request counted yet
+    is_floor: bool = False  # the weights were asked for, but no request is counted yet
 
 
 class Importance:
-    """mCache's order. `penalty_s` tells what a miss of (name, bytes) costs: measured seconds, or a model of them."""
+    """mCache's order. `penalty_s`: (name, bytes) -> seconds that a miss costs, measured or modelled."""
 
     name = "least important"
     rule = "who costs least to bring back, by how often it is asked for, leaves first"
@@ -85,7 +84,7 @@ class Importance:
 
     @property
     def counts_requests(self) -> bool:
-        """Whether the rate is that of requests, which `requested` has to be notified of."""
+        """Return whether the rate counts requests, of which `requested` has to be notified."""
         return self._params.counts == "requests"
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
@@ -95,24 +94,24 @@ class Importance:
             self._count(name, 1, now_s, is_floor=True)
 
     def requested(self, name: str, num_requests: int, now_s: float) -> None:
-        """So many requests have come for models with these weights. Those of weights that were never asked for here are
-        not counted: with many nodes and models most are of no use to a node."""
+        """Count requests for models with these weights. Weights never asked for on this node are not counted: of many
+        nodes and models, most do not concern a node."""
         if name in self._rates:
             self._count(name, num_requests, now_s)
 
     def _count(self, name: str, num: int, now_s: float, *, is_floor: bool = False) -> None:
         rate = self._rates.pop(name, None)
-        is_new = rate is None or rate.is_floor  # a request takes the place of the floor
+        is_new = rate is None or rate.is_floor  # the first request replaces the floor
         decayed = (0.0,) * len(self._half_lives_s) if rate is None or is_new else self._decayed(rate, now_s)
         self._rates[name] = _Rate(tuple(weight + num for weight in decayed), now_s, is_floor)  # ordered by last use
         while len(self._rates) > self._params.max_names:
             del self._rates[next(iter(self._rates))]
 
-    def left(self, name: str, *, evicted: bool = True) -> None:
-        """Who has left keeps its history: it will be weighed by it when it comes back."""
+    def left(self, name: str) -> None:
+        """Keep the history of evicted weights: it counts again when they come back."""
 
     def rate_per_s(self, name: str, now_s: float) -> float:
-        """Requests a second, as remembered; 0 for a name never used."""
+        """Remembered requests a second; 0 for a name never used."""
         rate = self._rates.get(name)
         if rate is None:
             return 0.0
@@ -130,10 +129,7 @@ class Importance:
             self._scored_at = now_s
         known = [(self._scores.get(r.name, self.utility(r, now_s)), r) for r in present]
         known.sort(key=lambda entry: (entry[0], entry[1].last_used_at, entry[1].name))
-        return [
-            (rank, resident)
-            for rank, (_, resident) in zip(ranks([u for u, _ in known], self._params.b0), known, strict=True)
-        ]
+        return [(rank, resident) for rank, (_, resident) in zip(ranks([u for u, _ in known]), known, strict=True)]
 
     def _decayed(self, rate: _Rate, now_s: float) -> tuple[float, ...]:
         seconds = max(0.0, now_s - rate.since_s)
@@ -141,22 +137,22 @@ class Importance:
         return tuple(weight * float(0.5 ** (seconds / half_life_s)) for weight, half_life_s in counts)
 
 
-def ranks(sorted_utilities: Sequence[float], b0: float = 1.0) -> list[float]:
-    """Eq. 2 for utilities in ascending order."""
+def ranks(sorted_utilities: Sequence[float]) -> list[float]:
+    """Eq. 2, with a b0 of 1, for utilities in ascending order."""
     out: list[float] = []
     below = 0
     for at, utility in enumerate(sorted_utilities):
         if at and utility > sorted_utilities[at - 1]:
             below = at
-        out.append(math.log(below + b0))
+        out.append(math.log(below + 1.0))
     return out
 
 
 def request_counter(order: Ordering) -> Importance | None:
-    """`order`, where it is to be notified of requests."""
+    """Return `order` if it has to be notified of requests, else None."""
     return order if isinstance(order, Importance) and order.counts_requests else None
 
 
 def mcache(cache: CacheFacts) -> Ordering:
-    """The policy `mcache`. Its options are the fields of `ImportanceParams`, over what `cache` says."""
+    """Build the policy `mcache`. Its options are the fields of `ImportanceParams`; they override what `cache` says."""
     return Importance(cache.penalty_s, cache.importance)

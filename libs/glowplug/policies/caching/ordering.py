@@ -1,8 +1,9 @@
-"""How a cache decides who leaves first: each algorithm is an `Ordering` with a small memory of its own.
+"""The order in which weights or engines are evicted: each algorithm is an `Ordering` with a small memory of its own.
 
-The caller reports every use and everybody who has left; the ordering says in which order those present would go. Which
-of them may go, and how many, is the same for all (`evict`), so that algorithms differ in nothing else. mCache section
-6.3 compares its own importance with LRU, LFU, ARC and SRRIP; Belady's order needs the future, and only benches make it.
+The caller reports every use and every departure; the ordering returns those present in the order of eviction. `evict`
+decides for all algorithms alike which of them may be evicted and how many, so that they differ in nothing else. mCache
+section 6.3 compares its own importance with others, of which LRU and LFU are policies here and the rest are in
+bench/papers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,10 +23,10 @@ NOT_ENOUGH = "it might leave, and that would not be enough"
 class Resident:
     """A cached set of weights (`name` is its digest) or a running engine (`name` is its instance_id).
 
-    `num_bytes` is what its going would free; `last_used_at` is in epoch seconds; `held` says why it must stay
-    ("3 requests in flight", "pinned", "used by i-7f2") and is "" when it may go. A higher `priority` goes later.
+    `num_bytes` is what evicting it would free; `last_used_at` is in epoch seconds; `held` says why it must stay ("3
+    requests in flight", "pinned", "used by i-7f2") and is "" when it may be evicted. A higher `priority` leaves later.
     `num_waiting` requests wait for its model. `has_copy`: its bytes lie on a GPU of the same node as well. `saves_s`:
-    seconds of waiting that its going is expected to cost (`policies/worth.py`), where the caller knows.
+    seconds of waiting that evicting it is expected to cost (`policies/worth.py`), where the caller knows.
     """
 
     name: str
@@ -39,29 +40,28 @@ class Resident:
 
 
 class Ordering(Protocol):
-    """What one algorithm remembers."""
+    """The order of eviction by one algorithm, and what the algorithm remembers for it."""
 
     name: str
-    rule: str  # whom it lets go first, as a sentence
-    unit: str  # what its scores count in: see Rival
+    rule: str  # what is evicted first, as a sentence
+    unit: str  # unit of the scores: see Rival
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
-        """`name` was asked for: it was there (`hit`), or has to be brought in now."""
+        """Note that `name` was asked for: it was present (`hit`), or has to be brought in now."""
 
-    def left(self, name: str, *, evicted: bool = True) -> None:
-        """`name` is gone: chosen for its place in the order, or (not `evicted`) for a reason of its own."""
+    def left(self, name: str) -> None:
+        """Note that `name` is gone, whether evicted by this order or not."""
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
-        """Everybody present with a score, the first to leave first. Ties break by name."""
+        """Return everything present with its score, the first to evict first. Ties break by name."""
 
 
-def evict(
-    ordering: Ordering, residents: Iterable[Resident], need_bytes: int, now_s: float, *, spare: bool = True
-) -> EvictDecision:
-    """Who leaves so that at least `need_bytes` become free: the first in order that may go, until it is enough.
+def evict(ordering: Ordering, residents: Iterable[Resident], need_bytes: int, now_s: float) -> EvictDecision:
+    """Choose what to evict so that at least `need_bytes` become free: the first in order that may be, until it is
+    enough.
 
-    All or nothing. Nobody `held` is chosen, and a lower `priority` goes before a higher one. With `spare` those are
-    kept after all, last chosen first, whom a later and larger victim made needless (erratum E26).
+    All or nothing. Nothing `held` is chosen, and a lower `priority` leaves before a higher one. A victim that a later
+    and larger one made needless is spared, the last chosen first (erratum E26).
     """
     everybody = list(residents)
     if need_bytes <= 0:
@@ -73,9 +73,7 @@ def evict(
         some = f"only {show_bytes(could_free)} may be freed" if could_free else "nobody may leave"
         reason = f"{show_bytes(need_bytes)} are lacking, and {some}"
         return EvictDecision(reason=reason, rivals=_rivals(ordering, ordered, frozenset()))
-    victims = first_enough(may_go, need_bytes)
-    if spare:
-        victims = without_needless(victims, need_bytes)
+    victims = without_needless(first_enough(may_go, need_bytes), need_bytes)
     freed = sum(resident.num_bytes for resident in victims)
     names = tuple(resident.name for resident in victims)
     return EvictDecision(
@@ -88,7 +86,7 @@ def evict(
 
 
 def first_enough(ordered: Sequence[Resident], need_bytes: int) -> list[Resident]:
-    """The shortest beginning of `ordered` that holds `need_bytes`."""
+    """The shortest prefix of `ordered` that holds `need_bytes`."""
     victims: list[Resident] = []
     freed = 0
     for resident in ordered:
@@ -100,7 +98,7 @@ def first_enough(ordered: Sequence[Resident], need_bytes: int) -> list[Resident]
 
 
 def without_needless(victims: Sequence[Resident], need_bytes: int) -> list[Resident]:
-    """The same, less those whose bytes the others free anyway; the last chosen are spared first."""
+    """The victims without those whose bytes are not needed; the last chosen are spared first."""
     surplus = sum(resident.num_bytes for resident in victims) - need_bytes
     kept: list[Resident] = []
     for resident in reversed(victims):

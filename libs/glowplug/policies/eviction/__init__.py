@@ -1,1 +1,1 @@
-"""Which instances leave a GPU for another."""
+"""Eviction: the choice of instances that leave a GPU for another."""

@@ -4,12 +4,12 @@ Paper: mCache ("Enable importance-aware model cacheability for inference serving
 "removes the least recently used item when the cache is full". SwapServeLLM uses the oldest access to break ties among
 victims. No equation: victims leave in the order (priority, last_used_at, name) until enough bytes are free.
 
-Departures: classic LRU keeps everybody it passed, even when a later victim alone would do. Here a second pass spares
-the most recently used victims that turn out not to be needed, so that one large victim does not drag small ones along.
+Departures: classic LRU evicts every item up to the one that frees enough, even if that one alone would do. Here a
+second pass spares the most recently used victims that turn out not to be needed, so that one large victim does not drag
+small ones along.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from glowplug.policies.caching import ordering
 from glowplug.policies.caching.ordering import Resident
@@ -17,15 +17,10 @@ from glowplug.policies.caching.recency import Lru
 from glowplug.policies.decisions import EvictDecision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LruParams:
-    spare: bool = True  # take back victims that a later, larger one makes needless
+def evict(residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
+    """Choose what to evict so that at least `need_bytes` become free. Nothing `held` is ever chosen.
 
-
-def evict(residents: Iterable[Resident], need_bytes: int, params: LruParams = LruParams()) -> EvictDecision:
-    """Choose who leaves so that at least `need_bytes` become free. Nobody `held` is ever chosen.
-
-    All or nothing: when those who may go do not suffice the decision is empty and says so. Each rival's score is
-    its `last_used_at`.
+    All or nothing: when all that may be evicted would not suffice, the decision is empty and says so. Each rival's
+    score is its `last_used_at`.
     """
-    return ordering.evict(Lru(), residents, need_bytes, 0.0, spare=params.spare)
+    return ordering.evict(Lru(), residents, need_bytes, 0.0)

@@ -1,14 +1,14 @@
-"""Which running engines are swapped out so that another can be swapped in.
+"""The choice of running engines to swap out so that another can be swapped in.
 
 Paper: SwapServeLLM section 3.5, demand-aware preemption: engines with the shortest queue of waiting requests go first,
 of equals the one accessed longest ago; one after the other until enough bytes are free.
 
-Departures: who is `held` (at work, too young, pinned) is never chosen; with `fewest`, those are spared whom a later and
-larger victim made needless (erratum E29, which names both as missing).
+Departures: an engine that is `held` (at work, too young, pinned) is never chosen, and a victim that a later and larger
+one made needless is spared (erratum E29, which names both as missing).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from glowplug.policies.caching import ordering
 from glowplug.policies.caching.ordering import Resident
@@ -16,13 +16,9 @@ from glowplug.policies.caching.recency import Lru
 from glowplug.policies.decisions import EvictDecision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionParams:
-    fewest: bool = True
-
-
 class ShortestQueue(Lru):
-    """Remembers nothing: queue and last use stand on the resident."""
+    """Evict the engine with the shortest queue first. Remembers nothing: each resident carries its queue and last
+    use."""
 
     name = "shortest queue"
     rule = "who has the shortest queue leaves first, and of equals who was used longest ago"
@@ -33,22 +29,18 @@ class ShortestQueue(Lru):
         return [(float(r.num_waiting), r) for r in ordered]
 
 
-def evict(
-    residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
-) -> EvictDecision:
-    """Who is swapped out, in order; nobody when those who may go do not free `need_bytes`."""
-    return evict_by(ShortestQueue(), residents, need_bytes, params)
+def evict(residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
+    """Choose which engines are swapped out, in order; none when all that may be would not free `need_bytes`."""
+    return evict_by(ShortestQueue(), residents, need_bytes)
 
 
-def evict_by(
-    order: Lru, residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
-) -> EvictDecision:
-    """Who leaves in that order. Those of the lowest priority are tried alone, then with the next one's beside them,
-    which the paper does not know."""
+def evict_by(order: Lru, residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
+    """Choose victims in that order. Those of the lowest priority are tried alone, then together with the next
+    priority's, and so on; the paper has no priorities."""
     residents, decision = list(residents), EvictDecision(reason="nothing has to be freed")
     for priority in sorted({resident.priority for resident in residents}):
         alike = [replace(r, priority=0) if r.priority else r for r in residents if r.priority <= priority]
-        decision = ordering.evict(order, alike, need_bytes, 0.0, spare=params.fewest)
+        decision = ordering.evict(order, alike, need_bytes, 0.0)
         if decision.victims:
             break
     return decision

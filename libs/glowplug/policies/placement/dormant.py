@@ -1,7 +1,8 @@
-"""Dormant copies in a placement: growing from the model's own, and dropping other models' replicas for their bytes.
+"""Dormant copies in a placement: growing an instance from its model's copy, and dropping other models' replicas for
+bytes.
 
-A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so that nobody waits for
-bytes freed this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to
+A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so no start waits for bytes
+freed this way; evicting a running engine costs a drain. The replicas dropped are those whose lost scores add up to the
 least (WarmServe section 5.2, last paragraph).
 """
 
@@ -25,7 +26,8 @@ MAX_RIVALS = 32
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """One GPU with `drops` taken off it: the bytes free there then, and what they were worth together."""
+    """One GPU once `drops` are dropped from it: the bytes free then, and what the dropped replicas were worth
+    together."""
 
     gpu_id: str
     free: int
@@ -53,8 +55,9 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 
 
 def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """The dormant copy an instance grows from where its GPUs have the bytes, or have them when others are dropped:
-    one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without."""
+    """Choose the dormant copy an instance grows from, among copies whose GPUs have the bytes or have them when other
+    replicas are dropped: one that is prewarmed, else asleep, else on its way; of equals the one that costs least. None
+    if there is no such copy."""
     copies = copies_of(request, view)
     if not copies:
         return None
@@ -83,8 +86,8 @@ def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
 
 
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """A place for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
-    then the first node. None when that is not enough anywhere, or there is nothing to drop."""
+    """Choose a place for a start without a copy, by dropping replicas there: the least sum of lost scores, then the
+    fewest drops, then the first node. None when that is not enough anywhere, or there is nothing to drop."""
     model = request.model
     nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
     options = []
@@ -100,20 +103,21 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
 
 
 def taking(node_id: str, cleared: Sequence[Clearing], model: Model, reason: str) -> PlaceDecision:
-    """A start on those GPUs, for which what they are cleared of is dropped."""
+    """A start on those cleared GPUs, with the replicas to drop for it."""
     gpu_ids = tuple(one.gpu_id for one in cleared)
     stage = StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
     return PlaceDecision(stages=(stage,), drops=dropped(cleared), reason=reason)
 
 
 def cheapest(known: NodeMemory, model: Model, view: PlacementView) -> list[Clearing]:
-    """The GPUs of one node where the bytes of the model cost least; fewer than it takes where it fits not at all."""
+    """The GPUs of one node where the model's bytes cost least; fewer than it needs if the model does not fit on the
+    node."""
     options = (clear(gpu, bytes_per_gpu(model), known.rows, view) for gpu in known.node.gpus)
     return sorted((one for one in options if one is not None), key=lambda one: one.cost)[: model.num_gpus]
 
 
 def cheapest_on(nodes: Sequence[Node], model: Model, view: PlacementView) -> Iterator[tuple[Node, list[Clearing]]]:
-    """Those nodes that can hold the model, each with its cheapest GPUs."""
+    """The nodes that can hold the model, each with its cheapest GPUs."""
     question = ("cheapest", bytes_per_gpu(model), model.num_gpus)
     found = view.fleet.answers(question, lambda known: cheapest(known, model, view), nodes)
     return ((node, one) for node, one in zip(nodes, found, strict=True) if len(one) == model.num_gpus)
@@ -122,7 +126,7 @@ def cheapest_on(nodes: Sequence[Node], model: Model, view: PlacementView) -> Ite
 def clear(
     gpu: Gpu, need: int, here: Sequence[Instance], view: PlacementView, *, keep: str = "", extra: int = 0
 ) -> Clearing | None:
-    """That GPU with `need` bytes free, fewest-worth replicas dropped first and none needlessly; None when all of
+    """Clear `need` bytes on that GPU, least-worth replicas dropped first and none needlessly; None when dropping all of
     them would not do. `keep` stays, and `extra` bytes of it count as free."""
     at_once = free = free_bytes(gpu, view.fleet.reserved) + extra
     if free >= need:
@@ -142,7 +146,7 @@ def clear(
         return None
     for row in sorted(dropped, key=lambda r: -view.fleet.scores.get(r.instance_id, 0.0)):
         without = at_once + gpu.freed_by([r.instance_id for r in dropped if r is not row])
-        if without >= need:  # a larger one that came later is enough without it
+        if without >= need:  # a larger one dropped later is enough without this row
             free = without
             dropped.remove(row)
     lost = sum(view.fleet.scores.get(row.instance_id, 0.0) for row in dropped)
@@ -150,7 +154,7 @@ def clear(
 
 
 def gives_way(row: Instance) -> bool:
-    """Whether it can be dropped for its bytes: a replica; an engine asleep has none there."""
+    """Return whether the row can be dropped for its bytes: a replica can; an engine asleep holds none on the GPU."""
     return row.state is not InstanceState.SWAPPED_OUT
 
 
@@ -170,17 +174,17 @@ def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementVi
 
 
 def dropped(cleared: Iterable[Clearing]) -> tuple[str, ...]:
-    """What those GPUs are cleared of, each once: a replica may lie on several."""
+    """The replicas dropped from those GPUs, each once: a replica may lie on several."""
     return tuple(dict.fromkeys(drop for one in cleared for drop in one.drops))
 
 
 def giving_way(num_lost: int) -> str:
-    """The end of a sentence: what others lose; '' when they lose nothing."""
+    """The end of a sentence that says how many other replicas are dropped; "" when none are."""
     verb = "gives" if num_lost == 1 else "give"
     return f", and {counted(num_lost, 'other replica')} {verb} way" if num_lost else ""
 
 
-_RUNGS = {  # what a copy is -> its rung, and what is said of it there
+_RUNGS = {  # state of a copy -> its rung, and words for it
     InstanceState.PREWARMED: (0, "prewarmed", "a copy of its weights is prewarmed there"),
     InstanceState.SWAPPED_OUT: (1, "asleep", "its engine sleeps there and is woken"),
 }

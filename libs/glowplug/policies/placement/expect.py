@@ -1,7 +1,7 @@
-"""What a start will take where a placement puts it: stage by stage, and to its first token.
+"""Expected seconds of a start at the place chosen for it: stage by stage, and to its first token.
 
-The same figures for every policy, from `start_times` and the links' ledgers: HydraServe weighs its layouts by them, and
-every placement carries them to its decision, its agents and whoever waits.
+All policies get the same figures, from `start_times` and the links' ledgers: HydraServe weighs its layouts by them, and
+every placement passes them on to its decision, its agents and the waiting clients.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.start_times import StageTimes, StartKind, kind_from, slowest
 
-STREAMS = "stream"  # ability of engines that load what they fetch as it comes in, and import beside that
+STREAMS = "stream"  # ability of engines that load weights while they arrive, and import beside that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """One start as it is expected. `by_phase`: of each of its stages, phase -> seconds."""
+    """One start as it is expected. `by_phase`: for each pipeline stage, phase -> seconds."""
 
     kind: StartKind
     start_s: float  # from the command to READY
@@ -45,7 +45,7 @@ class Expected:
 
 
 def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) -> Expected | None:
-    """What the start of a decision will take. None where it starts nothing on a node of the view."""
+    """Predict the start that a decision orders. None where it starts nothing on a node of the view."""
     model = request.model
     nodes = {stage.node_id: node for stage in decision.stages if (node := view.fleet.node(stage.node_id)) is not None}
     if not decision.stages or any(stage.node_id not in nodes for stage in decision.stages):
@@ -70,7 +70,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
 
 
 def warm_seconds(model: Model, view: PlacementView) -> StageSeconds:
-    """The model's warm inference: measured, else configured, else its engine's prior."""
+    """Seconds of the model's warm inference: measured, else configured, else by its engine's prior."""
     known = view.warm(model)
     if known is not None:
         return known
@@ -78,7 +78,7 @@ def warm_seconds(model: Model, view: PlacementView) -> StageSeconds:
 
 
 def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartKind) -> StageSeconds:
-    """The terms of Eq. 5 for a start on such GPUs. Context is not measured apart from the container."""
+    """The terms of Eq. 5 for a start on such GPUs. Container and CUDA context are not measured apart."""
     took = view.times.predict(model, kind, gpu_kind)
     library_s = took.launch_s * view.times.library_share(model)
     return replace(
@@ -94,8 +94,8 @@ def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartK
 def offer_of(
     node: Node, model: Model, view: PlacementView, kind: StartKind, stages: StageSeconds | None = None
 ) -> ServerOffer:
-    """A node as a start of that model and kind (`links.found_at`) finds it: its rates and its stages, without its GPUs.
-    `stages`: the seconds of a start on such GPUs, where they are known already."""
+    """Return a node's offer to a start of that model and kind (`links.found_at`): its rates and its stages, without its
+    GPUs. `stages`: the seconds of a start on such GPUs, where they are known already."""
     gpu_kind, num_bytes = gpu_kind_of(node), model.fetch_bytes
     if kind is StartKind.CACHED:
         look_s = view.times.predict(model, kind, gpu_kind).fetch_s
@@ -144,7 +144,7 @@ def _stage(
     assert offer.stages is not None
     if offer.streams:
         seconds = ready_s(offer.stages, part_bytes, offer, AllocationParams(), len(stage.gpu_ids))
-        if offer.stages.tail_s and kind is not StartKind.CACHED:  # its load begins with the fetch, and ends behind it
+        if offer.stages.tail_s and kind is not StartKind.CACHED:  # the load begins with the fetch and ends after it
             beside_s = here.fetch_s + offer.stages.tail_s - here.launch_s
             here = replace(here, load_s=max(here.load_s, beside_s))
     else:

@@ -24,13 +24,13 @@ class FirstFitParams:
 
 
 def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
-    """GPUs of one node for one instance. `possible` is False when no node of the view has GPUs large enough even when
-    empty, or none can run the engine."""
+    """Choose GPUs of one node for one instance. `possible` is False when no node of the view has GPUs large enough even
+    when empty, or none can run the engine."""
     return grow(request, view) or fit(request.model, view.fleet, params)
 
 
 def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
-    """The first GPUs by node (ids as text: node-10 before node-2) and index that have the bytes free."""
+    """Choose the first GPUs by node (ids as text: node-10 before node-2) and index that have the bytes free."""
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
     chosen: StageDecision | None = None

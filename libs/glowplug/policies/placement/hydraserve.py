@@ -1,17 +1,19 @@
 """HydraServe: a cold start laid out over servers, as few stages as meet the objectives.
 
 Paper: HydraServe section 4.1, Algorithm 1 over the links' ledgers (section 4.2, Eq. 3-4); section 8.3's cache option:
-where host memory has the weights there is nothing to fetch, and one worker there will do. Where a node's disk has them
-a stage reads its part there, at the disk's rate, and meets nobody on the network.
+where host memory has the weights there is nothing to fetch, and one worker there will do. Where a node's disk has the
+weights a stage reads its part there, at the disk's rate, and uses no network.
 
-Departures: an objective for TPOT that even one warm worker misses says nothing about layouts, and is taken for what
-that worker does, hops apart (the paper falls back to one worker then, however late its first token); where no scheme
-fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
-a stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there;
-a copy that is to sleep is one worker, since no pipeline sleeps;
-a model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining on top of tensor
-parallelism for large models (section 7), which it does not evaluate, and which `allocation.pipeline_over_tensor` is:
-stages of a tensor group each, all of its GPUs on one server.
+Departures:
+- An objective for TPOT that even one warm worker misses does not help to choose a layout, so it is raised to the TPOT
+  of that worker with the hops added (the paper falls back to one worker then, however late its first token).
+- Where no scheme fits the request waits (erratum E19).
+- Pipelines use only nodes whose engine serves stages.
+- A stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there.
+- A copy that is to sleep is one worker, since no pipeline sleeps.
+- A model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining on top of tensor
+  parallelism for large models (section 7), but does not evaluate it. `allocation.pipeline_over_tensor` enables it:
+  stages of a tensor group each, all of its GPUs on one server.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -44,18 +46,18 @@ ENDLESS = float("inf")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraserveParams:
     allocation: AllocationParams = field(default_factory=AllocationParams)
-    use_cache: bool = True
-    clear: bool = False  # replicas may be dropped for it (the union)
+    clear: bool = False  # replicas may be dropped for a start (the union)
 
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = HydraserveParams()) -> PlaceDecision:
-    """One stage or several, each with the bytes it fetches first. No stages when nothing fits now."""
+    """Choose one stage or several, each with the bytes it fetches first. No stages when nothing fits now."""
     return grow(request, view) or lay_out(request, view, params)
 
 
 def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
-    """A start of its own. Bytes come before time: what fits nowhere is refused, however late it would be."""
+    """Lay out a start that grows from no copy. Bytes come before time: a start that fits nowhere is refused as such,
+    however late it would be."""
     if request.is_to_sleep:
         params = replace(params, allocation=replace(params.allocation, max_stages=1))
     model, fleet, allocation = request.model, view.fleet, params.allocation
@@ -68,7 +70,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
     if not by_stages and not any(_nth_free(offered, model.num_gpus) >= needs[0] for _, offered in able):
         return fit(model, fleet)
     start = _cold_start(request, view, params)
-    cached = _able(needs[:1], request, view, params, only=fleet.holders(model)) if params.use_cache else []
+    cached = _able(needs[:1], request, view, params, only=fleet.holders(model))
     alone = replace(allocation, max_stages=1, check_contention=False)
     layout = allocate(start, _offers(cached, request, view, params, is_cached=True), view.now_s, alone)
     if layout is None:
@@ -84,7 +86,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
     first = next((n for n in view.fleet if not n.draining and model.engine in n.engines), None)
-    gpu_kind = gpu_kind_of(first) if first else ""  # where nodes differ their offers have seconds of their own
+    gpu_kind = gpu_kind_of(first) if first else ""  # where nodes differ, each offer carries its own seconds
     stages = stage_seconds(model, gpu_kind, view, StartKind.COLD)
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
@@ -114,7 +116,7 @@ def _spread(
     view: PlacementView,
     params: HydraserveParams,
 ) -> Layout | None:
-    """One worker anywhere where that meets the objectives (the smallest s); else stages, on the `staged` nodes."""
+    """Choose one worker where that meets the objectives (the smallest s); else stages, on the `staged` nodes."""
     single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
     by_time = seeks_soonest(start, params.allocation)
     if single is not None and single.meets_slo and start.num_required <= 1 and not by_time:
@@ -124,12 +126,12 @@ def _spread(
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
     is_choice = by_time and start.num_required <= 1
     if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
-        return single  # about as soon: it may lie on a node that serves no stages
+        return single  # about as soon; the single worker may be on a node that serves no stages
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 
 def _fits_as_stages(request: PlaceRequest, free: Sequence[int], params: HydraserveParams) -> bool:
-    """Whether some number of equal stages has the bytes, each on a server of its own, in time or not. `free`: bytes on
+    """Return whether some number of equal stages fits, each on a server of its own, in time or not. `free`: bytes on
     the GPUs of each server that serves stages."""
     free, most = sorted(free, reverse=True), min(params.allocation.max_stages, len(free))
     return any(free[num - 1] * num >= bytes_per_gpu(request.model) for num in range(2, most + 1))
@@ -137,14 +139,14 @@ def _fits_as_stages(request: PlaceRequest, free: Sequence[int], params: Hydraser
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The GPUs of one node that have enough bytes for a stage: gpu_id, bytes free once copies are dropped."""
+    """The GPUs of one node with enough bytes for a stage: gpu_id, bytes free once copies are dropped."""
 
     gpus: tuple[tuple[str, int], ...]
     lost: Mapping[str, float]  # gpu_id -> worth of those copies
 
 
 def _nth_free(open_gpus: _Open, num_gpus: int) -> int:
-    """Bytes on each of the `num_gpus` GPUs with the most."""
+    """Bytes free on each of the `num_gpus` emptiest GPUs."""
     return sorted((free for _, free in open_gpus.gpus), reverse=True)[num_gpus - 1]
 
 
@@ -166,7 +168,7 @@ def _able(
         here = _open(known.node, min(needs), 0, fleet, params)
         return sum(sorted(here.lost.get(gpu_id, 0.0) for gpu_id, _ in here.gpus)[:num_gpus])
 
-    apart = {*view.links, *(fleet.disk_holders(model) if params.use_cache else ())}
+    apart = {*view.links, *fleet.disk_holders(model)}
     near = fleet.candidates(needs, num_gpus, model.engine, num_ranked, drops=drops, loses=loses, busy=apart, only=only)
     whole = bytes_per_gpu(model)
     least = whole if fleet.could_hold(whole, model.num_gpus, model.engine, even_draining=False) else 0
@@ -204,7 +206,7 @@ def _offers(
     def kind_at(node: Node) -> StartKind:
         if is_cached:
             return StartKind.CACHED
-        return StartKind.DISK if params.use_cache and has_copy_on_disk(node, model) else StartKind.COLD
+        return StartKind.DISK if has_copy_on_disk(node, model) else StartKind.COLD
 
     found = [(node, open_gpus, kind_at(node)) for node, open_gpus in able]
     alike = {(gpu_kind_of(node), kind) for node, _, kind in found}

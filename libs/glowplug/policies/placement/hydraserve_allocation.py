@@ -1,4 +1,4 @@
-"""How a cold start is laid out: how many pipeline stages, how many of them with all the memory, on which servers.
+"""The layout of a cold start: how many pipeline stages, how many of them with all the memory, on which servers.
 
 Paper: HydraServe sections 4.1 and 5.2, Algorithm 1. With s stages of which w are full-memory workers, model bytes M,
 and for each server q the network share b_q and the PCIe rate p_q:
@@ -8,25 +8,25 @@ and for each server q the network share b_q and the PCIe rate p_q:
     TPOT    = t_d (s - w + w/s) + t_n s    (t_n only where s > 1)                          (2)
 
 Departures:
-- What an engine does once its weights are loaded (t_w: graphs, first token) has no term in the paper, and hides behind
-  nothing. Eq. 5 is of engines that stream what they fetch (`ServerOffer.streams`); of any other the process comes up
-  beside the fetch, and the load waits for both: max(t_cc + t_cu + t_l, M/(s b_q)) + M/(s p_q).
+- What an engine does once its weights are loaded (t_w: graphs, first token) has no term in the paper, and overlaps with
+  nothing. Eq. 5 is for engines that load weights while they arrive (`ServerOffer.streams`); the process of any other
+  starts beside the fetch, and the load waits for both: max(t_cc + t_cu + t_l, M/(s b_q)) + M/(s p_q).
 - Algorithm 1 still names Eq. 1 (`overlap=False`: t_c + M/s max(1/b + 1/p), then the same), which section 5 replaces by
-  Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15), or
-  what an engine was seen to do behind the last byte (`StageSeconds.tail_s`).
+  Eq. 5 (erratum E14); Eq. 5 hides loading entirely behind fetching, so the last chunk's transfer over PCIe is added
+  (E15), or what the engine was measured to do after the last byte (`StageSeconds.tail_s`).
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
-  A group rather has as many full-memory workers as instances it is to become (section 6.2): they can hold them.
-  `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
+  A group prefers as many full-memory workers as instances it is to become (section 6.2), which those can hold.
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here it is the first server that holds the
-  model and where nobody else becomes late, else the first that holds it, and the reason says that somebody does; if
-  none holds it there is no layout and the request waits (E19).
+  model and where no other fetch becomes late, else the first that holds it, and the reason says that one does; if none
+  holds it there is no layout and the request waits (E19).
 - Stages are never equal: where the sizes of the layers are known each is taken with its own bytes (`ColdStart.parts`),
   else the largest as 1/0.9 of the mean, as in the published code. A server is admitted for the largest.
 - Without an objective for the first token every scheme meets it, and the smallest is one worker. Where a request waits
-  for the start `soonest=True` takes the smallest of those whose first token comes within a tenth of the soonest, of as
-  many stages the one of which most can grow to the whole model; one of which none can only where there is no other.
+  for the start, `soonest=True` takes the smallest of the layouts whose first token comes within a tenth of the soonest;
+  of equally many stages, the layout of which most can grow to the whole model. A layout of which no stage can grow is
+  taken only where there is no other.
 - Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
   `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
   over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
@@ -42,7 +42,7 @@ from typing import Final
 from glowplug.domain.decision import Rival
 from glowplug.policies.placement.links import LinkLedger, admits, settle
 
-AS_SOON: Final = 1.1  # times the soonest first token: more stages have to save more than that
+AS_SOON: Final = 1.1  # times the soonest first token: within it, fewer stages are preferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class StageSeconds:
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d
     warmup_s: float = 0.0  # t_w
-    tail_s: float = 0.0  # of a streamed load behind the last byte, where it was seen; 0: the last chunk's way
+    tail_s: float = 0.0  # of a streamed load after the last byte, where measured; 0: the last chunk's transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +67,16 @@ class ServerOffer:
     link: LinkLedger
     pcie_bytes_per_s: float
     gpus: tuple[tuple[str, int], ...] = ()
-    empty_gpus: frozenset[str] = frozenset()  # GPUs nobody holds anything on
-    lost: Mapping[str, float] = field(default_factory=dict)  # gpu_id -> worth of what would give way there
-    stages: StageSeconds | None = None  # of a start there, where its GPUs are not as the others
-    streams: bool = True  # weights go on to the GPU as they come in, and imports run beside that (Eq. 5)
+    empty_gpus: frozenset[str] = frozenset()  # GPUs on which nothing is held
+    lost: Mapping[str, float] = field(default_factory=dict)  # gpu_id -> worth of the replicas dropped there
+    stages: StageSeconds | None = None  # of a start on this server, where its GPUs differ
+    streams: bool = True  # weights go to the GPU while they arrive, and imports run beside that (Eq. 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdStart:
-    """What must start, and by when. `waited_s` has gone by already; `num_required` workers are wanted in the end, each
-    on `num_gpus` GPUs of one server. Bytes are of the whole model, over all of its GPUs."""
+    """A start to lay out, and its objectives. `waited_s` has passed already; `num_required` workers are wanted in the
+    end, each on `num_gpus` GPUs of one server. Bytes are of the whole model, over all of its GPUs."""
 
     weight_bytes: int
     kv_bytes: int
@@ -85,9 +85,9 @@ class ColdStart:
     stages: StageSeconds
     waited_s: float = 0.0
     num_required: int = 1
-    is_awaited: bool = False  # a request waits for it
+    is_awaited: bool = False  # a request waits for the start
     num_gpus: int = 1
-    file_bytes: int = 0  # of its weights as they are fetched; 0: as many as lie on the GPUs
+    file_bytes: int = 0  # of the weights as fetched; 0: `weight_bytes`
     parts: Mapping[int, Sequence[int]] = field(default_factory=dict)  # number of stages -> what each of them fetches
 
     @property
@@ -95,7 +95,7 @@ class ColdStart:
         return self.weight_bytes + self.kv_bytes
 
     def bytes_per_gpu(self, num_stages: int = 1) -> int:
-        """On each GPU of a worker that has an even part of the model, of all of it at 1."""
+        """Bytes on each GPU of a worker that has an even part of the model; of the whole model at 1."""
         return -(-self.memory_bytes // (num_stages * self.num_gpus))
 
 
@@ -105,12 +105,11 @@ class AllocationParams:
     overlap: bool = True
     skew: float = 0.9
     chunk_bytes: float = 16e6
-    prefer_free: bool = False
     check_contention: bool = True
-    check_newcomer: bool = True  # False: Eq. 3 as printed, which asks only those that are there
+    check_newcomer: bool = True  # False: Eq. 3 as printed, which checks only the fetches under way
     max_rivals: int = 8
-    pipeline_over_tensor: bool = False  # stages of tensor groups too; else a model of several GPUs starts whole
-    soonest: bool = False  # where a request waits, and has no objective: the layout with the soonest first token
+    pipeline_over_tensor: bool = False  # allow stages of tensor groups; else a model of several GPUs starts whole
+    soonest: bool = False  # choose the soonest first token where a request waits without an objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +121,12 @@ class StagePlace:
     num_bytes: int
     fetch_bytes: float
     is_full: bool
-    is_shared: bool = False  # somebody else holds bytes of one of its GPUs
+    is_shared: bool = False  # another holder has bytes on one of its GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one cold start goes: its workers in the order of their stages, and what is expected of it."""
+    """One cold start as laid out: its workers in the order of their stages, and what is expected of it."""
 
     workers: tuple[StagePlace, ...]
     ttft_s: float
@@ -148,7 +147,7 @@ class Layout:
 def allocate(
     start: ColdStart, servers: Sequence[ServerOffer], now_s: float, params: AllocationParams = AllocationParams()
 ) -> Layout | None:
-    """The layout of one cold start, or None when no server can hold it now."""
+    """Lay out one cold start. None when no server can hold it now."""
     by_time = seeks_soonest(start, params)
     fitting: list[tuple[tuple[float, ...], Layout]] = []
     rivals: list[Rival] = []
@@ -168,14 +167,14 @@ def allocate(
                 shared = sum(worker.is_shared for worker in found.workers)
                 is_short = num_full < min(wanted, num_stages)
                 order = (is_short, num_stages, -num_full if by_time else num_full, shared)
-                fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
+                fitting.append((order, found))
     if fitting:
         if by_time:
             fitting = [entry for entry in fitting if entry[1].num_full] or fitting
             soonest_s = min(found.ttft_s for _, found in fitting)
             fitting = [(order, found) for order, found in fitting if found.ttft_s <= AS_SOON * soonest_s]
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
-    # nothing meets the objectives: one worker where it makes nobody else late, else anywhere, and it says so
+    # no scheme meets the objectives: one worker where no other start becomes late, else anywhere; the reason says so
     for checks in (replace(params, check_newcomer=False), replace(params, check_contention=False)):
         single = _scheme(start, ordered, now_s, checks, 1, 1)
         if single is not None:
@@ -186,13 +185,13 @@ def allocate(
 
 
 def seeks_soonest(start: ColdStart, params: AllocationParams) -> bool:
-    """Whether the seconds to the first token choose among layouts: a request waits for them, and no objective says
-    when they are few enough."""
+    """Return whether the layout with the soonest first token is chosen: a request waits for the start, and no objective
+    says how soon is enough."""
     return params.soonest and start.is_awaited and math.isinf(start.slo_ttft_s)
 
 
 def _alone(start: ColdStart, ordered: Sequence[ServerOffer], now_s: float, params: AllocationParams) -> Iterator[Rival]:
-    """One worker on each of the servers that could hold it: late on all of them."""
+    """One worker on each of the servers that could hold it, late on all of them, as rivals."""
     anywhere = replace(params, check_contention=False)
     found = ((s.node_id, _scheme(start, [s], now_s, anywhere, 1, 1)) for s in ordered)
     able = (_rival(f"one worker on {node_id}", layout) for node_id, layout in found if layout is not None)
@@ -216,7 +215,8 @@ def _scheme(
     num_stages: int,
     num_full: int,
 ) -> Layout | None:
-    """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
+    """Lay the start out in one way over `ordered` servers (fastest first, links as of now). None where it does not
+    fit."""
     parts, loads = _parts(start, params, num_stages)
     part, loaded = max(parts), max(loads)
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
@@ -273,7 +273,7 @@ def _scheme(
 
 
 def _parts(start: ColdStart, params: AllocationParams, num_stages: int) -> tuple[list[float], list[float]]:
-    """Of each stage: what it fetches, and what it loads onto its GPUs."""
+    """Bytes that each stage fetches, and bytes that it loads onto its GPUs."""
     file_bytes = start.file_bytes or start.weight_bytes
     if known := start.parts.get(num_stages):
         return [float(part) for part in known], [start.weight_bytes * part / file_bytes for part in known]
@@ -296,7 +296,7 @@ def _rival(name: str, layout: Layout) -> Rival:
 
 
 def _per_token(tpot_s: float) -> str:
-    """Nothing where no request has shown it yet."""
+    """The expected TPOT in words; "" where no request has shown it yet."""
     return f" and each further one {tpot_s:.3f} s later" if tpot_s else ""
 
 
@@ -309,8 +309,8 @@ def ready_s(
     loaded_bytes: float | None = None,
 ) -> float:
     """Seconds until one worker is warm with its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's, or
-    without streaming the slower of process and fetch, then the load. `stages`: of a server that has none of its own;
-    `loaded_bytes`: on its GPUs, where they are not the `part_bytes` that are fetched."""
+    without streaming the slower of process and fetch, then the load. `stages`: for a server that has none of its own;
+    `loaded_bytes`: bytes loaded onto its GPUs, where they differ from the `part_bytes` that are fetched."""
     loaded_bytes = part_bytes if loaded_bytes is None else loaded_bytes
     stages = server.stages or stages
     fetch_s, load_s = part_bytes / server.link.share(), loaded_bytes / num_gpus / server.pcie_bytes_per_s
@@ -329,18 +329,19 @@ def after_fetch_s(stages: StageSeconds, part_bytes: float, server: ServerOffer) 
 
 
 def _slowdown(num_stages: int, num_full: int) -> float:
-    """A full-memory worker takes 1/s of the compute, a low-memory one shares its GPU and takes all of it."""
+    """Slowdown of a pipeline's compute: a full-memory worker adds 1/s of it, a low-memory one, which shares its GPU,
+    adds 1."""
     return num_stages - num_full + num_full / num_stages
 
 
 def besides_s(stages: StageSeconds, num_stages: int, num_full: int) -> float:
-    """What TTFT holds besides getting the weights there: a fetch is due so long before the objective (E17)."""
+    """Seconds of TTFT after the workers are ready: a fetch is due that long before the objective (E17)."""
     return stages.prefill_s * _slowdown(num_stages, num_full) + stages.hop_s * (num_stages - 1)
 
 
 def _gpus(server: ServerOffer, num_bytes: int, num_gpus: int) -> tuple[str, ...]:
-    """GPUs with that many bytes free each, in order of their ids: where least is lost, empty ones before shared
-    ones, then the fullest that fit. () when there are too few."""
+    """Choose GPUs with that many bytes free each: where least is lost, empty ones before shared ones, then the fullest
+    that fit. In order of their ids; () when there are too few."""
     lost, empty = server.lost, server.empty_gpus
     fits = [
         (lost.get(gpu_id, 0.0), gpu_id not in empty, free, gpu_id) for gpu_id, free in server.gpus if free >= num_bytes

@@ -1,7 +1,6 @@
-"""A node's links: their rates, who is fetching over its network card, and whether one more fetch would make any of
-them late.
+"""A node's links: their rates, the fetches over its network card, and whether one more fetch would make another late.
 
-Rates are those that a node's link has, declared or measured by its prefetcher, else what starts have been seen to take.
+A link's rate is the one declared or measured by the node's prefetcher, else the one that past starts show.
 
 Paper: HydraServe section 4.2. B is the link's bandwidth, N the fetches on it, T the time, T' the last change; S_i the
 bytes fetch i still wants and D_i the moment it must have them:
@@ -9,11 +8,12 @@ bytes fetch i still wants and D_i the moment it must have them:
     S_i <= B / (N + 1) (D_i - T)     for every fetch, if one more comes              (3)
     S_i' = S_i - B / N (T - T')      at every start and end; below 0 it is done       (4)
 
-Departures: Eq. 3 asks those that are there; the newcomer must be in time too (erratum E17, `check_newcomer`). Eq. 4
-shares in equal parts up to the next change it hears of; the simulator's links are fluid and find when one really ends
-(erratum E18). A fetch that no request waits for (`is_background`: the rest of a pipeline's model) moves on what the
-others leave, and delays none: prefetchers let the more urgent bytes pass first. PCIe is not accounted for, as in the
-paper, nor is a node's disk: weights that are read there (docs/adr/0019) load no link, and stand in no ledger.
+Departures: Eq. 3 checks the fetches under way; here the newcomer must be in time too (erratum E17, `check_newcomer`).
+Eq. 4 shares the link equally up to the next change it is notified of; the simulator's links are fluid and compute when
+a fetch really ends (erratum E18). A fetch that no request waits for (`is_background`: the rest of a pipeline's model)
+uses what the others leave, and delays none: prefetchers let the more urgent bytes pass first. PCIe is not accounted
+for, as in the paper, nor is a node's disk: weights that are read there (docs/adr/0019) load no link, and are in no
+ledger.
 """
 
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.policies.start_times import StartKind, StartTimes
 
-_LEAST_S = 1e-6  # of a stage that took no time: a rate is bytes over seconds
+_LEAST_S = 1e-6  # divisor for a stage that took no time, since a rate is bytes over seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """One cold start's bytes over one link."""
+    """The bytes that one cold start fetches over one link."""
 
     fetch_id: str
     left_bytes: float
@@ -49,12 +49,12 @@ class LinkLedger:
 
     @property
     def urgent(self) -> tuple[Fetch, ...]:
-        """Those that requests wait for."""
+        """The fetches that requests wait for."""
         return tuple(fetch for fetch in self.fetches if not fetch.is_background)
 
 
 def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
-    """The ledger as of `now_s` (Eq. 4). Time that runs backwards changes nothing."""
+    """Return the ledger as of `now_s` (Eq. 4). Time that runs backwards changes nothing."""
     elapsed = now_s - ledger.since_s
     if elapsed == 0:
         return ledger
@@ -73,7 +73,7 @@ def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
 def admits(
     ledger: LinkLedger, num_bytes: float, deadline_at: float, now_s: float, *, check_newcomer: bool = True
 ) -> bool:
-    """Whether a fetch of `num_bytes` due at `deadline_at` may join and nobody is late for it (Eq. 3)."""
+    """Return whether a fetch of `num_bytes` due at `deadline_at` may join without making any fetch late (Eq. 3)."""
     ledger = settle(ledger, now_s)
     share = ledger.share()
     if any(f.left_bytes > share * (f.deadline_at - now_s) for f in ledger.urgent):
@@ -82,20 +82,20 @@ def admits(
 
 
 def begin(ledger: LinkLedger, fetch: Fetch, now_s: float) -> LinkLedger:
-    """The ledger with one more fetch."""
+    """Return the ledger with one more fetch."""
     ledger = settle(ledger, now_s)
     return replace(ledger, fetches=(*(f for f in ledger.fetches if f.fetch_id != fetch.fetch_id), fetch))
 
 
 def finish(ledger: LinkLedger, fetch_id: str, now_s: float) -> LinkLedger:
-    """The ledger without that fetch, whether it ended well or not."""
+    """Return the ledger without that fetch, whether it succeeded or failed."""
     ledger = settle(ledger, now_s)
     return replace(ledger, fetches=tuple(f for f in ledger.fetches if f.fetch_id != fetch_id))
 
 
 def network_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second of its network card: declared or measured, else those at which weights like this model's have come
-    in."""
+    """Bytes a second of the node's network card: declared or measured, else as past starts fetched weights like this
+    model's."""
     if declared := _declared(node, "/nic"):
         return declared
     fetch_s = times.predict(model, StartKind.COLD, gpu_kind_of(node)).fetch_s
@@ -103,8 +103,8 @@ def network_rate(node: Node, model: Model, times: StartTimes) -> float:
 
 
 def disk_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second of its disk: as its prefetcher has measured, else as starts from disk have read weights like
-    this model's."""
+    """Bytes a second of the node's disk: as its prefetcher has measured, else as starts from disk have read weights
+    like this model's."""
     if node.disk_bytes_per_s:
         return node.disk_bytes_per_s
     fetch_s = times.predict(model, StartKind.DISK, gpu_kind_of(node)).fetch_s
@@ -112,23 +112,24 @@ def disk_rate(node: Node, model: Model, times: StartTimes) -> float:
 
 
 def pcie_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second from host memory to each GPU: as its weights have been loaded, else declared, else the prior's."""
+    """Bytes a second from host memory to each GPU: as past starts have loaded weights, else declared, else by the
+    prior."""
     took = times.predict(model, StartKind.CACHED, gpu_kind_of(node), declared_pcie(node))
     return model.weights_bytes / model.num_gpus / max(took.load_s, _LEAST_S)
 
 
 def declared_pcie(node: Node) -> float:
-    """0: it is not told, as on a live node that is given no limit."""
+    """The PCIe rate the node declares; 0 where it declares none, as on a live node without a limit."""
     return _declared(node, "/pcie")
 
 
 def gpu_kind_of(node: Node) -> str:
-    """Of its GPUs, which are all of one kind."""
+    """The kind of the node's GPUs, which are all alike; "" without GPUs."""
     return node.gpus[0].kind if node.gpus else ""
 
 
 def link_of(node: Node, model: Model, times: StartTimes, known: LinkLedger | None, now_s: float) -> LinkLedger:
-    """The ledger of its network card, `known` where something is fetched, at the rate for that model."""
+    """The ledger of the node's network card at the rate for that model: `known`, where something is being fetched."""
     rate = network_rate(node, model, times)
     if known is None:
         return LinkLedger(bytes_per_s=rate, since_s=now_s)
@@ -140,20 +141,21 @@ def _declared(node: Node, kind: str) -> float:
 
 
 def has_weights(node: Node, model: Model) -> bool:
-    """Whether they lie in its host memory, or there are none to bring. Models of the same weights share a copy."""
+    """Return whether the model's weights are in the node's host memory, or there are none to fetch. Models of the same
+    weights share a copy."""
     digest = model.weights.digest
     return not model.weights.uri or any(one.digest == digest or model.key in one.model_keys for one in node.cached)
 
 
 def has_copy_on_disk(node: Node, model: Model) -> bool:
-    """Whether a whole copy of its weights lies on the node's disk, which a fetch reads instead of their source. A copy
-    of those that it had before is none."""
+    """Return whether the node's disk has a whole copy of the weights, which a fetch reads instead of their source. A
+    copy of the model's former weights does not count."""
     digest = model.weights.digest
     return bool(model.weights.uri) and any(one.digest == digest for one in node.on_disk)
 
 
 def found_at(node: Node, model: Model) -> StartKind:
-    """What a start from nothing finds there."""
+    """The kind of start from nothing that the model would make on that node."""
     if has_weights(node, model):
         return StartKind.CACHED
     return StartKind.DISK if has_copy_on_disk(node, model) else StartKind.COLD

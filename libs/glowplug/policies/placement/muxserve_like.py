@@ -1,12 +1,12 @@
 """MuxServe-like static sharing: every engine on the GPUs that the fewest others share, with a part of their KV space.
 
 The baseline of WarmServe section 7.1 ("collocates models on GPUs"; instances "are created in prior") with the scaling
-of the same name, which starts one engine of every model and stops none. Groups are aligned blocks of the model's
-GPUs. What is taken of the KV space is half of what the weights leave free there, and never more than the model asks
-for, so that the next engine finds free memory too; one that finds none waits for ever, for nobody leaves.
+of the same name, which starts one engine of every model and stops none. Groups are aligned blocks of the model's GPUs.
+An engine takes half of what the weights leave free there for its KV cache, and never more than the model asks for, so
+that the next engine finds free memory too; one that finds none waits for ever, because no engine leaves.
 
 Departures: MuxServe searches for the widths of its groups with measured rates; here the width is the model's own
-`num_gpus`, which an operator sets (section 7.3 tells which groups it found). Its engines share one pool of KV blocks,
+`num_gpus`, which an operator sets (section 7.3 lists the groups it found). Its engines share one pool of KV blocks,
 here each has its part. It gives each engine a part of the SMs; what engines cost each other is the simulator's rule
 (busy ones share a GPU's time evenly).
 """
@@ -28,11 +28,11 @@ MAX_RIVALS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuxserveParams:
-    kv_part: float = 0.5  # of the memory beside its weights that one engine's KV cache takes
+    kv_part: float = 0.5  # share of the memory its weights leave that an engine's KV cache takes
 
 
 def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = MuxserveParams()) -> PlaceDecision:
-    """The least shared group of one node. Ties: least held, then the first node and GPUs."""
+    """Choose the least shared group of one node. Ties: most bytes free, then the first node and GPUs."""
     model, options = request.model, []
     for node in view.fleet:
         if node.draining or model.engine not in node.engines:
@@ -66,12 +66,12 @@ def granted(model: Model, free: int, params: MuxserveParams = MuxserveParams()) 
 
 
 def _least_kv(model: Model) -> int:
-    """KV bytes on each GPU for one of the requests that it runs at once."""
+    """KV bytes on each GPU for a single request."""
     return (bytes_per_gpu(model) - weights_per_gpu(model)) // max(1, model.max_concurrency)
 
 
 def _sharers(group: Sequence[Gpu], reserved: Mapping[str, int]) -> int:
-    """Engines there, and whoever has been promised bytes there, as one."""
+    """Number of engines on those GPUs; all that have bytes promised there count as one more."""
     there = {grant.holder for gpu in group for grant in gpu.grants}
     return len(there) + any(reserved.get(gpu.gpu_id) for gpu in group)
 

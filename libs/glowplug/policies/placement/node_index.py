@@ -1,12 +1,12 @@
-"""The nodes of a fleet in the order in which a placement would find them: it asks questions instead of reading all.
+"""An index of the fleet's nodes, so that a placement finds its candidates without reading every node.
 
 A placement ranks nodes by what they offer (a rate, what would be lost, their id) and takes the first few. Nodes of one
 `NodeKind` differ, for a start, in their free bytes and ids alone, so that of each kind the first few with enough free
-bytes stand for all of them. A tree of maxima over the ids finds those without reading the others; a node whose copies
-of models would have to be dropped, or whose link is busy, is looked at by itself.
+bytes represent all. A tree of maxima over the ids finds those without reading the others; a node whose copies of models
+would have to be dropped, or whose link is busy, is examined by itself.
 
-Whoever owns the nodes says what changes (`NodeIndex`); what a node offers is worked out anew when next asked for.
-Policies only ask (`IndexedNodes`). An answer holds until the next change.
+The owner of the nodes reports what changes (`NodeIndex`); what a node offers is recomputed when next asked for.
+Policies only read (`IndexedNodes`). An answer holds until the next change.
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 
 _Answer = TypeVar("_Answer")
-_NOWHERE = -1  # free bytes of what is no candidate: below any need
+_NOWHERE = -1  # free bytes of a node that is no candidate: below any need
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeKind:
-    """Everything about a node that a start depends on, but its id and its free bytes. One object for each kind."""
+    """Everything about a node that matters to a start, except its id and free bytes. One object for each kind."""
 
     engines: tuple[str, ...]
     abilities: tuple[str, ...]
@@ -34,16 +34,16 @@ class NodeKind:
     gpus: tuple[tuple[str, int], ...]  # kind and total bytes of each
 
     def takes(self, engine: str) -> bool:
-        """Whether instances of that engine may be placed there."""
+        """Return whether instances of that engine may be placed on such a node."""
         return not self.draining and engine in self.engines
 
     def could_hold(self, num_bytes: int, num_gpus: int, engine: str) -> bool:
-        """Whether its GPUs are large enough, were they empty."""
+        """Return whether the node's GPUs are large enough when empty."""
         return engine in self.engines and sum(total >= num_bytes for _, total in self.gpus) >= num_gpus
 
     @property
     def is_mixed(self) -> bool:
-        """Whether its GPUs differ in size."""
+        """Return whether the node's GPUs differ in size."""
         return len({total for _, total in self.gpus}) > 1
 
 
@@ -53,16 +53,16 @@ class NodeMemory:
 
     node: Node
     kind: NodeKind
-    at: int = _NOWHERE  # its place among all nodes by id
+    at: int = _NOWHERE  # position among all nodes by id
     rows: tuple[Instance, ...] = ()  # dormant ones
     free: tuple[int, ...] = ()  # of each GPU, neither granted nor promised
     bare: tuple[int, ...] = ()  # ... of the GPUs that hold no copy which may be dropped
     cleared: tuple[int, ...] = ()  # ... of each GPU once every copy there is dropped
-    answers: dict[Any, Any] = field(default_factory=dict)  # to questions about this node alone
+    answers: dict[Any, Any] = field(default_factory=dict)  # cached answers to questions about this node alone
 
 
 class IndexedNodes:
-    """Nodes by id with what they offer, as policies ask for it; only a `NodeIndex` changes. `reserved`: gpu_id -> bytes
+    """Nodes by id with what they offer, read-only for policies; only a `NodeIndex` changes. `reserved`: gpu_id -> bytes
     promised; `dormant`: node_id -> dormant rows; `scores`: replica id -> its worth when last planned."""
 
     def __init__(
@@ -74,11 +74,11 @@ class IndexedNodes:
         self._changed: set[str] = set()
         self._order: list[str] | None = None
         self._kind_of: dict[Any, NodeKind] = {}
-        self._trees: dict[NodeKind, dict[tuple[int, str], _Maxima]] = {}  # by number of GPUs, and which of their bytes
-        self._with_rows: dict[str, tuple[Instance, ...]] = {}  # node_id -> its dormant rows, as last worked out
+        self._trees: dict[NodeKind, dict[tuple[int, str], _Maxima]] = {}  # by number of GPUs, and "free" or "bare"
+        self._with_rows: dict[str, tuple[Instance, ...]] = {}  # node_id -> its dormant rows, as last computed
         self._copies: dict[str, dict[str, Instance]] = {}  # model_key -> dormant rows by id
-        self._worthless: set[str] = set()  # nodes with a copy that scores nothing
-        self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes that have those weights in memory
+        self._worthless: set[str] = set()  # nodes with a copy whose score is 0
+        self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes with the weights in memory
         self._on_disk: dict[str, set[str]] = {}  # ... and on disk
 
     # questions
@@ -90,7 +90,7 @@ class IndexedNodes:
         return (self._by_id[node_id].node for node_id in self._ids())
 
     def node(self, node_id: str) -> Node | None:
-        """That node, None where it is not alive."""
+        """The node of that id, or None where it is not alive."""
         known = self._by_id.get(node_id)
         return known.node if known else None
 
@@ -98,17 +98,17 @@ class IndexedNodes:
         return self._kinds.keys()
 
     def num_able(self, engine: str, ability: str) -> int:
-        """Nodes where instances of that engine may be placed and that have the ability."""
+        """Number of nodes where instances of that engine may be placed and that have the ability."""
         named = f"{engine}:{ability}"
         return sum(num for kind, num in self._kinds.items() if kind.takes(engine) and named in kind.abilities)
 
     def could_hold(self, num_bytes: int, num_gpus: int, engine: str, *, even_draining: bool = True) -> bool:
-        """Whether the GPUs of some node are large enough, were they empty."""
+        """Return whether the GPUs of some node are large enough when empty."""
         kinds = (kind for kind in self._kinds if even_draining or not kind.draining)
         return any(kind.could_hold(num_bytes, num_gpus, engine) for kind in kinds)
 
     def models_with_copies(self) -> Collection[str]:
-        """Keys of the models that lie dormant somewhere."""
+        """Keys of the models that have dormant copies."""
         self._work_out()
         return self._copies.keys()
 
@@ -118,16 +118,17 @@ class IndexedNodes:
         return tuple(self._copies.get(model.key, {}).values())
 
     def holders(self, model: Model) -> Set[str] | None:
-        """Nodes whose host memory has the weights. None: any will do, since there are none to bring."""
+        """Ids of nodes whose host memory has the weights. None means every node, since there are no weights to
+        fetch."""
         return _having(self._caching, model) if model.weights.uri else None
 
     def disk_holders(self, model: Model) -> Set[str]:
-        """Nodes with a copy of the weights on disk."""
+        """Ids of nodes with a copy of the weights on disk."""
         there = model.weights.uri and self._on_disk and self._on_disk.get(model.weights.digest)
         return there or frozenset()
 
     def among(self, node_ids: Collection[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
-        """Those of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""
+        """Nodes of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""
         self._work_out()
         ids = self._by_id.keys() if node_ids is None else node_ids
         found = (node_id for node_id in ids if self._offers(node_id, "cleared", num_bytes, num_gpus, engine))
@@ -149,10 +150,10 @@ class IndexedNodes:
         """Nodes by id: of each kind, for each of `needs` (bytes on each of `num_gpus` GPUs), the first `count` in the
         order (what is lost, id), and perhaps others.
 
-        `drops`: whether copies may be dropped for the bytes, and where a node loses none: on GPUs that are "bare" (no
-        copy lies there) or "free" (copies there may stay); "" when none may be dropped. `loses`: what any other node
-        loses; it is kept per node and (needs, num_gpus, drops) until the node changes. `busy`: nodes that rank by
-        themselves, and are all named. `only`, `besides`: nodes that are asked for, or are not.
+        `drops`: whether copies may be dropped for the bytes, and on which GPUs nothing is lost: "bare" ones (no copy
+        lies there) or "free" ones (copies there may stay); "" when none may be dropped. `loses`: what any other node
+        loses; it is cached per node and (needs, num_gpus, drops) until the node changes. `busy`: nodes that are ranked
+        one by one, and are all returned. `only`, `besides`: nodes to search in, or to leave out.
         """
         self._work_out()
         ids, least, which = self._ids(), min(needs), drops or "free"
@@ -186,7 +187,8 @@ class IndexedNodes:
     def answers(
         self, question: Any, answer: Callable[[NodeMemory], _Answer], nodes: Iterable[Node] | None = None
     ) -> Iterator[_Answer]:
-        """One question about each node by id, or of `nodes`: one answers anew once something about it has changed."""
+        """Answer one question about each node by id, or each of `nodes`. An answer is cached until something about its
+        node changes."""
         self._work_out()
         for node_id in self._ids() if nodes is None else (node.node_id for node in nodes):
             yield self._answer(self._by_id[node_id], question, answer)
@@ -198,7 +200,7 @@ class IndexedNodes:
         found: _Answer = known.answers[question]
         return found
 
-    # working out
+    # recomputing
 
     def _kind(self, node: Node) -> NodeKind:
         gpus = tuple((gpu.kind, gpu.total_bytes) for gpu in node.gpus)
@@ -236,7 +238,7 @@ class IndexedNodes:
         only: Set[str] | None = None,
         besides: Sequence[Collection[str]] = (),
     ) -> list[int]:
-        """Places of the first nodes of a kind that have `need` bytes on so many GPUs."""
+        """Positions of the first nodes of a kind that have `need` bytes on so many GPUs."""
         self._work_out()
         ids = self._ids()
         trees = self._trees.setdefault(kind, {})
@@ -256,7 +258,7 @@ class IndexedNodes:
         return places
 
     def _work_out(self) -> None:
-        """What changed nodes offer now."""
+        """Recompute what the changed nodes offer."""
         if not self._changed:
             return
         changed, self._changed = self._changed, set()
@@ -310,7 +312,7 @@ class IndexedNodes:
     def _cache(
         known: dict[str, set[str]], node_id: str, before: Sequence[CachedWeights], now: Sequence[CachedWeights]
     ) -> None:
-        """What a node has in `known` (of host memory, or of disk)."""
+        """Update which weights a node has in `known` (of host memory, or of disk)."""
         old, new = _names(before), _names(now)
         for name in old - new:
             known[name].discard(node_id)
@@ -327,8 +329,8 @@ class IndexedNodes:
 
 
 class NodeIndex(IndexedNodes):
-    """The index as its owner has it. `reserved`, `dormant` and `scores` are only read: who changes them calls `touch`
-    or `score`."""
+    """The index as its owner keeps it. `reserved`, `dormant` and `scores` are only read: after a change to one of them
+    its owner calls `touch` or `score`."""
 
     def __init__(
         self,
@@ -345,7 +347,7 @@ class NodeIndex(IndexedNodes):
         self._changed.update(self.dormant)
 
     def put(self, node: Node) -> None:
-        """A node as it is now."""
+        """Add a node, or replace it by its current row."""
         node_id, known = node.node_id, self._by_id.get(node.node_id)
         if known is None:
             self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
@@ -371,11 +373,11 @@ class NodeIndex(IndexedNodes):
             self._changed.add(node_id)
 
     def touch(self, node_id: str) -> None:
-        """Promises, rows or scores have changed there."""
+        """Note that promises, rows or scores of that node have changed."""
         self._changed.add(node_id)
 
     def drop(self, node_id: str) -> None:
-        """It is no candidate any more."""
+        """Remove a node from the candidates."""
         gone = self._by_id.pop(node_id, None)
         if gone is not None:
             self._leave_trees(gone)
@@ -386,7 +388,7 @@ class NodeIndex(IndexedNodes):
             self._order = None
 
     def score(self, scores: Mapping[str, float]) -> None:
-        """What every copy is worth now."""
+        """Replace the worth of every copy."""
         self._work_out()
         self.scores, self._worthless = scores, set()
         for node_id in self._with_rows:
@@ -397,20 +399,21 @@ class NodeIndex(IndexedNodes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """The nodes as a policy sees them: alive, in order of their ids; cordoned ones are marked draining. A policy asks
-    `fleet`; one that reads all of `nodes` costs as much as there are."""
+    """The nodes as a policy sees them: alive, in order of their ids; cordoned ones are marked draining. A policy should
+    ask `fleet`: reading all of `nodes` costs time for each of them."""
 
     now_s: float
     nodes: Sequence[Node] | IndexedNodes
-    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
-    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, those coming too,
-    # and engines that are swapped out
+    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in the GPU's ledger
+    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, also unfinished
+    # ones, and engines that are swapped out
     scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
     _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def fleet(self) -> IndexedNodes:
-        """What the nodes offer: the index that was given as `nodes`, kept by its owner, or one of these nodes."""
+        """The offers of the nodes: the index given as `nodes`, which its owner updates, or one built from these
+        nodes."""
         if isinstance(self.nodes, IndexedNodes):
             return self.nodes
         if not self._built:
@@ -419,7 +422,8 @@ class FleetView:
 
 
 class _Maxima:
-    """A list of numbers with the largest of each half, quarter ...: finds the first that are large enough."""
+    """A list of numbers with the largest of each half, quarter and so on, to find the first ones that are large
+    enough."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._size = 1 << max(0, len(numbers) - 1).bit_length()
@@ -438,7 +442,7 @@ class _Maxima:
             most[at] = largest
 
     def at_least(self, least: int) -> Iterator[int]:
-        """Places of the numbers that are not smaller, the first one first."""
+        """Positions of the numbers that are at least `least`, the first one first."""
         waiting = [1]
         while waiting:
             at = waiting.pop()
@@ -455,7 +459,7 @@ def _nth(has: Sequence[int], num: int) -> int:
 
 
 def _is_like(one: Node, other: Node) -> bool:
-    """Whether nothing has changed that a start depends on."""
+    """Return whether nothing that matters to a start differs between two rows of a node."""
     return (one.gpus is other.gpus or one.gpus == other.gpus) and (
         one.engines == other.engines
         and one.abilities == other.abilities
@@ -478,5 +482,5 @@ def _names(cached: Sequence[CachedWeights]) -> set[str]:
 
 
 def _key(model_key: str) -> str:
-    """A model's key as no digest is written."""
+    """A model's key in a form that no digest has."""
     return f"model {model_key}"

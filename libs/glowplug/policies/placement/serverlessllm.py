@@ -1,9 +1,9 @@
-"""ServerlessLLM: the server from which the model is ready soonest, as far as its weights have come already.
+"""ServerlessLLM: the server where the model is ready soonest, given the weights that are near it already.
 
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
-(`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
-to load, by estimate: over the network unless host memory or the disk has the weights, then over PCIe. Idle replicas of
-other models give way before anybody waits.
+(`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest estimated
+seconds to load: over the network unless host memory or the disk has the weights, then over PCIe. Idle replicas of other
+models are dropped before a request has to wait.
 
 Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
 """
@@ -32,7 +32,7 @@ _WHERE: Final = {
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """GPUs of the node that is ready soonest. Ties: least lost, then the first node and GPUs."""
+    """Choose GPUs of the node that is ready soonest. Ties: least lost, then the first node and GPUs."""
     if grown := grow(request, view):
         return grown
     options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_memory(request, view)]
@@ -59,8 +59,8 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
 
 
 def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
-    """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
-    least is lost. Those that have the weights, in host memory or on disk, rank by themselves."""
+    """Nodes that may rank first and have the bytes free, or have them once replicas are dropped; on each, the GPUs
+    where least is lost. Nodes that have the weights in host memory or on disk are ranked one by one."""
     model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
     num_gpus = model.num_gpus
 

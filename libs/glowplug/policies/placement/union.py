@@ -1,14 +1,14 @@
-"""The papers joined: a dormant copy before all, as WarmServe takes it; else HydraServe's layout of a cold start.
+"""The papers joined: a dormant copy if there is one, as in WarmServe; else HydraServe's layout of a cold start.
 
-WarmServe decides which replicas there are and who of them gives way; HydraServe decides how a start without one is laid
+WarmServe decides which replicas there are and which are dropped; HydraServe decides how a start without one is laid
 out. Where several GPUs serve the layout alike, the one whose replicas are worth least is taken (WarmServe section 5.2's
 scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
 
-Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than it takes.
+Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than needed.
 
 HydraServe takes as few stages as meet the objectives. Without an objective for the first token any layout meets them,
 and one worker fetches over one link while the others are idle. Where a request waits for such a start the layout with
-the soonest first token is taken (`allocation.soonest`); a start that nobody waits for stays one worker.
+the soonest first token is taken (`allocation.soonest`); a start that no request waits for stays one worker.
 """
 
 from glowplug.policies.decisions import PlaceDecision
@@ -22,5 +22,5 @@ PARAMS = HydraserveParams(clear=True, allocation=AllocationParams(soonest=True))
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
-    """See hydraserve.place; replicas are grown from, or give way."""
+    """Place as `hydraserve.place` does, but drop replicas for the bytes."""
     return grow(request, view) or lay_out(request, view, params)

@@ -1,13 +1,13 @@
 """Evict-aware placement of prewarmed replicas.
 
-Paper: WarmServe section 5.2, Algorithm 1. A replica needs D GPUs of one server
-with S/D free bytes each; the sets of two models are nested or disjoint. Among the groups whose replicas all score less
-than the newcomer, the one with the least sum of scores is taken; if there is none, the one with the least sum at all.
+Paper: WarmServe section 5.2, Algorithm 1. A replica needs D GPUs of one server with S/D free bytes each; the sets of
+two models are nested or disjoint. Among the groups whose replicas all score less than the newcomer, the one with the
+least sum of scores is taken; if there is none, the one with the least sum at all.
 
 Departures, all as the published code or needed by it (errata E9, E10):
-- Replicas already there take the first of their model's scores, in order of their ids; extras score 0.
-- A model never lies twice on one GPU.
-- Replicas that score 0 are dropped when a wish fits nowhere (`evict_stale`), an extension the code leaves as a TODO.
+- Existing replicas take the first of their model's scores, in order of their ids; extras score 0.
+- A GPU never holds two replicas of one model.
+- Replicas that score 0 are dropped when a wish fits nowhere, an extension that the code leaves as a TODO.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaShape:
-    """What one replica of a model takes: GPUs of one node, and bytes on each."""
+    """The size of one replica of a model: GPUs of one node, and bytes on each."""
 
     num_gpus: int
     bytes_per_gpu: int
-    engine: str = ""  # that can hold it; empty: any
+    engine: str = ""  # the engine that can hold the replica; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmStep:
-    """Prewarm one replica here, after dropping those that are no longer wanted."""
+    """Prewarm one replica on these GPUs, after dropping replicas that are no longer wanted."""
 
     model_key: str
     node_id: str
@@ -38,23 +38,22 @@ class PrewarmStep:
     score: float
     drop: tuple[str, ...] = ()  # replica ids
     reason: str = ""
-    bytes_per_gpu: int = 0  # that it is to hold; 0: all of its weights
+    bytes_per_gpu: int = 0  # bytes of the replica on each GPU; 0: all of its weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictAwareParams:
-    evict_stale: bool = True
     max_steps: int = 1000
 
 
-LESS_RATIO: Final = 0.5  # a copy that lies there is there at once, and another one takes its load first
+LESS_RATIO: Final = 0.5  # victims' worth over the newcomer's: a copy there serves at once, a new one has to load
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """GPUs with enough free memory, and the replicas they would be shared with."""
 
-    lost: float  # sum of their scores
+    lost: float  # sum of the replicas' scores
     bits: int
     highest: float
     models: frozenset[str]
@@ -62,7 +61,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Node:
-    """One node while a plan is made. `groups` is what was found of a shape since the last step here."""
+    """One node while a plan is made. `groups`: shape -> groups found for it since the node's last step."""
 
     view: PrewarmNode
     free: list[int]
@@ -76,11 +75,12 @@ class _Node:
         return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
     def has_stale(self, most: float) -> bool:
-        """Whether a copy there is worth so little, and may go."""
+        """Return whether a copy on the node is worth at most `most` and may be dropped."""
         return any(replica.score <= most and replica.may_go for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
-        """Groups with enough free memory whose replicas' sets hold it or lie in it, the least worth first."""
+        """Groups with enough free memory that are nested with, or disjoint from, each replica there; least worth
+        first."""
         known = self.groups.get(shape)
         if known is None:
             has_bytes = sum(1 << at for at, free in enumerate(self.free) if free >= shape.bytes_per_gpu)
@@ -108,14 +108,14 @@ def _groups(num_gpus: int, size: int, has_bytes: int, held: tuple[tuple[int, flo
         else:
             found.append(_Group(lost, bits, highest, frozenset(models)))
             if not held:
-                break  # all alike: the first stands for them
+                break  # without replicas all groups are alike: the first one is enough
     return tuple(sorted(found, key=lambda g: (g.lost, g.bits)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    beaten: bool  # every replica it would lie with scores less
-    lost: float  # sum of the scores of those
+    beaten: bool  # every replica on the same GPUs scores less
+    lost: float  # sum of those replicas' scores
     node_id: str
     bits: int
     drop: tuple[str, ...] = ()
@@ -132,10 +132,10 @@ def plan(
     params: EvictAwareParams = EvictAwareParams(),
     worths: Mapping[str, float] | None = None,
 ) -> list[PrewarmStep]:
-    """What to prewarm where, the most valuable first. `wishes` come sorted (`warmserve_scores.replicas`).
+    """Plan what to prewarm where, the most valuable first. `wishes` come sorted (`warmserve_scores.replicas`).
 
-    A wish whose model has no shape, or that fits nowhere, is passed over. With `worths` replicas score what stands
-    there, and one that fits nowhere takes the place of those that score less than half of it together.
+    A wish whose model has no shape, or that fits nowhere, is skipped. With `worths` existing replicas take their scores
+    from it, and a wish that fits nowhere replaces replicas that together score less than half of it.
     """
     views = sorted(nodes, key=lambda n: n.node_id)
     scores, new = share_out(wishes, views)
@@ -152,7 +152,7 @@ def plan(
 
     sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
     steps: list[PrewarmStep] = []
-    full: set[ReplicaShape] = set()  # shapes no group has the free memory for
+    full: set[ReplicaShape] = set()  # shapes for which no group has the free memory
     for wish in new:
         shape = shapes.get(wish.model_key)
         if shape is None:
@@ -162,7 +162,7 @@ def plan(
         found = None if shape in full else _best(able_to_hold(shape), wish, shape)
         if found is None and shape not in full and not any(node.groups_for(shape) for node in able_to_hold(shape)):
             full.add(shape)
-        if found is None and params.evict_stale:
+        if found is None:
             most = ratio * wish.score
             stale = [_best_stale(n, wish, shape, sizes, most) for n in able_to_hold(shape) if n.has_stale(most)]
             found = min((fit for fit in stale if fit), key=lambda fit: fit.order, default=None)
@@ -176,7 +176,7 @@ def plan(
 def share_out(
     wishes: Sequence[ReplicaWish], nodes: Sequence[PrewarmNode]
 ) -> tuple[dict[str, float], list[ReplicaWish]]:
-    """Scores of the replicas there are (replica_id -> score), and the wishes still open."""
+    """Scores of the existing replicas (replica_id -> score), and the wishes that none of them fulfils."""
     there: dict[str, list[str]] = {}
     for node in nodes:
         for replica in node.replicas:
@@ -198,7 +198,7 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
     """The best group with enough free memory. Nodes come by id: the first that loses nothing ends the search."""
     best: _Fit | None = None
     for node in nodes:
-        tried = False  # a group that does not beat: the first of a node is its best
+        tried = False  # tried a group with a higher replica: a node's first such group is its best
         for group in node.groups_for(shape):
             if best is not None and best.beaten and group.lost >= best.lost:
                 break
@@ -219,7 +219,7 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
 def _best_stale(
     node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int], most: float
 ) -> _Fit | None:
-    """The best group of one node once replicas that are worth at most that together are dropped for it, or None."""
+    """The best group of one node once replicas worth at most `most` together are dropped for it, or None."""
     fits = (_fit(node, wish, shape, bits, sizes, most) for bits in groups_of(len(node.free), shape.num_gpus))
     return min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
 
@@ -251,7 +251,7 @@ def _fit(
 def _take(
     node: _Node, wish: ReplicaWish, shape: ReplicaShape, shapes: Mapping[str, ReplicaShape], fit: _Fit
 ) -> PrewarmStep:
-    """Note the step in the working copy."""
+    """Apply the step to the working copy of the node."""
     node.groups.clear()
     gone = set(fit.drop)
     for other, replica in node.held:
@@ -269,7 +269,7 @@ def _take(
     )
     node.held.append((fit.bits, mine))
     load = "average" if wish.kind is ReplicaClass.BASIC else "highest"
-    saves = f"it saves {wish.score:.3g} s of loading, weighted by demand"
+    saves = f"it is expected to save {wish.score:.3g} s of loading"
     if fit.lost:
         over = "more than each copy that lies there" if fit.beaten else "no more than those that lie there"
         saves = f"{saves}: {over} (together {fit.lost:.3g} s)"

@@ -1,4 +1,4 @@
-"""How many replicas of each model to prewarm, and how much each is worth.
+"""The number of replicas of each model to prewarm, and the worth of each.
 
 Paper: WarmServe section 5.2, Eq. 5-8, with L_A and L_P the predicted average and peak concurrency, B the batch size, K
 the active instances, T_c the seconds to load the weights, i the rank of a replica in its class:
@@ -45,9 +45,9 @@ class PrewarmDemand:
     load_s: float  # T_c
 
 
-SCORE_UNIT = "s of loading saved, weighted by demand"  # of Eq. 7-8: T_c times a weight
-LOST_UNIT = "s of loading lost, weighted by demand"  # the same, of replicas that give way
-MAX_REPLICAS = 1024  # of a class and a model: more than any fleet can hold; a forecast may say any number
+SCORE_UNIT = "s of loading that it is expected to save"  # unit of Eq. 7-8: T_c times a weight
+LOST_UNIT = "s of loading expected for what gives way"  # the same, of dropped replicas
+MAX_REPLICAS = 1024  # per class and model, more than any fleet can hold: bounds absurd forecasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,11 @@ def replicas(demands: Iterable[PrewarmDemand], params: ScoreParams = ScoreParams
     return [wish for *_, wish in ranked]
 
 
-# A wish behind what it is sorted by, in which no two are alike.
+# A wish after its sort key, which is unique.
 _Ranked = tuple[int, float, str, int, int, ReplicaWish]
 
 
-@lru_cache(maxsize=16384)  # most models want the same from one plan to the next
+@lru_cache(maxsize=16384)  # most models want the same in successive plans
 def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
     average, peak = max(0.0, demand.concurrency_mean), max(0.0, demand.concurrency_peak)
     batch = max(1, demand.max_concurrency)
@@ -99,7 +99,7 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
 
 
 def burst_factor(average: float, peak: float, params: ScoreParams) -> float:
-    """How far the peak stands above the average, bounded (the last factor of Eq. 8)."""
+    """The height of the peak above the average, relative to it and bounded (the last factor of Eq. 8)."""
     floor = max(average, params.min_average)
     factor = peak / floor if params.burst == "ratio" else (peak - average) / floor
     return min(max(factor, 0.0), params.max_burst_factor)

@@ -1,4 +1,4 @@
-"""Nodes as WarmServe's algorithms see them: which GPUs (bits of one node's) are free of running instances, and the
+"""Nodes in the terms of WarmServe's algorithms: which GPUs (bits of one node's) are free of running instances, and the
 replicas on them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,23 +15,23 @@ from glowplug.policies.placement.shape import free_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prewarmed:
-    """One replica that lies on GPUs of one node, or is on its way there."""
+    """One replica that lies on GPUs of one node, or is being loaded there."""
 
     replica_id: str
     model_key: str
     gpu_ids: tuple[str, ...]
     score: float = 0.0
     is_ready: bool = True
-    counts: bool = True  # for a wish; False: it lies where no start can use it
-    bytes_per_gpu: int = 0  # that it holds; 0: what any replica of its model does
-    may_go: bool = True  # a plan may drop it; not what drains, nor what is only planned
+    counts: bool = True  # whether it fulfils a wish; False: no start could use it there
+    bytes_per_gpu: int = 0  # bytes it holds; 0: as many as any replica of its model
+    may_go: bool = True  # a plan may drop it; False for what drains or is only planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmNode:
     """One node's GPUs that may hold prewarmed weights: idle and universal ones, and dedicated ones that drain.
 
-    `free_bytes` is what each could take, in the order of `gpu_ids`; `draining` names those that still serve.
+    `free_bytes` are the bytes each could take, in the order of `gpu_ids`; `draining` names the GPUs that still serve.
     """
 
     node_id: str
@@ -39,7 +39,7 @@ class PrewarmNode:
     free_bytes: tuple[int, ...]
     draining: frozenset[str] = frozenset()
     replicas: tuple[Prewarmed, ...] = ()
-    engines: frozenset[str] | None = None  # whose replicas it can hold; None: any
+    engines: frozenset[str] | None = None  # engines whose replicas the node can hold; None: any
 
     def bits(self, gpu_ids: Sequence[str]) -> int:
         """A set of this node's GPUs as bits. GPUs that are not candidates count as bits past the last."""
@@ -55,7 +55,7 @@ def groups_of(num_gpus: int, size: int) -> tuple[int, ...]:
 
 
 def is_nested_or_disjoint(one: int, other: int) -> bool:
-    """WarmServe's first guideline: two models' GPU sets share nothing, or one holds the other."""
+    """Return whether two GPU sets share nothing, or one contains the other (WarmServe's first guideline)."""
     common = one & other
     return common in (0, one, other)
 
@@ -73,8 +73,8 @@ def members(bits: int) -> Iterator[int]:
 def serving_gpus(
     node: Node, here: Sequence[Instance], reserved: Mapping[str, int], besides: Collection[str] = ()
 ) -> frozenset[str]:
-    """GPUs of one node on which something else than replicas `here` holds bytes or is promised them. Holders in
-    `besides` (instances that drain) do not count."""
+    """GPUs of one node on which bytes are held by or promised to anything but the replicas `here`. Holders in `besides`
+    (instances that drain) do not count."""
     copies = {row.instance_id: row for row in here}
     return frozenset(gpu.gpu_id for gpu in node.gpus if _serves(gpu, copies, reserved, besides))
 
@@ -94,7 +94,8 @@ def _serves(gpu: Gpu, copies: Mapping[str, Instance], reserved: Mapping[str, int
 
 
 def _that_may_go(node: Node, replicas: tuple[Prewarmed, ...]) -> tuple[Prewarmed, ...]:
-    """The same; those whose weights others on their GPU read too stay in a plan, since they alone free nothing."""
+    """The replicas, with `may_go` False for those whose weights others on the GPU read too: dropping such a one frees
+    nothing."""
     shared = [weights for gpu in node.gpus for weights in gpu.shared if weights.counts]
     kept = {holder for weights in shared for holder in weights.holders}
     return (
@@ -103,7 +104,7 @@ def _that_may_go(node: Node, replicas: tuple[Prewarmed, ...]) -> tuple[Prewarmed
 
 
 def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[Prewarmed, ...]:
-    """Weights on GPUs, or on their way there; engines asleep outside them are none."""
+    """Replicas with weights on GPUs, or being loaded there; engines asleep are none."""
     return tuple(
         Prewarmed(
             replica_id=row.instance_id,
@@ -118,8 +119,8 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
 
 
 def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[PrewarmNode]:
-    """Where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked (as
-    `draining`)."""
+    """Nodes where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked as
+    `draining`."""
     key, engine, num_gpus = model.key, model.engine, model.num_gpus
 
     def serving(known: NodeMemory) -> tuple[Node, frozenset[str]]:
@@ -143,8 +144,8 @@ def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[Prewar
 
 
 def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
-    """Where replicas may be prewarmed: idle and universal GPUs, and, when planning ahead, those whose instances all
-    drain (section 4.1)."""
+    """Nodes where replicas may be prewarmed: idle and universal GPUs, and, when planning ahead, those whose instances
+    all drain (section 4.1)."""
 
     def seen(known: NodeMemory) -> PrewarmNode | None:
         node, here, besides = known.node, known.rows, draining if is_ahead else ()
@@ -152,7 +153,7 @@ def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: b
             return None
         closed = serving_gpus(node, here, fleet.reserved, besides)
         gpus = [gpu for gpu in node.gpus if gpu.gpu_id not in closed]
-        if not gpus and not here:  # a replica counts wherever it lies
+        if not gpus and not here:  # a node with a replica counts without free GPUs
             return None
         return PrewarmNode(
             node_id=node.node_id,

@@ -1,15 +1,15 @@
-"""How long answers go on beside what was expected of them, learned from the answers of one model.
+"""Actual against expected lengths of answers, learned for one model.
 
-PreServe (section 4.3.1) takes the expected length for the length, and a fifth of it more each time an answer outlives
-it. An expected length is a median, so half of the answers outlive it, many by far: taken for the lengths themselves,
-such medians say that caches empty which go on filling (row P3e of docs/papers). Ours, not a paper's: a life table. The
-ratio of actual over expected length is cut into bands, and for each band stands the share of the answers ending in it
-among those that reached it (the actuarial estimate of Kaplan and Meier, 1958), by how long the answer was expected to
-be. Bands with few answers lean on those of all the model's answers, and these on the paper's reading: every answer ends
-where it was expected to.
+PreServe (section 4.3.1) takes the expected length for the length, and a fifth more each time an answer outlives it. An
+expected length is a median, so half of the answers outlive it, many by far: taken for the lengths themselves, such
+medians say that caches empty which go on filling (row P3e of docs/papers). Ours, not a paper's: a life table. The ratio
+of actual over expected length is cut into bands, and each band has the share of the answers ending in it among those
+that reached it (the actuarial estimate of Kaplan and Meier, 1958), by how long the answer was expected to be. Bands
+with few answers lean on those of all the model's answers, and these on the paper's reading: every answer ends where it
+was expected to.
 
-A length is drawn by a share: of all answers that were expected to be as long and have come as far, so many are shorter.
-Shares that are spread evenly over the requests of an instance make the sum of their tokens what is to be expected.
+A length is drawn by a share s: of all answers with that expected length that have come as far, the share s is shorter.
+Shares spread evenly over the requests of an instance make the sum of the drawn lengths the expected sum.
 """
 
 from bisect import bisect_right
@@ -23,27 +23,27 @@ _EDGES: Final = (
 )
 """Bands of the ratio: from one edge to the next; beyond the last one an answer is taken to double."""
 _NUM_BANDS: Final = len(_EDGES) - 1
-_AS_EXPECTED: Final = _EDGES.index(0.98)  # the band of those that are as long as expected
+_AS_EXPECTED: Final = _EDGES.index(0.98)  # the band of answers as long as expected
 _BEFORE: Final = tuple(float(at == _AS_EXPECTED or at > _AS_EXPECTED + 1) for at in range(_NUM_BANDS))
 """Of each band before any answer: the share of those reaching it that end in it. Who goes on beyond what was expected
 ends about a fifth later, as in the paper."""
-_NUM_TO_TRUST: Final = 5.0  # answers that reached a band, after which it counts for as much as what it leans on
-_LEAST: Final = 1e-6  # of those that reach a band, the share that outlives it
-_GROWTH: Final = 1.02  # of the answers, until a curve is computed anew
-_MOST: Final = 4000.0  # answers that count; then all count half
-_BOUND: Final = 1 << 20  # tokens; nothing is drawn beyond, but one more than there are
+_NUM_TO_TRUST: Final = 5.0  # answers in a band at which its own share counts half
+_LEAST: Final = 1e-6  # least share of the answers reaching a band that outlives it
+_GROWTH: Final = 1.02  # growth in answers after which a curve is computed anew
+_MOST: Final = 4000.0  # answers at which all counts are halved
+_BOUND: Final = 1 << 20  # most tokens drawn, unless more are there already
 
 
 @dataclass(slots=True)
 class _LifeTable:
-    """By band: answers that ended in it, and those that were left there. `curve`: minus the share of the answers that
-    are longer than each edge, computed anew once so many more answers have come that it could differ."""
+    """A table by band of the answers that ended in it, and of the answers last seen in it. `curve`: minus the share of
+    the answers longer than each edge, computed anew once enough answers have come to change it."""
 
     ended: list[float] = field(default_factory=lambda: [0.0] * _NUM_BANDS)
     left: list[float] = field(default_factory=lambda: [0.0] * _NUM_BANDS)
-    num: float = 0.0  # that count
+    num: float = 0.0  # answers that count
     curve: list[float] = field(default_factory=list)
-    curve_until: float = 0.0  # `num` up to which it stands
+    curve_until: float = 0.0  # `num` up to which the curve holds
 
     def learn(self, band: int, has_ended: bool) -> None:
         (self.ended if has_ended else self.left)[band] += 1.0
@@ -54,7 +54,7 @@ class _LifeTable:
             self.num, self.curve_until = self.num / 2, 0.0
 
     def ending(self, lean_on: Sequence[float]) -> list[float]:
-        """Of each band: the share of those that reach it and are not left there that end in it."""
+        """Shares of the answers ending in each band, among those that reach it and were not last seen there."""
         shares, reached = [0.0] * _NUM_BANDS, _NUM_TO_TRUST
         for band in range(_NUM_BANDS - 1, -1, -1):
             reached += self.ended[band]
@@ -63,7 +63,7 @@ class _LifeTable:
         return shares
 
     def drawn_from(self, every: "_LifeTable") -> list[float]:
-        """The curve, with what is not known of these answers taken of all."""
+        """The curve of these answers; bands with few of them lean on `every`."""
         if self.num >= self.curve_until:
             ending = every.ending(_BEFORE)
             left, self.curve = 1.0, [-1.0]
@@ -75,22 +75,25 @@ class _LifeTable:
 
 
 class AnswerLengths:
-    """Of one model. Memory is one small row per power of two of expected tokens."""
+    """Lengths of one model's answers. Memory is one small row per power of two of expected tokens."""
 
     def __init__(self) -> None:
         self._all = _LifeTable()
         self._tables: dict[int, _LifeTable] = {}
 
     def learn(self, expected_tokens: int, tokens: int, *, has_ended: bool = True) -> None:
-        """An answer that was expected to be so long had so many tokens: all of it, or up to when its client left."""
+        """Learn one answer's tokens beside the expected number: all of them, or those up to when its client left."""
         expected = max(1, expected_tokens)
         band = min(_NUM_BANDS - 1, bisect_right(_EDGES, max(0, tokens) / expected) - 1)
         self._all.learn(band, has_ended)
-        self._tables.setdefault(expected.bit_length(), _LifeTable()).learn(band, has_ended)
+        table = self._tables.get(expected.bit_length())
+        if table is None:
+            table = self._tables[expected.bit_length()] = _LifeTable()
+        table.learn(band, has_ended)
 
     def draw(self, expected_tokens: int, share: float, reached_tokens: int = 0) -> int:
-        """Tokens of an answer that is longer than `reached_tokens`, so that `share` (0 to 1) of all those are shorter.
-        More than `reached_tokens`."""
+        """Draw the tokens of an answer that is longer than `reached_tokens`, so that `share` (0 to 1) of all such
+        answers are shorter. More than `reached_tokens`."""
         expected, least = max(1, expected_tokens), reached_tokens + 1
         curve = self._tables.get(expected.bit_length(), self._all).drawn_from(self._all)
         ratio = reached_tokens / expected
@@ -98,7 +101,7 @@ class AnswerLengths:
         if band >= _NUM_BANDS:
             return max(least, min(_BOUND, 2 * reached_tokens))
         low, high = _EDGES[band], _EDGES[band + 1]
-        # Within a band ends are spread evenly.
+        # Within a band, answers end evenly.
         longer = curve[band] + (curve[band + 1] - curve[band]) * (ratio - low) / (high - low)
         wanted = longer * (1.0 - share)
         band = bisect_right(curve, wanted, band + 1) - 1

@@ -1,7 +1,7 @@
 """Forecasters without a model of the load: nothing, the last window, the mean of the last, the same time yesterday.
 
-The baselines every learned forecast is held against (WarmServe section 7.4 and PreServe section 5.2 compare with moving
-averages and seasonal models). All are exact about what they say: no randomness, no fit.
+The baselines for every learned forecast (WarmServe section 7.4 and PreServe section 5.2 compare with moving averages
+and seasonal models). All are deterministic and fit nothing.
 """
 
 from collections import deque
@@ -15,22 +15,22 @@ from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, fo
 
 @dataclass(slots=True)
 class Nothing:
-    """Forecasts nothing, so that every other service lives without forecasts."""
+    """Forecast nothing; every other service works without forecasts."""
 
     WINDOW_S: ClassVar[float] = 60.0
     window_s: float = 60.0
 
     def closed(self, window: WindowTotals) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """None at all."""
+        """Return no forecast."""
         return ()
 
 
 @dataclass(slots=True)
 class MovingAverage:
-    """Every window to come is the mean of the last `num_windows`; its peak is the mean of their peaks."""
+    """Forecast the mean of the last `num_windows` for every window to come, and the mean of their peaks as its peak."""
 
     WINDOW_S: ClassVar[float] = 60.0
     SOURCE: ClassVar[str] = "moving_average"
@@ -40,14 +40,14 @@ class MovingAverage:
     _past: deque[Reading] = field(default_factory=deque)
 
     def closed(self, window: WindowTotals) -> None:
-        """Keep it, and let the oldest go."""
+        """Keep the window and drop the oldest."""
         self._past.append(reading_of(window))
         if len(self._past) > self.num_windows:
             self._past.popleft()
         self._ended_at = window.started_at + window.window_s
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """The mean, for each window ahead."""
+        """Return the mean for each window ahead."""
         if not self._past:
             return ()
         mean = mean_of(self._past)
@@ -57,7 +57,7 @@ class MovingAverage:
 
 @dataclass(slots=True)
 class LastWindow(MovingAverage):
-    """Every window to come is as the last one was: the mean of one."""
+    """Forecast the last window for every window to come: a mean of one."""
 
     SOURCE: ClassVar[str] = "last_window"
     num_windows: int = 1
@@ -65,7 +65,7 @@ class LastWindow(MovingAverage):
 
 @dataclass(slots=True)
 class SeasonalNaive:
-    """Every window to come is what the same window was `season_s` before (a day); on the first day the last window.
+    """Forecast for every window the same window `season_s` (a day) before; on the first day the last window.
 
     Empty windows are not stored, so that an idle model costs next to nothing.
     """
@@ -75,10 +75,10 @@ class SeasonalNaive:
     season_s: float = DAY_S
     _ended_at: float = 0.0
     _first_at: float | None = None
-    _past: dict[int, Reading] = field(default_factory=dict)  # window number -> what it was
+    _past: dict[int, Reading] = field(default_factory=dict)  # window number -> load
 
     def closed(self, window: WindowTotals) -> None:
-        """Keep it for a season."""
+        """Keep the window for a season."""
         if self._first_at is None:
             self._first_at = window.started_at
         number = self._number(window.started_at)
@@ -91,7 +91,7 @@ class SeasonalNaive:
         self._ended_at = window.started_at + window.window_s
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """A season ago, for each window ahead."""
+        """Return the load of a season before, for each window ahead."""
         if self._first_at is None:
             return ()
         found = []

@@ -1,22 +1,22 @@
-"""A combination of cheap forecasts, weighed by how each did of late: for one model, kind of load and horizon.
+"""A combination of cheap forecasts, weighted by their recent losses: for one model, kind of load and horizon.
 
-No paper's: the five name one forecaster each (WarmServe 5.1 a corrected season, PreServe 4.1 a learned sequence), and
-no single one is best on every load. The rule is that of exponential weights with a fixed share (Herbster and Warmuth
-1998, "Tracking the best expert"); the experts are in `combined_experts.py`. It needs no training: experts that know too
-little yet are left out.
+Not from a paper: the five name one forecaster each (WarmServe 5.1 a corrected season, PreServe 4.1 a learned sequence),
+and no single one is best on every load. The rule is that of exponential weights with a fixed share (Herbster and
+Warmuth 1998, "Tracking the best expert"); the experts are in `combined_experts.py`. It needs no training: experts that
+know too little yet are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
     w_i        from discounted losses, under rules that remember hours to days (`combined_weights.py`)
     mixture    = exp(sum_i w_i log(forecast_i + unit)) - unit
-    forecast   = of the mixture and of it leaning to days like this one (`combined_days.py`), weighed likewise
+    forecast   = of the mixture and of it leaning to days like this one (there too), weighed likewise
 
-Bands: the 10 % and 90 % quantiles of the log error follow what came, by a step of the pinball loss for each window
+Bands: the 10 % and 90 % quantiles of the log error follow the errors, by a step of the pinball loss for each window
 (Gibbs and Candes 2021, "Adaptive conformal inference"), so that they hold four of five windows in the long run,
-whatever the load is like. Far ahead they aim a little further out, since what they learn from is hours old.
+whatever the load is like. Far ahead they aim a little further out, since the errors they learn from are hours old.
 
-What is not a measurement is bounded. A window that is missing, NaN or negative counts as its forecast and teaches
-nothing. One above `spike_ratio` times all that is kept counts as that much; where the next one falls back, it is taken
-out of the past as well. Each is said in `Forecast.anomaly`.
+Bad measurements are bounded. A window that is missing, NaN or negative counts as its forecast and teaches nothing. One
+above `spike_ratio` times the highest load kept counts as that much; where the next one falls back, the spike is taken
+out of the past as well. `Forecast.anomaly` reports each.
 """
 
 import math
@@ -25,10 +25,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from glowplug.domain.snapshot import Forecast, Quantile
-from glowplug.policies.prediction.alike import Alike
-from glowplug.policies.prediction.combined_days import Changes
 from glowplug.policies.prediction.combined_experts import DAYS_ALIKE, NAMES, Array, Experts
-from glowplug.policies.prediction.combined_weights import ACROSS, LIKENED, RULES, Mask, Weights, prior_of
+from glowplug.policies.prediction.combined_weights import ACROSS, LIKENED, RULES, Changes, Mask, Weights, prior_of
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Reading, WindowTotals, forecast_of, reading_of
 
@@ -38,11 +36,40 @@ UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))
 MAX_LOSS: Final = 3.0
 NUM_EXPERTS: Final = len(NAMES)
 NUM_MIXED: Final = NUM_EXPERTS + len(RULES)
-NUM_SAID: Final = NUM_MIXED + 2  # experts, what each rule makes of them, the mixture, and that likened to days alike
+NUM_SAID: Final = NUM_MIXED + 2  # experts, each rule's mean, the mixture, and the mixture leaning to days alike
 QUANTILES: Final = (0.1, 0.9)
-LATE: Final = 0.02  # that bands aim further out, 12 windows ahead: their errors are known as late, and errors grow
-BAND_STEP: Final = 0.04  # of the quantiles, in spreads, per window
-SPREAD_RATE: Final = 0.06  # of the mean error, per window
+LATE: Final = 0.02  # share that bands aim further out 12 windows ahead, where errors are known late and grow
+BAND_STEP: Final = 0.04  # rate of the quantiles, in spreads per window
+SPREAD_RATE: Final = 0.06  # rate of the mean error, per window
+MOST_CHANGES: Final = 50  # changes in the mean of one window of the day: older ones fade
+LEAST_REQUESTS: Final = 5.0  # in both windows, for a change to count
+LARGEST_CHANGE: Final = 1.0  # bound of a change of the logarithm
+
+
+class Alike:
+    """Mean change of log requests from each window of the day to the next, over all models that share this object: the
+    expectation for a model without a past."""
+
+    def __init__(self, per_day: int) -> None:
+        self._means = np.zeros(per_day)
+        self._nums = np.zeros(per_day)
+
+    def learn(self, number: int, before: float, after: float) -> None:
+        """Learn the requests of window `number`, counted from any midnight, and of the one before it."""
+        if min(before, after) < LEAST_REQUESTS:
+            return
+        slot = number % len(self._means)
+        change = min(max(float(np.log(after / before)), -LARGEST_CHANGE), LARGEST_CHANGE)
+        self._nums[slot] = min(self._nums[slot] + 1, MOST_CHANGES)
+        self._means[slot] += (change - self._means[slot]) / self._nums[slot]
+
+    def ahead(self, number: int, num_ahead: int) -> Array | None:
+        """Changes from window `number` to each of those after it; None where some window on the way was never seen."""
+        slots = (number + np.arange(1, num_ahead + 1)) % len(self._means)
+        if not self._nums[slots].all():
+            return None
+        found: Array = np.cumsum(self._means[slots])
+        return found
 
 
 class Combined:
@@ -59,12 +86,12 @@ class Combined:
         self._per_day = max(1, round(params.season_s / window_s))
         self._ended_at: float | None = None
         self._anomaly = ""
-        self._mixture: Mixture | None = None  # None while nothing ever came
+        self._mixture: Mixture | None = None  # None before the first load
         self._num_idle = 0
 
     def closed(self, window: WindowTotals) -> None:
-        """The newest window. Windows left out since the last one count as missing; after more than a season of them the
-        past begins anew, and so it does after `max_windows` without load."""
+        """Add the newest window. Windows skipped since the last one count as missing; the past begins anew after more
+        than a season of them, or after `max_windows` without load."""
         num_missing = 0
         if self._ended_at is not None:
             num_missing = max(0, round((window.started_at - self._ended_at) / self.window_s))
@@ -88,7 +115,7 @@ class Combined:
             self._anomaly = "missing"
 
     def _peers(self, window: WindowTotals, num_requests: float) -> Array | None:
-        """How other models change after this window, which they learn of too."""
+        """Changes of other models' load after this window, from which those models learn too."""
         if self._alike is None:
             return None
         number = round(window.started_at / self.window_s)
@@ -99,7 +126,7 @@ class Combined:
         return self._alike.ahead(number, self.params.num_horizons)
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Each window ahead with its band; those after the last horizon that is weighed repeat it."""
+        """Forecast each window ahead with its band; windows after the last weighted horizon repeat it."""
         if self._ended_at is None:
             return ()
         made, expected_by_step = [], self._expected()
@@ -119,8 +146,8 @@ class Combined:
         return tuple(made)
 
     def experts(self, kind: str = "num_requests") -> dict[str, list[tuple[float, float]]]:
-        """What each expert expects of one kind of load (a field of `Reading`) and its weight in the combination, for
-        each horizon; NaN and 0 where it knows too little. Empty while nothing ever came."""
+        """The load of one kind (a field of `Reading`) that each expert expects and the expert's weight in the
+        combination, for each horizon; NaN and 0 where the expert knows too little. Empty before the first load."""
         if self._mixture is None:
             return {}
         row = Reading._fields.index(kind)
@@ -129,15 +156,15 @@ class Combined:
         return {name: list(zip(*pair, strict=True)) for name, pair in zip(NAMES, pairs, strict=True)}
 
     def _expected(self) -> list[list[list[float]]]:
-        """By window ahead: (expected, low, high), each by kind."""
+        """(expected, low, high) of each window ahead, each by kind."""
         if self._mixture is None:
             return np.zeros((1, 3, len(UNITS))).tolist()
         return self._mixture.loads.transpose(2, 0, 1).tolist()
 
 
 class Mixture:
-    """The experts of one model, their weights and the bands, as arrays by kind, horizon and expert. What is done for a
-    kind of load depends on that kind alone: `units` is what is small of each."""
+    """The experts of one model, their weights and the bands, as arrays by kind, horizon and expert. Each kind of load
+    is computed independently of the others; `units` is a small amount of each."""
 
     def __init__(self, per_day: int, params: CombinedParams, units: Array = UNITS) -> None:
         self.params, self._units = params, units
@@ -147,17 +174,17 @@ class Mixture:
         self._across = Weights((ACROSS,), num_kinds, np.ones((num_ahead, len(RULES))))
         self._likened = Weights((LIKENED,), num_kinds, np.ones((num_ahead, 2)))
         self._changes = Changes(num_kinds, num_ahead)
-        self._leans = np.zeros((num_kinds, num_ahead))  # the share of the expert of days alike, beside the mixture
+        self._leans = np.zeros((num_kinds, num_ahead))  # weight of the expert of days alike in the forecast
         self._said = np.zeros((num_ahead, num_kinds, num_ahead, NUM_SAID), np.float32)  # by window number modulo H
-        self._together = np.zeros((num_ahead, num_kinds, num_ahead))  # what was said of it all, log, likewise
-        self._scale = np.zeros(num_kinds)  # what a window brings on average
+        self._together = np.zeros((num_ahead, num_kinds, num_ahead))  # log of the final forecast, likewise
+        self._scale = np.zeros(num_kinds)  # mean load of a window
         self._bands = Bands(num_kinds, num_ahead)
         self.loads = np.zeros((3, num_kinds, num_ahead))  # expected, low and high of each window ahead
-        self._spike: tuple[Mask, Array] | None = None  # kinds bounded in the last window, what stands in for them
+        self._spike: tuple[Mask, Array] | None = None  # kinds bounded in the last window, their forecasts
 
     def close(self, load: Array, peers: Array | None) -> str:
-        """The next window, NaN where it is not known, and how other models' log load changes after it (H). What was
-        wrong with it, in a word."""
+        """Add the next window, NaN where unknown, and how other models' log load changes after it (H). Returns "spike",
+        "missing" or ""."""
         is_known = np.isfinite(load)
         expected = self.at(0)[0]
         load = np.where(is_known, load, expected)
@@ -171,7 +198,7 @@ class Mixture:
         return "spike" if bounded.any() else "" if is_known.all() else "missing"
 
     def at(self, step: int) -> tuple[Array, Array, Array]:
-        """(expected, low, high) of the window so many after the next, by kind."""
+        """(expected, low, high) of the window `step` windows after the next, by kind."""
         middle, low, high = self.loads[:, :, step]
         return middle, low, high
 
@@ -193,7 +220,8 @@ class Mixture:
         return loads, shared
 
     def _bounded(self, load: Array, expected: Array) -> tuple[Array, Mask]:
-        """The load with spikes cut, and where it was. A spike of one window leaves the past when the next is known."""
+        """The load with spikes cut, and where it was cut. A spike of one window is removed from the past when the next
+        is known."""
         none = np.zeros(len(load), bool)
         if self._experts.count == 0:
             return load, none
@@ -208,7 +236,7 @@ class Mixture:
         return np.minimum(load, limit), bounded
 
     def _judge(self, load: Array, is_known: Mask) -> None:
-        """What each expert and rule said of this window, at every horizon it was forecast from; and the bands."""
+        """Score what each expert and rule forecast of this window, at every horizon, and update the bands."""
         ahead = min(self._experts.count, len(self._said))
         if not ahead:
             return
@@ -226,7 +254,7 @@ class Mixture:
         self._bands.learn(np.log(load + self._units)[:, None] - self._together[rows, :, back].T, is_known)
 
     def _expect(self, peers: Array | None) -> None:
-        """Weigh the experts under each rule and the rules, combine what they say now, and lean to days alike."""
+        """Weigh the experts under each rule, weigh the rules, combine the forecasts, and lean towards days alike."""
         at = (self._experts.count - 1) % len(self._said)
         said = self._said[at]
         said[..., :NUM_EXPERTS] = alone = self._experts.ahead(peers)
@@ -247,17 +275,17 @@ class Mixture:
 
 
 class Bands:
-    """Quantiles of log(load) - log(forecast), by kind and horizon, in units of its mean absolute value of late."""
+    """Quantiles of log(load) - log(forecast), by kind and horizon, in units of its recent mean absolute value."""
 
     def __init__(self, num_kinds: int, num_ahead: int) -> None:
         self._spread = np.full((num_kinds, num_ahead), 0.2)
         self._quantiles = np.stack([np.full((num_kinds, num_ahead), sign * 1.6) for sign in (-1.0, 1.0)])  # of a normal
         self._num = np.zeros((num_kinds, num_ahead))
         outside = LATE * np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)
-        self._shares = QUANTILES[0] - outside, QUANTILES[1] + outside  # aimed at, by horizon
+        self._shares = QUANTILES[0] - outside, QUANTILES[1] + outside  # target shares, by horizon
 
     def learn(self, errors: Array, is_known: Mask) -> None:
-        """Errors of forecasts made 1.. windows before (K, up to H)."""
+        """Learn the errors of forecasts made 1, 2, ... windows before (K, up to H)."""
         ahead, known = errors.shape[1], is_known[:, None].astype(float)
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]

@@ -5,9 +5,9 @@ load (the fields of `Reading`), H windows ahead, N experts, D windows a season (
 
     level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
     day, week  S_k(h) + rho^h r_k                   S_k: z smoothed over some windows, k seasons before the target
-    profile    mean over k of S_k(h) + rho^h r_k           r_k: mean of what z lay above S_k lately (rate alpha)
+    profile    mean over k of S_k(h) + rho^h r_k           r_k: recent mean of z - S_k (rate alpha)
     analog     the same, weighted by 1 / variance^2 of z - S_k: the days that this one resembles count most
-    wide       the same three over 13 windows instead of three: what a single day shows by chance counts less
+    wide       the same three over 13 windows instead of three: chance features of a single day count less
     csp        WarmServe section 5.1, Eq. 2-4 (`warmserve_csp.py` has the departures)
     ridge      change = features x weights, least squares that forget, for each horizon
     peers      the last window, and how the load of other models changed at that time of the day
@@ -34,7 +34,7 @@ class Kinds(NamedTuple):
     """The experts of one smoothing: (alpha, rho) each; of analogs (with the level or by the shape alone, index into
     MEMORIES, alpha, rho)."""
 
-    num_sides: int  # windows on either side of one that its mean is about
+    num_sides: int  # windows on either side of one in its smoothed mean
     days: tuple[tuple[float, float], ...]
     profiles: tuple[tuple[float, float], ...]
     analogs: tuple[tuple[str, int, float, float], ...]
@@ -92,11 +92,12 @@ MEANS_UNTIL: Final = 1 + len(MEANS)
 HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
 RIDGE_AT: Final = NAMES.index("ridge")
 SEASONAL_FROM: Final = NAMES.index("day naive")
-DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one that `combined_days.py` is about
+DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one towards which `combined_weights.py` leans
 
 
 class Experts:
-    """One model's. `add` takes windows without gaps; `ahead` is what each expert says after the last one."""
+    """The experts of one model. `add` takes windows without gaps; `ahead` returns what each expert says after the last
+    one."""
 
     def __init__(self, num_kinds: int, per_day: int, units: Array, num_ahead: int, max_windows: int) -> None:
         self.per_day, self.num_ahead, self.units = per_day, num_ahead, units
@@ -111,14 +112,14 @@ class Experts:
         self._csp_last = np.zeros((2, CSP_ERRORS, num_kinds))  # loads and errors of the last windows, newest first
         self._ridge = Ridge(num_kinds, num_ahead)
         steps = np.arange(1, num_ahead + 1)
-        within = (steps - 1) % per_day + 1  # of a season, where a season is shorter than the horizon
+        within = (steps - 1) % per_day + 1  # step within its season, since the horizon may be longer than a season
         offsets = within - np.arange(1, self.num_days + 1)[:, None] * per_day  # (k, H)
         self._seasons = [Season(kinds, num_kinds, per_day, kept, offsets, steps) for kinds in (NARROW, WIDE)]
         self._offsets, self._naive = offsets[0], np.empty(0)  # (K, H): z a season before each target
         self._trends = np.stack([np.cumsum(damping**steps) for _, _, damping in HOLTS])
 
     def add(self, load: Array) -> None:
-        """The next window: K loads, none negative or NaN."""
+        """Add the next window: K loads, none negative or NaN."""
         z, at = np.log(load + self.units), self.count
         if at == 0:
             self._means[:], self._load_means[:] = z, load
@@ -145,7 +146,7 @@ class Experts:
         self._ridge.see(self._features(z, before), z)
 
     def replace_last(self, load: Array) -> None:
-        """The window added last had another load than was believed: it alone, not what means have made of it."""
+        """Correct the load of the last window: in the past alone, not in the means that already include it."""
         z, at = np.log(load + self.units), self.count - 1
         slot, where = at % self.per_day, at % self._past.shape[1]
         self._csp_sums[:, slot] += load - (np.exp(self._past[:, where]) - self.units)
@@ -162,7 +163,7 @@ class Experts:
         return found
 
     def ahead(self, peers: Array | None = None) -> Array:
-        """(K, H, N) of z; NaN for those who know too little yet. `peers`: (H,), how z of other models changes."""
+        """(K, H, N) of z; NaN for experts that know too little yet. `peers`: (H,), how z of other models changes."""
         found = np.full((len(self.units), self.num_ahead, len(NAMES)), np.nan)
         z = self._at(self.count - 1)
         found[:, :, 0] = z[:, None]
@@ -187,11 +188,12 @@ class Experts:
 
     @property
     def distances(self) -> Array:
-        """(K,): mean square of what z lay from the days alike of late, as `ahead` found it; 0 in the first season."""
+        """(K,): mean square of z's recent distance from the days alike, as `ahead` weighs them; 0 in the first
+        season."""
         return self._seasons[-1].distances
 
     def _keep(self, z: Array, at: int) -> None:
-        """z of a window, and the means that it is a part of."""
+        """Store z of a window, and update the means that contain it."""
         self._past[:, at % self._past.shape[1]] = z
         for season in self._seasons:
             numbers = np.maximum(at - np.arange(2 * season.num_sides + 1), 0)
@@ -206,7 +208,7 @@ class Experts:
     def _csp_ahead(self) -> Array:
         numbers = self.count + np.arange(self.num_ahead)
         slots = numbers % self.per_day
-        days = (self.count - slots + self.per_day - 1) // self.per_day  # learned of each slot
+        days = (self.count - slots + self.per_day - 1) // self.per_day  # days learned of each slot
         season = self._csp_sums[:, slots] / np.maximum(1, days)
         loads = weighted(self._csp_last[0, : self.count])
         errors = weighted(self._csp_last[1, : max(0, self.count - self.per_day)])  # none in the first season
@@ -215,8 +217,8 @@ class Experts:
         return found
 
     def _features(self, z: Array, before: tuple[Array, Array]) -> Array:
-        """(K, H, 6): changes over one and three windows, distance from the mean; and what followed a season before:
-        the change from there to each target, how far off that day is, and the mean of that change over all days."""
+        """(K, H, 6): changes over one and three windows, distance from the mean; and what followed a season before: the
+        change from there to each target, z's distance from that day, and the mean of that change over all days."""
         found = np.zeros((len(z), self.num_ahead, NUM_FEATURES))
         found[:, :, :3] = np.stack((z - before[0], z - before[1], z - self._means[1]), axis=1)[:, None, :]
         season = self._seasons[0]
@@ -232,17 +234,17 @@ class Experts:
 
 
 class Season:
-    """What the days before say, smoothed over some windows, and how this one differs from each."""
+    """Forecasts from the days before, smoothed over some windows, and this day's distance from each of them."""
 
     def __init__(
         self, kinds: Kinds, num_kinds: int, per_day: int, kept: int, offsets: NDArray[np.int_], steps: NDArray[np.int_]
     ) -> None:
         self.num_sides, self.num = kinds.num_sides, sum(len(of) for of in kinds[1:])
-        self.known, self.before = 0, np.empty(0)  # seasons back; (k, K, H): S_k
+        self.known, self.before = 0, np.empty(0)  # number of seasons back; (k, K, H): S_k
         self.profile = np.empty(0)  # (K, H): mean of S_k
         num_days = len(offsets)
         self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
-        # The mean square of z - S_k, over the days as `level` weighs them by the shortest memory.
+        # Mean square of z - S_k over the days, weighted as by the `level` analog with the shortest memory.
         self.distances = np.zeros(num_kinds)
         self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
         self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
@@ -255,19 +257,19 @@ class Season:
         sorts = [(kind, memory) for kind, memory, _, _ in kinds.analogs]
         self._memories = np.array([memory for _, memory in sorts])
         self._are_shapes = np.array([kind == "shape" for kind, _ in sorts], float)[:, None, None]
-        self._nearest = sorts.index(("level", 0))  # the analog that `distances` is about
+        self._nearest = sorts.index(("level", 0))  # the analog whose weights `distances` uses
 
     def smooth(self, newest_first: Array, at: int) -> None:
-        """The means that window `at` is a part of, of z of the last windows (K, 2 sides + 1); of the newest ones as far
-        as they are known."""
+        """Update the means that contain window `at`, from z of the last windows (K, 2 sides + 1); the newest means are
+        of the windows known so far."""
         num = min(self.num_sides, at, self._smooth.shape[1] - 1) + 1
         back = np.arange(num)
-        over = np.minimum(back + self.num_sides, at) + 1  # windows that each mean is of
+        over = np.minimum(back + self.num_sides, at) + 1  # windows in each mean
         sums = np.cumsum(newest_first, axis=1)
         self._smooth[:, (at - back) % self._smooth.shape[1]] = sums[:, over - 1] / over
 
     def learn(self, z: Array, at: int) -> None:
-        """How far window `at` lies above the same one of each day before."""
+        """Learn how far window `at` lies above the same window of each day before."""
         known = min(len(self._offsets), at // self._per_day)
         if known == 0:
             return
@@ -284,7 +286,7 @@ class Season:
         moments[:, 2] += error * error
 
     def look_back(self, at: int) -> None:
-        """S_k of every target after window `at`; none of them in the first season."""
+        """Look up S_k of every target after window `at`; none in the first season."""
         self.known = min(len(self._offsets), at // self._per_day)
         if self.known:
             where = (at + self._offsets[: self.known]) % self._smooth.shape[1]
@@ -292,7 +294,7 @@ class Season:
             self.profile = self.before.mean(axis=0)
 
     def ahead(self, found: Array) -> None:
-        """What its experts expect, into (K, H, num). NaN stays where they know too little."""
+        """Write what the season's experts expect into `found` (K, H, num). NaN stays where they know too little."""
         if not self.known:
             return
         above, at = self.above[:, : self.known], 0
@@ -312,7 +314,7 @@ class Season:
             found[:, :, until:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
 
     def _likeness(self) -> Array:
-        """(n, k, K), of sum 1 over k: how much this day is like each of those before, as each analog sees it."""
+        """(n, k, K), of sum 1 over k: how much this day is like each of those before, for each analog."""
         weight, first, second = self._moments[:, :, : self.known].swapaxes(0, 1)
         squares, mean = second / weight, first / weight
         variance = np.maximum(squares[self._memories] - self._are_shapes * mean[self._memories] ** 2, 0.0)
@@ -324,7 +326,7 @@ class Season:
 
 class Ridge:
     """Least squares of z(t + h) - z(t) on features, one for each kind and horizon, that forgets at rate FORGET towards
-    a prior: of what the days before did, this one does 0.7."""
+    a prior: 0.7 of the mean change on the days before."""
 
     def __init__(self, num_kinds: int, num_ahead: int) -> None:
         shape = (num_kinds, num_ahead, NUM_FEATURES)
@@ -336,13 +338,13 @@ class Ridge:
         self._num = 0
 
     def see(self, features: Array, z: Array) -> None:
-        """What is known after a window of `z`."""
+        """Store the features known after a window of `z`."""
         at = self._num % len(self._seen)
         self._seen[at], self._was[at] = features, z
         self._num += 1
 
     def learn(self, z: Array) -> None:
-        """The window after those seen brought `z`."""
+        """Learn that the window after those seen brought `z`."""
         ahead = min(self._num, len(self._seen))
         if not ahead:
             return
@@ -357,7 +359,7 @@ class Ridge:
         products += features * change[..., None] + (1 - FORGET) * RIDGE * self._prior
 
     def ahead(self, z: Array) -> Array:
-        """(K, H) of z."""
+        """Expected z, (K, H)."""
         features = self._seen[(self._num - 1) % len(self._seen)]
         weights = np.linalg.solve(self._squares, self._products[..., None])[..., 0]
         found: Array = z[:, None] + (features * weights).sum(axis=2)
@@ -365,14 +367,14 @@ class Ridge:
 
 
 def weighted(newest_first: Array) -> Array:
-    """WarmServe Eq. 3 as it is meant (erratum E1): the mean of the rows, with weights that halve from each to the one
-    before; zeros of no row."""
+    """WarmServe Eq. 3 as intended (erratum E1): the mean of the rows, with weights that halve from each row to the next
+    older one; zeros if there is no row."""
     weights = 0.5 ** np.arange(len(newest_first))
     found: Array = weights @ newest_first / max(float(weights.sum()), 1.0)
     return found
 
 
 def _fades(pairs: Sequence[tuple[float, float]], steps: NDArray[np.int_]) -> tuple[NDArray[np.int_], Array]:
-    """Of (alpha, rho): which rate of RATES, and rho^h as (H, n)."""
+    """The index of each alpha in RATES, and rho^h as (H, n)."""
     rates = np.array([RATES.index(alpha) for alpha, _ in pairs])
     return rates, np.array([rho for _, rho in pairs]) ** steps[:, None]

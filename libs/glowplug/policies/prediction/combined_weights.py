@@ -1,12 +1,26 @@
-"""How much each expert of `combined` counts: exponential weights under several rules, and weights of these rules.
+"""Weights of the parts of `combined`: exponential weights under several rules, weights of these rules, and how far the
+mixture leans towards days like this one.
 
     L_i       = discounted mean of loss_i and of `prior_windows` x sqrt(h) of prior_i times the least: losses h windows
                 ahead overlap, and say the less
-    w_i       ~ exp(-eta (L_i / min L - 1)), then a share is dealt to all alike
+    w_i       ~ exp(-eta (L_i / min L - 1)), then a share is given to all alike
 
-What forgets within hours is right after a change, what remembers days is right where nothing changes: RULES are both,
-each says what it expects, and they are weighed by the same formula, by what they lost (ACROSS). Herbster and Warmuth
-1998, "Tracking the best expert"; weights of several rates of learning as in van Erven and Koolen 2016, "MetaGrad".
+A rule that forgets within hours is right after a change; one that remembers days is right where nothing changes. RULES
+has both kinds: each makes a forecast, and the forecasts are weighted by the same formula, by their losses (ACROSS).
+Herbster and Warmuth 1998, "Tracking the best expert"; weights of several learning rates as in van Erven and Koolen
+2016, "MetaGrad".
+
+Twelve windows ahead the losses that weights follow are known twelve windows late, and those of a day overlap so much
+that they say little of each other. But the load's distance from the days before is known at each window. So the mixture
+leans towards the expert of days alike (`combined_experts.DAYS_ALIKE`) by the current distance (`Changes`):
+
+    d      weighted mean over these days of the recent mean square of z - S_k
+    v_h    mean square of z's change within h windows
+    g_h    = 1 / (1 + d / (NEAR (v_h - v_1))): a day alike explains what a load changes within h windows beyond its
+             change from each to the next; for a load without a shape this is nothing
+    likened = mixture + g_h (days alike - mixture)
+
+Shapes: K kinds of load, H windows ahead.
 """
 
 from collections.abc import Sequence
@@ -23,8 +37,8 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`memory`: of losses, per window. `eta`: how sharply weights fall with the loss, over the least one.
-    `prior_windows`: for how many windows the prior stands, one window ahead."""
+    """One rule of exponential weights. `memory`: of losses, per window. `eta`: how sharply weights fall with the loss,
+    over the least one. `prior_windows`: how many windows the prior counts for, one window ahead."""
 
     memory: float
     eta: float
@@ -38,7 +52,7 @@ RULES: Final = (
     Rule(memory=0.99, eta=25.0, prior_windows=5.0),
 )
 ACROSS: Final = Rule(memory=0.99, eta=20.0, prior_windows=5.0)
-LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)  # of the mixture, and of it leaning to days alike
+LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)  # weighs leaning to days alike
 PRIOR: Final = {
     "last": (1.00, 1.37),
     "mean 0.5": (1.16, 1.41),
@@ -85,7 +99,7 @@ on the days and clients that `bench/forecast` calls tuned (`python -m bench.fore
 
 
 class Weights:
-    """Of N forecasts, under each of M rules, by kind and horizon."""
+    """Weights of N forecasts, under each of M rules, by kind and horizon."""
 
     def __init__(self, rules: Sequence[Rule], num_kinds: int, prior: Array) -> None:
         num_ahead, num = prior.shape
@@ -99,8 +113,8 @@ class Weights:
         self._counts = np.zeros_like(self._losses)
 
     def learn(self, losses: Array, is_known: Mask) -> None:
-        """What each forecast of a window lost (K, up to H, N), NaN where it said nothing; windows of a kind that are
-        not known count for nothing."""
+        """Learn what each forecast of a window lost (K, up to H, N), NaN where it said nothing; windows of an unknown
+        kind do not count."""
         ahead, counted = losses.shape[1], np.isfinite(losses) & is_known[:, None, None]
         sums, counts = self._losses[:, :, :ahead], self._counts[:, :, :ahead]
         keep = np.where(is_known[:, None, None], self._memory, np.float32(1.0))
@@ -110,7 +124,7 @@ class Weights:
         counts += counted
 
     def of(self, there: Mask) -> Array:
-        """(M, K, H, N), of sum 1 over N; of those that say something now (K, H, N)."""
+        """Weights (M, K, H, N), of sum 1 over N, of the forecasts that say something now (`there`: K, H, N)."""
         silent = np.where(there, np.float32(0.0), np.float32(np.inf))
         means = np.full_like(self._losses, np.inf)
         np.divide(self._losses, self._counts, out=means, where=self._counts > 0)
@@ -132,8 +146,38 @@ class Weights:
 
 
 def prior_of(num_ahead: int) -> Array:
-    """(H, N), in between by the logarithm of the horizon; the 12th stands for those after it."""
+    """Prior losses (H, N), interpolated by the logarithm of the horizon; the 12th counts for all after it."""
     along = np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)[:, None]
     near, far = np.array([PRIOR[name] for name in NAMES]).T
     found: Array = (1.0 - along) * near + along * far
     return found
+
+
+NEAR: Final = 0.4  # d over v_h - v_1 at which mixture and days alike weigh the same
+MEMORY: Final = 0.99  # of v_h, per window
+LARGEST: Final = 2.0  # bound of a change of z
+
+
+class Changes:
+    """v_h of each kind of load: mean square of z's change within 1..H windows."""
+
+    def __init__(self, num_kinds: int, num_ahead: int) -> None:
+        self._past = np.full((num_kinds, num_ahead), np.nan)  # z of the last H windows, newest first
+        self._sums = np.zeros((num_kinds, num_ahead))
+        self._weights = np.zeros((num_kinds, num_ahead))
+
+    def learn(self, z: Array) -> None:
+        """Add z of the next window (K)."""
+        changes = np.minimum(np.abs(z[:, None] - self._past), LARGEST)
+        known = np.isfinite(changes)
+        self._sums = self._sums * MEMORY + np.where(known, changes, 0.0) ** 2
+        self._weights = self._weights * MEMORY + known
+        self._past[:, 1:] = self._past[:, :-1].copy()
+        self._past[:, 0] = z
+
+    def trust(self, distances: Array) -> Array:
+        """g_h, (K, H), where the load lay d (K) from the days alike; 0 for the first window ahead."""
+        squares = self._sums / np.maximum(self._weights, 1.0)
+        explained = np.maximum(squares - squares[:, :1], 0.0)
+        found: Array = NEAR * explained / (NEAR * explained + distances[:, None] + 1e-9)
+        return found

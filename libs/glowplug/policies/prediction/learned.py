@@ -1,4 +1,5 @@
-"""Forecasters that need numpy, which the extra `predictor` brings: without it they are refused by name when made."""
+"""Forecasters that need numpy, which the extra `predictor` installs: without it, making one raises an error by its
+name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,16 +17,15 @@ class SeriesParams:
     num_hidden: int = 8
     num_epochs: int = 120
     learning_rate: float = 0.01
-    held_out: float = 0.2  # share of the samples, the newest
-    max_batch: int = 240  # samples a pass sees: with more, every second one, or third, in turns
+    held_out: float = 0.2  # share of the samples held out, the newest
+    max_batch: int = 240  # samples per pass: with more, every second or third one, alternating
     max_days: int = 7  # trained on; a day of 10-minute windows is about 1 kB
-    literal_scale: bool = False  # min-max of the tokens, as the paper has it, not of their logarithms
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadParams:
-    min_days: int = 2  # of data before the first training
+    min_days: int = 2  # days of data before the first training
     min_active: float = 0.5  # share of windows with any token
     epochs_per_window: int = 5  # about 50 ms of a core for both series
     season_s: float = DAY_S  # a day; less for traces squeezed in time
@@ -35,23 +35,23 @@ class WorkloadParams:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedParams:
     num_horizons: int = 12  # windows ahead that have weights of their own
-    spike_ratio: float = 10.0  # of all that is kept, above which a window is cut
-    max_windows: int = 4032  # kept at the most: 7 days, or less where windows are shorter than 150 s
+    spike_ratio: float = 10.0  # times the highest load kept, above which a window is cut
+    max_windows: int = 4032  # most windows kept: 7 days, or less where windows are shorter than 150 s
     season_s: float = DAY_S  # a day; less for traces squeezed in time
 
 
 def _alike(window_s: float, season_s: float) -> Any:
-    """How models change over the day."""
-    return _module("alike").Alike(max(1, round((season_s or DAY_S) / window_s)))
+    """Build the shared object that learns how models change over the day."""
+    return _module("combined").Alike(max(1, round((season_s or DAY_S) / window_s)))
 
 
 @dataclass(frozen=True)
 class MakeCombined:
-    """`combined`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
+    """The factory of `combined` for the port. Raises BadRequest where numpy is missing."""
 
     WINDOW_S: float = 300.0
     FOLLOWS_STARTS: bool = True
-    alike: Callable[[float, float], Any] = _alike  # what forecasters of several models share
+    alike: Callable[[float, float], Any] = _alike  # builds what the forecasters of several models share
 
     def __call__(
         self, window_s: float, *, season_s: float = 0.0, alike: Any = None, params: CombinedParams = CombinedParams()
@@ -63,7 +63,7 @@ class MakeCombined:
 
 @dataclass(frozen=True)
 class MakePreserveWorkload:
-    """`preserve_workload`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
+    """The factory of `preserve_workload` for the port. Raises BadRequest where numpy is missing."""
 
     WINDOW_S: float = 600.0
 

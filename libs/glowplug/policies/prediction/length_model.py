@@ -1,7 +1,8 @@
 """The length of an answer from the text of its conversation: hashed words weighed by ridge regression, then trees.
 
 Paper: PreServe section 4.2, a response's length from its prompt, by a small encoder. Departure: no encoder. On the same
-conversations one costs seventy times as much and says no more than the words do (docs/policies.md, response lengths).
+conversations one costs seventy times as much and predicts no better than the words (docs/policies.md, response
+lengths).
 
     heads    for the logarithm of the length, and for its being beyond each of some lengths: a weight for each hashed
              word, in eight bits; the words of the text to be answered, and those of the texts before, are averaged by
@@ -10,11 +11,12 @@ conversations one costs seventy times as much and says no more than the words do
     ratios   of the actual length over that median: its 10th and 90th percentile, by how long it is expected and
              whether the conversation has answers already
 
-Needs numpy, nothing else. The file is made by bench/fit/lengths.py; a file of another version is refused.
+Needs only numpy. bench/fit/lengths.py makes the file; a file of another version is refused.
 """
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,16 +24,16 @@ from typing import Any, Final
 import numpy as np
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Described
+from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Described, Turn, describe
 
 VERSION: Final = 2
 SHIPPED: Final = Path(__file__).with_name("length_model.npz")
-MAX_LOG: Final = 12.0  # nothing is expected to be longer than 160,000 tokens
+MAX_LOG: Final = 12.0  # no answer is expected to be longer than 160,000 tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Response tokens: the median, and between which four of five answers lie."""
+    """Response tokens: the median, and the bounds between which four of five answers lie."""
 
     tokens: int
     low: int
@@ -39,7 +41,8 @@ class Length:
 
 
 class LengthModel:
-    """`parts`: the arrays of a file, by name. Raises BadRequest for those of another version, or of other shapes."""
+    """The trained model. `parts`: the arrays of a file, by name. Raises BadRequest for another version or other
+    shapes."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
         missing = {"version", "weights", "scale", "bias", "feature", "limit", "left", "right", "value", "roots"}
@@ -60,20 +63,44 @@ class LengthModel:
         self._depth = int(parts["depth"])
         self._edges, self._low, self._high = parts["edges"].tolist(), parts["low"].tolist(), parts["high"].tolist()
 
+    @property
+    def num_heads(self) -> int:
+        return len(self._bias)
+
+    @property
+    def num_trees(self) -> int:
+        return len(self._roots)
+
+    def tables(self) -> list[tuple[str, Any, Any]]:
+        """(name, type, array) of what a faster reader needs (length_native.py): rows of weights, and the nodes of all
+        trees, each with its two successors side by side."""
+        floats = [("scale", self._scale), ("bias", self._bias), ("limit", self._limit), ("value", self._value)]
+        tables: list[tuple[str, Any, Any]] = [(name, np.float32, array) for name, array in floats]
+        tables += [("next", np.int32, self._next), ("roots", np.int32, self._roots)]
+        return [*tables, ("weights", np.int8, self._weights), ("feature", np.uint8, self._feature)]
+
     @classmethod
     def read(cls, path: Path = SHIPPED) -> "LengthModel":
-        """Raises BadRequest for what is no such file."""
+        """Read a model from a file. Raises BadRequest if the file is not one."""
         try:
             with np.load(path, allow_pickle=False) as parts:
                 return cls(dict(parts))
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise BadRequest(f"{path.name}: {error}", param="length_model") from error
 
+    def of(self, turns: Sequence[Turn]) -> Length:
+        """Predict the answer to a conversation's last turn; nothing is learned here. Raises ValueError for one without
+        turns."""
+        return self.expect(describe(turns))
+
     def expect(self, described: Described) -> Length:
-        """What the text says; nothing is learned here."""
-        log = min(MAX_LOG, max(0.0, self._log(described)))
+        return self.length(self._log(described), described.has_answers)
+
+    def length(self, log: float, has_answers: bool) -> Length:
+        """The length for the sum `log` of the trees."""
+        log = min(MAX_LOG, max(0.0, log))
         at = bisect_left(self._edges, log)
-        kind = int(described.has_answers)
+        kind = int(has_answers)
         tokens = math.expm1(log)
         low, high = tokens * self._low[kind][at], tokens * self._high[kind][at]
         return Length(max(1, round(tokens)), max(1, round(low)), max(1, round(high)))
@@ -88,10 +115,10 @@ class LengthModel:
         at = self._roots
         for _ in range(self._depth):
             at = self._next[2 * at + (inputs[self._feature[at]] > self._limit[at])]
-        return float(self._value[at].sum())
+        return float(self._value[at].sum(dtype=np.float64))
 
     def _sum(self, words: set[int]) -> Any:
-        """What the words weigh for each head."""
+        """Sum of the words' weights for each head, over the root of their number."""
         places = np.fromiter(words, dtype=np.intp, count=len(words))
         rows = self._weights.take(places, axis=0)
         total = np.einsum("ij->j", rows, dtype=np.int32)  # two thirds of the time that rows.sum(0) takes

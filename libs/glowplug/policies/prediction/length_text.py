@@ -1,10 +1,10 @@
-"""What a conversation says of the length of its next answer: numbers, and hashes of words.
+"""Features of a conversation that predict the length of its next answer: numbers, and hashes of words.
 
-PreServe (section 4.2) has a language model read the prompt. A conversation says more: how long its answers have been so
-far, which most requests bring with them, and a few words ("continue", "in one sentence", "500 words"). Both cost some
-tens of microseconds, whatever the text's length: long texts are read at their two ends.
+PreServe (section 4.2) has a language model read the prompt. A conversation shows more: how long its answers have been
+so far, which most requests contain, and a few words ("continue", "in one sentence", "500 words"). Both cost some tens
+of microseconds, whatever the text's length: long texts are read at their two ends.
 
-Nothing of a text can be had back from what is returned here, and none of it is to be logged all the same.
+No text can be recovered from these features; do not log them all the same.
 """
 
 import math
@@ -15,17 +15,17 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
 
-CHARS_PER_TOKEN: Final = 4.3  # of English, on average
+CHARS_PER_TOKEN: Final = 4.3  # in English, on average
 NUM_BUCKETS: Final = 1 << 20  # of hashed words; a power of two
-FIRST_CHARS, LAST_CHARS = 900, 400  # that are read of the text to be answered
+FIRST_CHARS, LAST_CHARS = 900, 400  # read of the text to be answered
 EARLIER_CHARS: Final = 250  # ... of the one before, and of the first
 EDGE_CHARS: Final = 100  # ... of each end of the last answer
-NUM_EARLIER: Final = 16  # turns that are looked back at
-NUM_ALIKE: Final = 6  # earlier texts that may begin as this one does
-MAX_TURNS: Final = 64  # that count
+NUM_EARLIER: Final = 16  # earlier turns considered
+NUM_ALIKE: Final = 6  # earlier texts compared with this one's beginning
+MAX_TURNS: Final = 64  # most turns that count
 _ASCII_WORD: Final = re.compile(rb"[a-z0-9]+(?:'[a-z]+)?|[^\w\s]")
 _WORD: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_]+(?:'[a-z]+)?|[^\w\s]")
-# Looks back after the first digit: a pattern that begins with a digit is searched for twice as fast.
+# The lookbehind follows the first digit: a search for a pattern that begins with a digit is twice as fast.
 _AMOUNT: Final = re.compile(r"(\d(?<!\w\d)[\d,]{0,6})[ -]*(k\b)?[ -]*(word|char|para|page|sentence|line|min)?")
 _TOKENS_OF: Final = {
     "word": 1.3,
@@ -36,14 +36,14 @@ _TOKENS_OF: Final = {
     "line": 12.0,
     "min": 150.0,
 }
-_SPELLED: Final = {
+SPELLED: Final = {
     b"one": 1, b"two": 2, b"three": 3, b"four": 4, b"five": 5, b"six": 6, b"seven": 7, b"eight": 8, b"nine": 9,
     b"ten": 10, b"twelve": 12, b"fifteen": 15, b"twenty": 20, b"thirty": 30, b"fifty": 50, b"hundred": 100,
 }  # fmt: skip
-_STEM: Final = 5  # letters by which a word's kind is known
-_EDGE_WORDS: Final = 90  # of each end of a text that are asked for their kind
+STEM: Final = 5  # first letters of a word that determine its kinds
+EDGE_WORDS: Final = 90  # words of each end of a text whose kinds count
 _KINDS: Final = tuple(
-    frozenset(word[:_STEM].encode() for word in words.split())
+    frozenset(word[:STEM].encode() for word in words.split())
     for words in (
         "continue next more proceed resume keep another again",
         "short brief concise only single just succinct quick tldr simple",
@@ -72,18 +72,20 @@ _KINDS: Final = tuple(
         "game terminal linux console simulate player command",
     )
 )
-_KINDS_OF: Final = {
+KINDS_OF: Final = {
     stem: tuple(at for at, kind in enumerate(_KINDS) if stem in kind) for stem in frozenset[bytes]().union(*_KINDS)
 }
-NUM_NUMBERS: Final = 37 + len(_KINDS)
-_NONE: Final = -1.0  # of what a conversation does not have yet
-_TEXT, _BEGIN, _END, _SCRIPT = (crc32(place) for place in (b"text", b"begin", b"end", b"script"))
-_BUCKET: Final = NUM_BUCKETS - 1  # the bits of a hash that count
-_FIRST: Final = 0x5BD1E995 & _BUCKET  # what words of a conversation's first text have in their hashes once more
+NUM_KINDS: Final = len(_KINDS)
+NUM_NUMBERS: Final = 37 + NUM_KINDS
+_NONE: Final = -1.0  # value of a feature that a conversation does not have yet
+TEXT, BEGIN, END, _SCRIPT = (crc32(place) for place in (b"text", b"begin", b"end", b"script"))
+_BEFORE, _AT_FIRST, _ANSWER, _ANSWERED = (crc32(place) for place in (b"before", b"first", b"answer", b"answered"))
+BUCKET: Final = NUM_BUCKETS - 1  # the bits of a hash that count
+FIRST: Final = 0x5BD1E995 & BUCKET  # mixed into second hashes of the words of a conversation's first text
 
 
 class Turn(NamedTuple):
-    """One message. `answers`: the model's own."""
+    """One message. `answers`: whether it is the model's own."""
 
     text: str
     answers: bool = False
@@ -91,8 +93,8 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """`numbers`: NUM_NUMBERS of them; `words` of the text to be answered, `around` of those before it: hashes below
-    NUM_BUCKETS, each once."""
+    """Features of a conversation. `numbers`: NUM_NUMBERS of them; `words` of the text to be answered, `around` of those
+    before it: hashes below NUM_BUCKETS, each once."""
 
     numbers: list[float]
     words: set[int]
@@ -100,31 +102,98 @@ class Described:
     has_answers: bool
 
 
+class Counted(NamedTuple):
+    """Counts of the words of the text to be answered. `kinds`: for each kind, how many of its stems are among the words
+    of the two ends."""
+
+    num: int
+    num_unique: int
+    spelled: int  # the largest amount that is written as a word
+    kinds: Sequence[float]
+
+
+class Signs(NamedTuple):
+    """Number of times each sign stands in the whole text to be answered, without overlaps."""
+
+    newlines: int
+    fences: int
+    questions: int
+    spaces: int
+    quotes: int
+    paragraphs: int
+
+    @classmethod
+    def of(cls, text: str) -> "Signs":
+        return cls(*[text.count(sign) for sign in ("\n", "```", "?", " ", '"', "\n\n")])
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The parts of a conversation that are read. `read` is of the text to be answered, in lower case; `lately` are the
+    turns before it, `answers` and `asked` their texts."""
+
+    turns: Sequence[Turn]
+    read: str
+    lately: Sequence[Turn]
+    answers: list[str]
+    asked: list[str]
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn]) -> "Read":
+        """Read a conversation whose last turn is to be answered. Raises ValueError if it has no turn."""
+        if not turns:
+            raise ValueError("a conversation has at least one turn")
+        text = turns[-1].text
+        if len(text) > FIRST_CHARS + LAST_CHARS:
+            text = f"{text[:FIRST_CHARS]} \0 {text[-LAST_CHARS:]}"
+        lately = turns[-NUM_EARLIER - 1 : -1]
+        answers = [turn.text for turn in lately if turn.answers]
+        asked = [turn.text for turn in lately if not turn.answers]
+        return cls(turns, text.lower(), lately, answers, asked)
+
+    def around(self) -> list[tuple[int, str]]:
+        """Parts of the earlier texts, in lower case, each with the seed of its hashes."""
+        found = []
+        if self.asked:
+            first = next(turn.text for turn in self.turns[:-1] if not turn.answers)
+            found = [(_BEFORE, self.asked[-1][:EARLIER_CHARS]), (_AT_FIRST, first[:EARLIER_CHARS])]
+        if self.answers:
+            found += [(_ANSWER, self.answers[-1][:EDGE_CHARS]), (_ANSWERED, self.answers[-1][-EDGE_CHARS:])]
+        return [(seed, text.lower()) for seed, text in found]
+
+    def numbers(self, counted: Counted, signs: Signs) -> list[float]:
+        """The NUM_NUMBERS numeric features."""
+        turns, text = self.turns, self.turns[-1].text
+        numbers = [
+            *_of_text(text, self.read, counted, signs),
+            float(min(MAX_TURNS, len(turns))),
+            *_of_answers(self.answers),
+        ]
+        numbers += _of_asked(text, self.asked)
+        numbers.append(_of_alike(text, self.lately))
+        numbers.append(_log_tokens(sum([len(turn.text) for turn in turns[-MAX_TURNS:]])))
+        numbers += _of_amounts(self.read)
+        numbers.append(math.log1p(counted.spelled))
+        numbers += counted.kinds
+        return numbers
+
+
 def describe(turns: Sequence[Turn]) -> Described:
-    """Of a conversation whose last turn is to be answered. Raises ValueError for none."""
-    if not turns:
-        raise ValueError("a conversation has at least one turn")
-    text = turns[-1].text
-    if len(text) > FIRST_CHARS + LAST_CHARS:
-        read = f"{text[:FIRST_CHARS]} \0 {text[-LAST_CHARS:]}".lower()
-    else:
-        read = text.lower()
-    mine = _split(read)
-    lately = turns[-NUM_EARLIER - 1 : -1]
-    answers = [turn.text for turn in lately if turn.answers]
-    asked = [turn.text for turn in lately if not turn.answers]
-    numbers = [*_of_text(text, read, mine), float(min(MAX_TURNS, len(turns))), *_of_answers(answers)]
-    numbers += _of_asked(text, asked)
-    numbers.append(_of_alike(text, lately))
-    numbers.append(_log_tokens(sum(len(turn.text) for turn in turns[-MAX_TURNS:])))
-    numbers += _of_wishes(read, mine)
-    first = next((turn.text for turn in turns[:-1] if not turn.answers), "")
-    around = _around(asked, first, answers)
-    return Described(numbers, _words(read, mine, not answers), around, bool(answers))
+    """Describe a conversation whose last turn is to be answered. Raises ValueError if it has no turn."""
+    read = Read.of(turns)
+    mine = _split(read.read)
+    around = {crc32(word, seed) & BUCKET for seed, text in read.around() for word in _split(text)}
+    has_answers = bool(read.answers)
+    return Described(
+        read.numbers(_count(mine), Signs.of(turns[-1].text)),
+        _words(read.read, mine, not has_answers),
+        around,
+        has_answers,
+    )
 
 
 def _split(read: str) -> list[bytes]:
-    """The words and signs of a text in small letters. Chinese, Japanese and Korean signs are words each."""
+    """The words and signs of a text in lower case. Each Chinese, Japanese or Korean character is a word."""
     if read.isascii():
         return _ASCII_WORD.findall(read.encode("ascii"))
     return [word.encode("utf-8", "surrogatepass") for word in _WORD.findall(read)]
@@ -134,28 +203,28 @@ def _log_tokens(num_chars: float) -> float:
     return math.log1p(num_chars / CHARS_PER_TOKEN)
 
 
-def _of_text(text: str, read: str, mine: Sequence[bytes]) -> list[float]:
+def _of_text(text: str, read: str, counted: Counted, signs: Signs) -> list[float]:
     end = text[-3:].rstrip()
     return [
         _log_tokens(len(text)),
-        math.log1p(text.count("\n")),
-        float(text.count("```")),
-        float(text.count("?")),
+        math.log1p(signs.newlines),
+        float(signs.fences),
+        float(signs.questions),
         float(end.endswith("?")),
         float(end.endswith(":")),
-        math.log1p(text.count(" ")),
+        math.log1p(signs.spaces),
         0.0 if text.isascii() else _foreign(read),
         float(text[:1].islower()),
         math.log1p(read.count("(") + read.count("{") + read.count(";") + read.count("=")),
-        math.log1p(text.count('"')),
-        math.log1p(text.count("\n\n")),
-        math.log1p(len(mine)),
-        len(set(mine)) / max(1, len(mine)),
+        math.log1p(signs.quotes),
+        math.log1p(signs.paragraphs),
+        math.log1p(counted.num),
+        counted.num_unique / max(1, counted.num),
     ]
 
 
 def _foreign(text: str) -> float:
-    """Bytes beyond one for each character."""
+    """Mean number of bytes per character beyond the first."""
     return len(text.encode("utf-8", "surrogatepass")) / max(1, len(text)) - 1.0
 
 
@@ -195,14 +264,14 @@ def _of_asked(text: str, asked: Sequence[str]) -> list[float]:
 
 
 def _num_shared(text: str, other: str) -> int:
-    """Characters, of the first 64, that both begin with."""
+    """Length of the common prefix of both, up to 64 characters."""
     if text[:64] == other[:64]:
         return min(64, len(text), len(other))
     return next(at for at in range(65) if text[at : at + 1] != other[at : at + 1])
 
 
 def _of_alike(text: str, lately: Sequence[Turn]) -> float:
-    """The answer to the earlier text that begins most as this one does; only the last ones count."""
+    """Log length of the answer to the earlier text with the longest common prefix; only the last ones count."""
     best, found, looked_at = 3, _NONE, 0
     for asked, answer in zip(lately[-2::-1], lately[:0:-1], strict=True):
         if asked.answers or not answer.answers:
@@ -216,8 +285,8 @@ def _of_alike(text: str, lately: Sequence[Turn]) -> float:
     return found
 
 
-def _of_wishes(read: str, mine: Sequence[bytes]) -> list[float]:
-    """Amounts that are asked for, and what kind of answer."""
+def _of_amounts(read: str) -> list[float]:
+    """Amounts asked for in the text: as log tokens, and as a log number of items."""
     tokens, items = _NONE, -1
     for digits, thousand, unit in _AMOUNT.findall(read):
         amount = int(digits.replace(",", "")) * (1000 if thousand else 1)
@@ -225,41 +294,33 @@ def _of_wishes(read: str, mine: Sequence[bytes]) -> list[float]:
             tokens = max(tokens, math.log1p(amount * _TOKENS_OF[unit]))
         elif items < amount < 200:
             items = amount
-    edges = mine if len(mine) <= 2 * _EDGE_WORDS else [*mine[:_EDGE_WORDS], *mine[-_EDGE_WORDS:]]
-    spelled = max((_SPELLED[word] for word in _SPELLED.keys() & set(edges)), default=0)
-    stems = {word[:_STEM] for word in edges}
-    kinds = [0.0] * len(_KINDS)
-    for stem in _KINDS_OF.keys() & stems:
-        for kind in _KINDS_OF[stem]:
+    return [tokens, math.log1p(items + 1)]
+
+
+def _count(mine: Sequence[bytes]) -> Counted:
+    edges = mine if len(mine) <= 2 * EDGE_WORDS else [*mine[:EDGE_WORDS], *mine[-EDGE_WORDS:]]
+    spelled = max((SPELLED[word] for word in SPELLED.keys() & set(edges)), default=0)
+    stems = {word[:STEM] for word in edges}
+    kinds = [0.0] * NUM_KINDS
+    for stem in KINDS_OF.keys() & stems:
+        for kind in KINDS_OF[stem]:
             kinds[kind] += 1.0
-    return [tokens, math.log1p(items + 1), math.log1p(spelled), *kinds]
+    return Counted(len(mine), len(set(mine)), spelled, kinds)
 
 
 def _words(read: str, mine: Sequence[bytes], is_first: bool) -> set[int]:
-    """Single words and pairs of the text to be answered, and its first and last ones once more. What a word is of goes
-    into its hash."""
-    hashes = {word: crc32(word, _TEXT) & _BUCKET for word in mine}
+    """Hashes of single words and pairs of the text to be answered, and of its first and last words once more. The place
+    of a word is part of its hash."""
+    hashes = {word: crc32(word, TEXT) & BUCKET for word in mine}
     found = set(hashes.values())
     if is_first:
-        found.update([one ^ _FIRST for one in found])
+        found.update([one ^ FIRST for one in found])
     single = [hashes[word] for word in mine]
-    found.update([(one * 31 + next_one * 17) & _BUCKET for one, next_one in pairwise(single)])
-    found.update([crc32(word, _BEGIN) & _BUCKET for word in mine[:3]])
-    found.update([crc32(word, _END) & _BUCKET for word in mine[-3:]])
+    found.update([(one * 31 + next_one * 17) & BUCKET for one, next_one in pairwise(single)])
+    found.update([crc32(word, BEGIN) & BUCKET for word in mine[:3]])
+    found.update([crc32(word, END) & BUCKET for word in mine[-3:]])
     if len(mine) >= 3:
-        found.add(crc32(b" ".join(mine[:3])) & _BUCKET)
+        found.add(crc32(b" ".join(mine[:3])) & BUCKET)
     if not read.isascii():
-        found.update([(_SCRIPT + block) & _BUCKET for block in {ord(char) >> 7 for char in read[:FIRST_CHARS]}])
-    return found
-
-
-def _around(asked: Sequence[str], first: str, answers: Sequence[str]) -> set[int]:
-    """Single words of the texts before."""
-    found: set[int] = set()
-    around = [(b"before", asked[-1][:EARLIER_CHARS]), (b"first", first[:EARLIER_CHARS])] if asked else []
-    if answers:
-        around += [(b"answer", answers[-1][:EDGE_CHARS]), (b"answered", answers[-1][-EDGE_CHARS:])]
-    for place, text in around:
-        seed = crc32(place)
-        found.update([crc32(word, seed) & _BUCKET for word in _split(text.lower())])
+        found.update([(_SCRIPT + block) & BUCKET for block in {ord(char) >> 7 for char in read[:FIRST_CHARS]}])
     return found

@@ -1,7 +1,7 @@
-"""What a forecaster is: one per model, which learns every window that closes and forecasts those to come.
+"""The shape of a forecaster: one per model, which learns every window that closes and forecasts those to come.
 
-A name of the kind "prediction" is a factory (`MakeForecaster`), "none" that of one which forecasts nothing. A factory's
-`WINDOW_S` is the window its paper uses; a predictor takes it unless its settings say another.
+A name of the kind "prediction" is a factory (`MakeForecaster`); the factory "none" makes one that forecasts nothing. A
+factory's `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings give another.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -14,7 +14,7 @@ from glowplug.domain.snapshot import Forecast, Quantile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTotals:
-    """What one closed window of one model brought. Tokens and requests are sums over it."""
+    """The load of one closed window of one model. Tokens and requests are sums over it."""
 
     started_at: float  # epoch seconds
     window_s: float
@@ -26,7 +26,8 @@ class WindowTotals:
 
 
 class Forecaster(Protocol):
-    """One model's. Deterministic: the same windows give the same forecasts; it reads no clock and rolls no dice.
+    """One model's forecaster. Deterministic: the same windows give the same forecasts, without a clock or random
+    source.
 
     A factory with `FOLLOWS_STARTS` is asked for as many windows as a start of the model takes, and readers look that
     far ahead; the papers' have a constant number.
@@ -35,13 +36,13 @@ class Forecaster(Protocol):
     WINDOW_S: ClassVar[float]  # seconds
 
     def closed(self, window: WindowTotals) -> None:
-        """A window has closed. Every window is given, empty ones too, oldest first, without a gap; memory is bounded
-        by the forecaster itself."""
+        """Learn a window that has closed. Every window is passed, empty ones too, oldest first, without a gap; the
+        forecaster bounds its own memory."""
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Expectations of the `num_ahead` windows after the last closed one, the next one first (`starts_at` is where
-        the last one ended). Empty while nothing can be said. `source` is the policy's name; the predictor adds
-        `error_ratio` and the rates (mu)."""
+        """Forecast the `num_ahead` windows after the last closed one, the next one first (`starts_at` is where the last
+        one ended). Empty while nothing can be said. `source` is the policy's name; the predictor adds `error_ratio` and
+        the rates (mu)."""
 
 
 MakeForecaster = Callable[..., Forecaster]
@@ -49,8 +50,8 @@ MakeForecaster = Callable[..., Forecaster]
 
 
 def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0, alike: Any = None) -> Forecaster:
-    """One model's forecaster, with seasons of `season_s` where it knows any (0: a day; a trace squeezed in time has
-    shorter ones), and with what it shares with those of other models where it shares anything (`shared`)."""
+    """Make one model's forecaster, with seasons of `season_s` where it has seasons (0: a day; a trace squeezed in time
+    has shorter ones), and with the object `alike` where it shares one with other models' forecasters (`shared`)."""
     known, given = signature(make).parameters, {}
     if season_s > 0 and "season_s" in known:
         given["season_s"] = season_s
@@ -60,13 +61,14 @@ def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0, alik
 
 
 def shared(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Any:
-    """What the forecasters of one predictor share; None where the policy shares nothing."""
+    """Make the object that the forecasters of one predictor share; None where the policy shares nothing."""
     make_alike = getattr(make, "alike", None)
     return None if make_alike is None else make_alike(window_s, season_s)
 
 
 def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast:
-    """`here` with the most of each kind that any window expects which begins after it and before `until_s`."""
+    """Return `here` with, for each kind of load, the maximum over it and the windows that begin after it and before
+    `until_s`."""
     after = [one for one in ahead if here.starts_at < one.starts_at < until_s]
     if not after:
         return here
@@ -75,13 +77,13 @@ def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast
 
 
 def is_newer(made: tuple[Forecast, ...], known: tuple[Forecast, ...], now_s: float) -> bool:
-    """Whether what was `made` takes the place of what is `known`. A known one that is made at a time to come holds
-    nothing back: the clock that it is of was ahead."""
+    """Return whether the forecasts `made` replace the `known` ones. Known ones from the future do not prevent that,
+    since the clock that made them was ahead."""
     return bool(made) and not (known and made[0].made_at < known[0].made_at <= now_s)
 
 
 def windows_from(ahead: tuple[Forecast, ...], at_s: float) -> tuple[Forecast, ...]:
-    """Of the window that holds `at_s` and of all after it; () where none holds it. `ahead` is in order."""
+    """The forecasts from the window that holds `at_s` on; () where none holds it. `ahead` is in order."""
     for number, forecast in enumerate(ahead):
         if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
             return ahead[number:]
@@ -89,7 +91,7 @@ def windows_from(ahead: tuple[Forecast, ...], at_s: float) -> tuple[Forecast, ..
 
 
 class Reading(NamedTuple):
-    """What one window brought, by kind of load: each may be forecast by the same rule."""
+    """The load of one window, by kind: each may be forecast by the same rule."""
 
     num_requests: float
     prompt_tokens: float
@@ -107,7 +109,7 @@ def reading_of(window: WindowTotals) -> Reading:
 
 
 def mean_of(readings: Collection[Reading]) -> Reading:
-    """Their mean, kind by kind; of no reading: nothing."""
+    """Mean of the readings, kind by kind; NOTHING without readings."""
     count = max(1, len(readings))
     return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 
@@ -122,7 +124,7 @@ def forecast_of(
     quantiles: tuple[Quantile, ...] = (),
     anomaly: str = "",
 ) -> Forecast:
-    """The forecast of one window. The peak is never below the mean."""
+    """Make the forecast of one window. The peak is never below the mean."""
     return Forecast(
         made_at=made_at,
         window_s=window_s,

@@ -26,7 +26,7 @@ BETA_1, BETA_2, TINY = 0.9, 0.999, 1e-8
 
 
 def draw_weights(num_inputs: int, num_hidden: int, seed: int) -> Weights:
-    """Small uniform weights, forget gates open. The answer's line starts at 0: an untrained model says nothing."""
+    """Draw small uniform weights, forget gates open. The output layer starts at 0, so an untrained model answers 0."""
     chance = np.random.default_rng(seed)
     bound = 1.0 / np.sqrt(num_hidden)
 
@@ -113,7 +113,7 @@ def gradients(weights: Weights, inputs: Array, answers: Array) -> tuple[float, W
 
 @dataclass(slots=True)
 class Trainer:
-    """Adam. `weights` are replaced, never changed in place."""
+    """Train by Adam. `weights` are replaced, never changed in place."""
 
     weights: Weights
     learning_rate: float = 0.01
@@ -123,7 +123,7 @@ class Trainer:
     _second: Weights | None = None
 
     def step(self, inputs: Array, answers: Array, rate: float = 1.0) -> float:
-        """One step over the whole batch with `rate` of the learning rate; returns the loss before it."""
+        """Make one step over the whole batch with `rate` of the learning rate; returns the loss before it."""
         loss, grads = gradients(self.weights, inputs, answers)
         norm = float(np.sqrt(sum(float((g * g).sum()) for g in grads.values())))
         shrink = min(1.0, CLIP / max(norm, TINY))

@@ -1,13 +1,14 @@
-"""How long an answer will be: from its conversation's text, corrected by this model's answers, or from those alone.
+"""The expected length of an answer: from its conversation's text, corrected by this model's answers, or from those
+alone.
 
-PreServe (section 4.2) asks a fine-tuned language model, which reads the prompt. Here what the text says
-(length_model.py) is multiplied by the median ratio of this model's answers to what their texts said, which serving
-teaches: models differ in how much they say. Beside it stand the lengths of earlier answers to prompts about as long;
-they need no text and no training. Of the two, the one that was less far off lately is believed; before any answer the
-text is. Where the true length is known (`RequestArrived.expected_tokens`) neither is asked.
+PreServe (section 4.2) asks a fine-tuned language model, which reads the prompt. Here the length predicted from the text
+(length_model.py) is multiplied by the median ratio of this model's actual to predicted lengths, because models differ
+in how much they write. The other estimate is the length of earlier answers to prompts about as long, which needs no
+text and no training. The estimate with the smaller recent error is used; before any answer the text's. Where the true
+length is known (`RequestArrived.expected_tokens`) it is used instead.
 
-Prompts are put together by powers of two. Each bucket has an exponentially weighted mean, or a quantile found by
-stochastic steps; one that has seen few answers leans on the mean of the model.
+Prompts are grouped by powers of two of their length. Each bucket has an exponentially weighted mean, or a quantile
+found by stochastic steps; a bucket with few answers leans on the mean of the model.
 """
 
 import math
@@ -18,10 +19,10 @@ from glowplug.domain.bounds import OutOfBounds, check_bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthParams:
-    default_tokens: int = 200  # of a model that has answered nothing yet
-    weight: float = 0.05  # of the newest answer, once there are many
-    quantile: float = 0.0  # in (0, 1): that quantile is expected; 0: the mean, of a text's answer the median
-    num_to_trust: int = 10  # answers after which a bucket counts for as much as the model
+    default_tokens: int = 200  # expected of a model without answers
+    weight: float = 0.05  # weight of the newest answer, once there are many
+    quantile: float = 0.0  # in (0, 1): the quantile expected; 0: the mean, or with a text the median
+    num_to_trust: int = 10  # answers at which a bucket counts half, beside the model's mean
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -47,12 +48,12 @@ class _Lengths:
 
 @dataclass(slots=True)
 class _Text:
-    """What this model's texts say, beside what its answers were."""
+    """Errors of the lengths predicted from texts, and their correction."""
 
     num: int = 0
-    log_ratio: float = 0.0  # of the actual length over the one that the text said: that quantile of it
-    error: float = 0.0  # of late, in tokens
-    history_error: float = 0.0  # ... of what was expected without the text
+    log_ratio: float = 0.0  # quantile of log(actual length / length predicted from the text)
+    error: float = 0.0  # recent mean error, in tokens
+    history_error: float = 0.0  # ... of the estimate without the text
 
     def expect(self, text_tokens: int) -> float:
         return text_tokens * math.exp(self.log_ratio)
@@ -68,7 +69,7 @@ class _Text:
 
 
 class ResponseLengths:
-    """One model's answers. Memory is one small row per power of two of prompt tokens."""
+    """Lengths of one model's answers. Memory is one small row per power of two of prompt tokens."""
 
     def __init__(self, params: LengthParams = LengthParams()) -> None:
         self.params = params
@@ -77,8 +78,8 @@ class ResponseLengths:
         self._text = _Text()
 
     def expect(self, prompt_tokens: int, max_tokens: int = 0, text_tokens: int = 0) -> int:
-        """Response tokens, at least 1 and at most `max_tokens` where that is given. `text_tokens`: what the text says;
-        0: it was not read."""
+        """Expect response tokens: at least 1, and at most `max_tokens` where that is given. `text_tokens`: predicted
+        from the text; 0: it was not read."""
         expected = self._of_history(prompt_tokens)
         if text_tokens and self._text.error <= self._text.history_error:
             expected = self._text.expect(text_tokens)
@@ -87,17 +88,20 @@ class ResponseLengths:
 
     @property
     def text_ratio(self) -> float:
-        """By what the length that a text says is multiplied: the median ratio of this model's answers to it."""
+        """The correction of lengths predicted from texts: the median ratio of this model's actual lengths to them."""
         return math.exp(self._text.log_ratio)
 
     def learn(self, prompt_tokens: int, response_tokens: int, text_tokens: int = 0) -> None:
-        """One whole answer, and what its text had said."""
+        """Learn from one complete answer, and from the length that was predicted from its text."""
         if response_tokens < 1:
             return
         if text_tokens:
             self._text.learn(text_tokens, self._of_history(prompt_tokens), response_tokens, self.params)
         self._all.learn(response_tokens, self.params)
-        self._buckets.setdefault(prompt_tokens.bit_length(), _Lengths()).learn(response_tokens, self.params)
+        bucket = self._buckets.get(prompt_tokens.bit_length())
+        if bucket is None:
+            bucket = self._buckets[prompt_tokens.bit_length()] = _Lengths()
+        bucket.learn(response_tokens, self.params)
 
     def _of_history(self, prompt_tokens: int) -> float:
         expected = self.params.default_tokens if not self._all.num else self._all.tokens

@@ -1,4 +1,4 @@
-"""Corrective seasonal predictor: the mean of this window on past days, plus what the last windows say about today.
+"""Corrective seasonal predictor: the mean of this window on past days, plus the recent deviation from it.
 
 Paper: WarmServe section 5.1, Eq. 2-4.
 
@@ -9,17 +9,16 @@ Paper: WarmServe section 5.1, Eq. 2-4.
 Departures:
 - Eq. 3 prints the weight 2^(j-1), which gives the newest error 0.1 % and the oldest 50 % although "more importance to
   more recent errors" is meant (erratum E1). `literal_weights=True` keeps it as printed.
-- With fewer than N errors known the weights are normalised by those there are. In the first day, when there is no
+- With fewer than N errors known the weights are normalised over the known ones. On the first day, when there is no
   season, the forecast is the same weighted mean of the last loads themselves.
 - A forecast is never negative.
 
 `forecast` is the rule itself, on a whole series. `WarmserveCsp` applies it window by window to every kind of load: the
-paper forecasts the average and the peak concurrency of windows of 300 s, each on its own; requests and tokens are
-forecast by the same rule here, so that one forecast serves all who read it. Both give the same numbers: a season is a
-running sum for each window of the day, and of the errors only the last N are kept. So the past of a model costs one row
-for each window of the day in which it ever had load, however many days there were. `num_days` above 0 (the last D days
-only) keeps those days' rows instead. Departure: further ahead than the next window the season changes and the
-correction stays.
+paper forecasts the average and the peak concurrency of windows of 300 s, each on its own; here requests and tokens are
+forecast by the same rule, so that one forecast serves all readers. Both give the same numbers: a season is a running
+sum for each window of the day, and of the errors only the last N are kept. So the past of a model costs one row for
+each window of the day in which it ever had load, however many days there were: D is all of them. Departure: for windows
+after the next one the season changes and the correction stays.
 """
 
 from collections import deque
@@ -34,7 +33,6 @@ from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CspParams:
-    num_days: int = 0  # D: past days averaged; 0 takes all there are ("3 to 6" in the evaluation)
     num_errors: int = 10  # N: lookback windows
     literal_weights: bool = False  # Eq. 3 as printed
 
@@ -49,38 +47,27 @@ def forecast(loads: Sequence[float], windows_per_day: int, params: CspParams = C
     here = len(loads)
     errors = []  # newest first
     for back in range(1, min(params.num_errors, here) + 1):
-        expected = season(loads, here - back, windows_per_day, params.num_days)
+        expected = season(loads, here - back, windows_per_day)
         if expected is not None:
             errors.append(loads[here - back] - expected)
-    today = season(loads, here, windows_per_day, params.num_days)
+    today = season(loads, here, windows_per_day)
     if today is None:
         recent = [loads[here - back] for back in range(1, min(params.num_errors, here) + 1)]
         return max(0.0, _weighted(recent, params.literal_weights))
     return max(0.0, today + _weighted(errors, params.literal_weights))
 
 
-def season(loads: Sequence[float], index: int, windows_per_day: int, num_days: int = 0) -> float | None:
+def season(loads: Sequence[float], index: int, windows_per_day: int) -> float | None:
     """P of window `index` (Eq. 2): the mean of that window on the days before; None on the first day."""
-    first = index % windows_per_day
-    if num_days > 0:
-        first = max(first, index - num_days * windows_per_day)
-    past = [loads[at] for at in range(index - windows_per_day, first - 1, -windows_per_day)]
+    past = [loads[at] for at in range(index - windows_per_day, -1, -windows_per_day)]
     return sum(past) / len(past) if past else None
 
 
 def _weighted(newest_first: Sequence[float], literal: bool) -> float:
-    """Eq. 3: their mean, with weights that halve from each to the one before it (or, literally, double)."""
+    """Eq. 3: the values' mean, with weights that halve from each to the next older one (or, literally, double)."""
     num = len(newest_first)
     weights = [float(2**at if literal else 2 ** (num - 1 - at)) / float(2**num - 1) for at in range(num)]
     return sum(weight * value for weight, value in zip(weights, newest_first, strict=True))
-
-
-@dataclass(slots=True)
-class _Season:
-    """One window of the day: what past days brought, newest last when days are limited."""
-
-    total: Reading = NOTHING
-    days: deque[tuple[int, Reading]] = field(default_factory=deque)  # only with num_days > 0: (window number, reading)
 
 
 @dataclass(slots=True)
@@ -91,13 +78,13 @@ class WarmserveCsp:
     window_s: float = 300.0
     params: CspParams = CspParams()
     season_s: float = DAY_S
-    _seasons: dict[int, _Season] = field(default_factory=dict)
+    _seasons: dict[int, Reading] = field(default_factory=dict)  # window of the day -> sum over past days
     _last: deque[tuple[Reading, Reading | None]] = field(default_factory=deque)  # newest first: load, and error if any
     _count: int = 0  # windows learned
     _ended_at: float = 0.0
 
     def closed(self, window: WindowTotals) -> None:
-        """The newest window: its error against its season, then its part in the season."""
+        """Learn the newest window: first its error against its season, then its part in the season."""
         reading, number = reading_of(window), self._count
         season = self._season(number)
         error = None if season is None else Reading(*(a - b for a, b in zip(reading, season, strict=True)))
@@ -105,18 +92,14 @@ class WarmserveCsp:
         if len(self._last) > self.params.num_errors:
             self._last.pop()
         if reading != NOTHING:
-            slot = self._seasons.setdefault(number % self._per_day, _Season())
-            if self.params.num_days > 0:
-                slot.days.append((number, reading))
-                while slot.days[0][0] <= number - self.params.num_days * self._per_day:
-                    slot.days.popleft()
-            else:
-                slot.total = Reading(*(a + b for a, b in zip(slot.total, reading, strict=True)))
+            slot = number % self._per_day
+            total = self._seasons.get(slot, NOTHING)
+            self._seasons[slot] = Reading(*(a + b for a, b in zip(total, reading, strict=True)))
         self._count = number + 1
         self._ended_at = window.started_at + window.window_s
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Eq. 4 for each window ahead; on the first day the weighted mean of the last windows themselves."""
+        """Forecast each window ahead by Eq. 4; on the first day by the weighted mean of the last windows themselves."""
         if self._count == 0:
             return ()
         loads = [load for load, _ in self._last]
@@ -139,16 +122,7 @@ class WarmserveCsp:
     def _season(self, number: int) -> Reading | None:
         """P of window `number` (Eq. 2): its mean on the days before; None on the first day."""
         num_days = number // self._per_day
-        if self.params.num_days > 0:
-            num_days = min(num_days, self.params.num_days)
         if num_days == 0:
             return None
-        slot = self._seasons.get(number % self._per_day)
-        if slot is None:
-            return NOTHING
-        total = slot.total
-        if self.params.num_days > 0:
-            oldest = number - num_days * self._per_day
-            kept = [reading for at, reading in slot.days if oldest <= at < number]
-            total = Reading(*(sum(kind) for kind in zip(*kept, strict=True))) if kept else NOTHING
+        total = self._seasons.get(number % self._per_day, NOTHING)
         return Reading(*(value / num_days for value in total))

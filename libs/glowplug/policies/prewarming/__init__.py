@@ -1,1 +1,1 @@
-"""Prewarming: which weights go onto GPUs before anybody asks for them, and into which free memory."""
+"""Prewarming: which weights are put on GPUs before any request for them, and in which free memory."""

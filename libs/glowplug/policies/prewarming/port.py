@@ -1,4 +1,4 @@
-"""What a prewarming policy is asked, and what it may look at. Every policy of this kind has this shape:
+"""The shape of every prewarming policy: what it is asked and what it may read.
 
 plan(view: PrewarmView) -> PrewarmPlan
 """
@@ -20,58 +20,59 @@ _Plan = TypeVar("_Plan", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmView(FleetView):
-    """The fleet as a prewarming sees it. `models` are those to be planned for; `load_s` seconds to bring a model's
+    """The fleet as prewarming sees it. `models` are those to be planned for; `load_s` seconds to bring a model's
     weights onto its GPUs (T_c)."""
 
     models: Mapping[str, Model]
-    draining: frozenset[str] = frozenset()  # instances that finish what they have
-    finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> their rows
+    draining: frozenset[str] = frozenset()  # instances that finish their requests
+    finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> rows of draining instances
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
-    slots: Mapping[str, int] = field(default_factory=dict)  # requests that each one runs at once; absent: as declared
-    forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window now open
+    slots: Mapping[str, int] = field(default_factory=dict)  # requests an instance runs at once; absent: as declared
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # for the current window
     load_s: Mapping[str, float] = field(default_factory=dict)
-    prefill_s: Mapping[str, float] = field(default_factory=dict)  # the quickest seen; asked for by `reads_profile`
-    growth_s: Mapping[str, float] = field(default_factory=dict)  # the quickest start from a replica, likewise
+    prefill_s: Mapping[str, float] = field(default_factory=dict)  # quickest seen; filled in if `reads_profile`
+    growth_s: Mapping[str, float] = field(default_factory=dict)  # quickest start from a replica, likewise
     last_used_at: Mapping[str, float] = field(default_factory=dict)
-    climb_s: Mapping[str, float] = field(default_factory=dict)  # what a start from a replica saves; for `weighing`
-    holdings: Mapping[str, Holding] = field(default_factory=dict)  # what each dormant copy is worth, likewise
+    climb_s: Mapping[str, float] = field(default_factory=dict)  # seconds that a replica saves a start; for `weighing`
+    holdings: Mapping[str, Holding] = field(default_factory=dict)  # worth of each dormant copy, likewise
 
     def slots_of(self, model: Model) -> int:
-        """Requests that an instance of the model runs at once."""
+        """Number of requests that an instance of the model runs at once."""
         return self.slots.get(model.key, model.max_concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmPlan:
-    """Replicas to make, the most valuable first, and those to drop besides what the steps drop. `scores` are what every
-    replica there is now worth; without its score one counts as worth nothing."""
+    """Replicas to make, the most valuable first, and replicas to drop beside those that the steps drop. `scores` are
+    the current worth of every existing replica; one without a score is worth nothing."""
 
     steps: tuple[PrewarmStep, ...] = ()
     drops: tuple[str, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
-    unpaid: Mapping[str, str] = field(default_factory=dict)  # replicas to drop too, which are not worth their GPUs: why
+    unpaid: Mapping[str, str] = field(default_factory=dict)  # replica_id -> why to drop it: not worth its GPUs
 
 
 def reads_profile(plan: Callable[..., Any] | None) -> bool:
-    """Whether a policy's options ask for the profile of its models: the placer then learns from every warm request."""
+    """Return whether a policy's options need the profile of its models, which the placer then learns from every warm
+    request."""
     params = getattr(plan, "keywords", {}).get("params")
     return bool(getattr(getattr(params, "plan", params), "first_layers", False))
 
 
 def weighing(plan: _Plan) -> _Plan:
-    """Marks a policy that looks at its view's `holdings` and `climb_s`."""
+    """Mark a policy as reading its view's `holdings` and `climb_s`."""
     setattr(plan, _WEIGHS, True)
     return plan
 
 
 def weighs_worth(plan: Callable[..., Any] | None) -> bool:
-    """Whether that policy is so marked."""
+    """Return whether that policy is marked by `weighing`."""
     return bool(getattr(plan, _WEIGHS, False))
 
 
 def outdated(view: PrewarmView) -> tuple[str, ...]:
-    """Replicas of models that are no more, or have changed since."""
+    """Replicas of models that are gone, or have changed since."""
     return tuple(
         row.instance_id
         for rows in view.fleet.dormant.values()

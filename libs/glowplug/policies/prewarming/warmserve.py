@@ -4,28 +4,39 @@ Paper: WarmServe section 5.2, Eq. 5-8 (`warmserve_scores`) and Algorithm 1 (`war
 idle or universal and, ahead of time, over those whose instances drain (section 4.1: "ensuring prewarming completion
 before the next allocation"). Departures, beside those of these files:
 
-- A plan makes at most `max_steps` replicas, the next one goes on; replicas of models that changed are dropped.
-- Algorithm 1 counts a replica under an instance that drains like any other, and a start cannot use it. So wishes are
-  met where a start can use them first, and GPUs that drain take what finds no place there; else the only copy of a
-  model lies under a drain while GPUs are idle (`usable_first=False`: as the paper).
-- What drains keeps its own weights when it stops (section 4.1: the worker then holds "both the previously running model
-  and the proactively loaded models"), so it counts as a replica of its model, and no second copy goes there.
+- A plan makes at most `max_steps` replicas, the next plan continues; replicas of models that changed are dropped.
+- Algorithm 1 counts a replica under a draining instance like any other, although a start cannot use it. So wishes are
+  first met where a start can use the replica, and draining GPUs take the rest; else the only copy of a model lies under
+  a drain while GPUs are idle.
+- A draining instance keeps its own weights when it stops (section 4.1: the worker then holds "both the previously
+  running model and the proactively loaded models"), so it counts as a replica of its model, and no second copy goes
+  there.
 
-`first_layers` (section 4, erratum E7; off, as in the published code): a replica holds the first k layers, by the
-profile of its model (`first_layers.py`), and the rest is streamed when an instance grows from it. Until a warm request
-has shown how long a prefill takes, and for what kept its weights after a drain, a replica is whole.
+`first_layers` (section 4, erratum E7; off, as in the published code, which loads all layers): a replica holds the first
+k layers by the profile of its model, and an instance "can directly begin inference on the available layers while
+asynchronously loading the remaining parameters". The paper does not print the rule. It is read as the smallest k, at
+least 1, such that for every later layer the time to load the missing layers up to it is at most the compute time before
+it,
+
+    (j - k) W / (L b) <= t_0 + (j - 1) c      for j = k + 1 .. L
+
+Where layers load slower than they compute, the last one decides; else the first missing one does. `growth_leads` (t_0,
+0 in E7) is an extension: the seconds a growth takes before its first layer computes, while the rest is loading. A
+replica is whole until a warm request has shown the duration of a prefill, and if it was left by a drained instance.
 
 `literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
 order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
-enough free memory, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an
+enough free memory, whatever it overlaps. `unproactive` is the one without proactive prewarming: nothing where an
 instance drains.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
@@ -34,7 +45,6 @@ from glowplug.policies.placement.warmserve_evict_aware import EvictAwareParams, 
 from glowplug.policies.placement.warmserve_evict_aware import plan as place_replicas
 from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
 from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, prewarm_nodes, replicas_on
-from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers_bytes
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 
 
@@ -43,15 +53,14 @@ class WarmserveParams:
     scores: ScoreParams = field(default_factory=ScoreParams)
     placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=16))
     proactive: bool = True
-    usable_first: bool = True  # what a start can use now, then what it can use after a drain
     evict_aware: bool = True
     first_layers: bool = False  # replicas of the first k layers (section 4); the published code loads all (E7)
-    growth_leads: bool = False  # ... what a growth takes anyhow counts as time to load, an extension (`lead_s`)
-    num_layers: int = 32  # ... of the shallowest model: more of them, finer cut, need less
+    growth_leads: bool = False  # ... a growth's own seconds count as time to load, an extension (`lead_s`)
+    num_layers: int = 32  # ... of the shallowest model: with more layers, less is needed
 
 
 def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> PrewarmPlan:
-    """What to prewarm for the window now open, given what there is."""
+    """Plan what to prewarm for the current window, given the existing replicas."""
     wishes = replicas((_demand(key, view) for key in sorted(view.forecasts) if key in view.models), params.scores)
     return plan_for(wishes, view, params)
 
@@ -62,8 +71,8 @@ def plan_for(
     params: WarmserveParams,
     worths: Mapping[str, float] | None = None,
 ) -> PrewarmPlan:
-    """A plan for those wishes, the most valuable first. `worths`: of the replicas there are, where they are known
-    otherwise than by the wishes that they meet; a wish then takes the place of those that are worth less."""
+    """Plan for those wishes, the most valuable first. `worths`: of the existing replicas, where known otherwise than by
+    the wishes that they meet; a wish then replaces replicas that are worth less."""
     stale = outdated(view)
     nodes = _nodes(view, stale, params)
     shapes = {
@@ -73,7 +82,7 @@ def plan_for(
     }
     scores, still_open = share_out(wishes, nodes)
     steps: list[PrewarmStep] = []
-    if params.proactive and params.usable_first and (closed := _draining_gpus(view.fleet, view.draining)):
+    if params.proactive and (closed := _draining_gpus(view.fleet, view.draining)):
         now = _usable(_nodes(view, stale, replace(params, proactive=False)), closed)
         at_once, still_open = share_out(wishes, now)
         scores |= at_once
@@ -116,7 +125,7 @@ def _shape(num_gpus: int, num_bytes: int, engine: str) -> ReplicaShape:
 
 
 def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> int:
-    """On each GPU: all of the weights, or the first layers where the model's profile is known."""
+    """Bytes of a replica on each GPU: all of the weights, or the first layers where the model's profile is known."""
     weights = weights_per_gpu(model)
     if not params.first_layers or not weights:
         return weights
@@ -153,7 +162,7 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
 def _first_fit(
     wishes: Sequence[ReplicaWish], shapes: Mapping[str, ReplicaShape], nodes: Sequence[PrewarmNode], max_steps: int
 ) -> list[PrewarmStep]:
-    """Each wish on the first GPUs that hold it, never two copies of a model on one; sets overlap as they may."""
+    """Put each wish on the first GPUs that hold it, never two copies of a model on one; sets may overlap."""
     free = {g: n for node in nodes for g, n in zip(node.gpu_ids, node.free_bytes, strict=True)}
     models = {g: {r.model_key for r in node.replicas if g in r.gpu_ids} for node in nodes for g in node.gpu_ids}
     steps: list[PrewarmStep] = []
@@ -199,7 +208,7 @@ def _draining_gpus(fleet: IndexedNodes, draining: Collection[str]) -> frozenset[
 
 
 def _usable(nodes: Sequence[PrewarmNode], gpu_ids: Set[str]) -> list[PrewarmNode]:
-    """The nodes as a start sees them: replicas on those GPUs count for no wish."""
+    """The nodes as a start sees them: replicas on the GPUs `gpu_ids` count for no wish."""
     return [
         replace(n, replicas=tuple(replace(r, counts=not gpu_ids & set(r.gpu_ids)) for r in n.replicas)) for n in nodes
     ]
@@ -211,7 +220,7 @@ def _after(
     shapes: Mapping[str, ReplicaShape],
     finishing: Mapping[str, Sequence[Instance]],
 ) -> list[PrewarmNode]:
-    """The nodes once these steps are taken and what drains has stopped: node_id -> what finishes there."""
+    """The nodes once these steps are taken and the draining instances (`finishing`: node_id -> rows) have stopped."""
     found = []
     for node in nodes:
         mine = [step for step in steps if step.node_id == node.node_id]
@@ -229,6 +238,40 @@ def _after(
                 free[gpu_id] -= shapes[step.model_key].bytes_per_gpu
         found.append(replace(node, free_bytes=tuple(max(0, n) for n in free.values()), replicas=tuple(there)))
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One model on one of its GPUs. Bytes, bytes a second, seconds. Raises OutOfBounds for a model without layers or a
+    link without a rate."""
+
+    num_layers: int  # L, all alike
+    weights_bytes: int  # W, of all layers on that GPU
+    load_bytes_per_s: float  # b, host memory to GPU
+    prefill_s_per_layer: float  # c, of the shortest prefill: a longer one has more time to load
+    lead_s: float = 0.0  # t_0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, above_0=("num_layers", "load_bytes_per_s"))
+
+    @property
+    def load_s_per_layer(self) -> float:
+        return self.weights_bytes / self.num_layers / self.load_bytes_per_s
+
+
+def first_layers(profile: LayerProfile) -> int:
+    """k: layers that must lie on the GPU before the start, from 1 to `num_layers`. Both sides of the rule are linear in
+    the layer, so the first and the last missing layers decide."""
+    load_s, compute_s, last = profile.load_s_per_layer, profile.prefill_s_per_layer, profile.num_layers
+    for k in range(1, last):
+        if all((layer - k) * load_s <= profile.lead_s + (layer - 1) * compute_s for layer in (k + 1, last)):
+            return k
+    return last
+
+
+def first_layers_bytes(profile: LayerProfile) -> int:
+    """Bytes of the first k layers on one GPU, rounded up; at most all of them."""
+    return min(profile.weights_bytes, math.ceil(profile.weights_bytes * first_layers(profile) / profile.num_layers))
 
 
 literal = partial(plan, params=WarmserveParams(scores=ScoreParams(burst="ratio", class_first=False)))

@@ -1,4 +1,4 @@
-"""The policies that only count requests: each is asked anew for every request, over every instance with a free slot."""
+"""The policies that only count requests: each chooses anew for every request, among all instances with a free slot."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -6,15 +6,18 @@ from operator import attrgetter
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
+from glowplug.policies.routing.prefix_index import Prefix
 
 Pick = Callable[[Sequence[Target], str], Target]
 """One of the instances given (never none, those known longest first); the id is that of the instance chosen last."""
 
 
 class Counted:
-    """A Balancer around such a pick."""
+    """A `Balancer` around a `Pick`."""
 
     tracks_tokens = False
+    reads_prefixes = False
+    num_blocks = 0
 
     def __init__(self, pick: Pick, reason: str) -> None:
         self._pick, self._reason = pick, reason
@@ -29,21 +32,32 @@ class Counted:
             self._targets[instance_id] = Target(instance_id, num_in_flight, target.max_concurrency, target.kv_tokens)
 
     def others(self, instance_id: str, outlook: Outlook | None) -> None:
-        """`filled` counts them."""
+        """Do nothing: `filled` counts other routers' requests."""
 
     def gone(self, instance_id: str) -> None:
         self._targets.pop(instance_id, None)
 
-    def sent(self, ticket: int, instance_id: str, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
+    def sent(
+        self,
+        ticket: int,
+        instance_id: str,
+        prompt_tokens: int,
+        expected_tokens: int,
+        now_s: float,
+        prefix: Prefix = (),
+    ) -> None:
         self._last = instance_id
 
+    def expect(self, ticket: int, expected_tokens: int, now_s: float) -> None:
+        """Do nothing: only the number of requests counts."""
+
     def first_token(self, ticket: int, now_s: float) -> None:
-        """Only the number of requests counts."""
+        """Do nothing: only the number of requests counts."""
 
-    def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
-        """`filled` counts it."""
+    def ended(self, ticket: int, response_tokens: int, now_s: float, cached_tokens: int = -1) -> None:
+        """Do nothing: `filled` counts the end of a request."""
 
-    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
+    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
         free = [t for t in self._targets.values() if t.num_in_flight < t.max_concurrency]
         return RouteDecision(self._pick(free, self._last).instance_id, self._reason) if free else NONE_FREE
 
@@ -52,13 +66,13 @@ class Counted:
 
 
 def least_loaded(params: BalancerParams) -> Balancer:
-    """The instance with the fewest requests in flight (PreServe section 3.2.2, "LR"; WarmServe's router)."""
+    """Choose the instance with the fewest requests in flight (PreServe section 3.2.2, "LR"; WarmServe's router)."""
     requests = attrgetter("num_in_flight", "instance_id")
     return Counted(lambda free, last: min(free, key=requests), "it has the fewest requests in flight")
 
 
 def round_robin(params: BalancerParams) -> Balancer:
-    """The next instance by id after the one chosen last (PreServe section 3.2.2, a baseline)."""
+    """Choose the next instance by id after the one chosen last (PreServe section 3.2.2, a baseline)."""
 
     def following(free: Sequence[Target], last: str) -> Target:
         ordered = sorted(free, key=attrgetter("instance_id"))
@@ -68,10 +82,10 @@ def round_robin(params: BalancerParams) -> Balancer:
 
 
 def minimum_use(params: BalancerParams) -> Balancer:
-    """The instance whose capacity is used least (PreServe section 3.2.2, "MU").
+    """Choose the instance whose capacity is used least (PreServe section 3.2.2, "MU").
 
-    Departure: the paper weighs GPU utilization and memory usage; a Target carries neither, so use is the share of its
-    concurrent requests that is taken. On instances of one size this is least request; on unequal ones not.
+    Departure: the paper weighs GPU utilization and memory usage; a Target carries neither, so use is the occupied share
+    of its slots. On instances of one size this equals least request, on unequal ones it does not.
     """
 
     def use(target: Target) -> tuple[float, str]:
@@ -81,7 +95,7 @@ def minimum_use(params: BalancerParams) -> Balancer:
 
 
 def first_room(params: BalancerParams) -> Balancer:
-    """The instance with a free slot that the router has known longest. HydraServe's published code sends a request so
-    (the paper does not say): what came first is filled first, and what a burst added runs out of work soonest and ends
-    by its keep-alive (section 8.1)."""
+    """Choose the instance with a free slot that the router has known longest. HydraServe's published code routes so
+    (the paper does not say): the oldest instance is filled first, and one added for a burst runs out of requests
+    soonest and ends by its keep-alive (section 8.1)."""
     return Counted(lambda free, last: free[0], "it is the first that may run another request")

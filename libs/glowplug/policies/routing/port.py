@@ -1,8 +1,8 @@
-"""What a router asks of a routing policy: one `Balancer` per model, which learns of every event and chooses an
-instance for each request.
+"""The shape of a routing policy: one `Balancer` per model, which learns of every event and chooses an instance for each
+request.
 
-A balancer keeps what it needs between two questions, so that a choice among a thousand instances costs no more than
-one among four. Times are seconds on one clock that does not go back; tickets are the router's own.
+A balancer keeps its state between two choices, so that a choice among a thousand instances costs no more than one among
+four. Times are seconds on one clock that does not go back; tickets are the router's own.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
+from glowplug.policies.routing.prefix_index import Prefix
 
 NONE_FREE = RouteDecision("", "every instance runs as many requests as it may")
 
@@ -23,53 +24,77 @@ class BalancerParams:
     memory_ratio: float = MEMORY_RATIO  # KV use above this is penalised
     penalty: float = 1.0  # beta
     num_steps: int = NUM_STEPS
-    extend_ratio: float = 0.2  # of the expected response, for who goes on beyond it
+    extend_ratio: float = 0.2  # of the expected response, by which a longer answer is extended
     overload_ratio: float = OVERLOAD_RATIO
     overload_share: float = OVERLOAD_SHARE
-    learn_lengths: bool = False  # answers go on as such answers did; False: they are as long as expected, as printed
-    decode_horizon: int = 0  # L_d counts the tokens of so many steps ahead; 0: all still to come, as printed
-    hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
-    hold_ratio: float = OVERLOAD_RATIO  # of the KV cache: what `overload_ratio` is to an outlook, for `hold_overloaded`
-    tpot_s: float = 0.05  # seconds an engine step takes, until engines or answers have shown
+    learn_lengths: bool = False  # use actual lengths of past answers; False: expected lengths, as printed
+    decode_horizon: int = 0  # L_d counts the tokens of so many steps ahead; 0: all of them, as printed
+    hold_overloaded: bool = False  # a request waits while all instances are overloaded, even with free slots
+    hold_ratio: float = OVERLOAD_RATIO  # of the KV cache: as `overload_ratio`, but for `hold_overloaded`
+    tpot_s: float = 0.05  # seconds of an engine step, until engines or answers show it
     tpot_slo_s: float = 0.0  # the model's objective for a token; 0: none
-    stall_ratio: float = 0.0  # of that objective: an instance reads prompts no longer at a stretch; 0: as they come
-    num_refreshed: int = 4  # instances brought up to date before each choice, those first that were longest ago
-    most_visited: int = 8  # instances looked at for one choice, the least loaded first; 0: as many as it takes
+    stall_ratio: float = 0.0  # of `tpot_slo_s`: longest uninterrupted prefill; 0: no limit
+    num_refreshed: int = 4  # instances updated before each choice, the longest out of date first
+    most_visited: int = 8  # instances visited per choice, the least loaded first; 0: no limit
+    block_tokens: int = 64  # of a prompt, that have a hash of their own
+    most_blocks: int = 100_000  # of prompts, tracked for all instances of a model
 
     def __post_init__(self) -> None:
-        check_bounds(self, num_steps=1, above_0=("tpot_s",))
+        check_bounds(self, num_steps=1, block_tokens=1, above_0=("tpot_s",))
 
 
 class Balancer(Protocol):
-    """One model's instances and what one router has sent them. Unknown ids and tickets are none of its own."""
+    """One model's instances and the requests that one router has sent them. Unknown ids and tickets are ignored."""
 
     @property
     def tracks_tokens(self) -> bool:
-        """Whether token counts and first tokens are of use to it: a shell may spare itself the counting if not."""
+        """Whether the balancer uses token counts and first tokens: if not, a shell need not count them."""
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether the balancer uses the blocks of prompts: if not, a shell need not hash them."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of prompts that it keeps track of, each once for each instance."""
 
     def put(self, target: Target, now_s: float) -> None:
-        """An instance may be chosen, or what is known of it has changed."""
+        """Add an instance that may be chosen, or update what is known of it."""
 
     def filled(self, instance_id: str, num_in_flight: int) -> None:
-        """So many requests run there now, those of other routers included."""
+        """Set the number of requests at an instance, those of other routers included."""
 
     def others(self, instance_id: str, outlook: Outlook | None) -> None:
-        """What other routers have sent there and expect of it, as they last said."""
+        """Set what other routers last reported of the requests they sent to an instance."""
 
     def gone(self, instance_id: str) -> None:
-        """It may not be chosen any more. What runs there may still end, and the instance may come back."""
+        """Exclude an instance from further choices. Its requests may still end, and it may come back."""
 
-    def sent(self, ticket: int, instance_id: str, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
-        """A request goes there now, with so many prompt tokens and an expected response of so many."""
+    def sent(
+        self,
+        ticket: int,
+        instance_id: str,
+        prompt_tokens: int,
+        expected_tokens: int,
+        now_s: float,
+        prefix: Prefix = (),
+    ) -> None:
+        """Add a request sent to an instance, with the tokens of its prompt and the expected tokens of its response, and
+        the blocks of its prompt where they are known."""
+
+    def expect(self, ticket: int, expected_tokens: int, now_s: float) -> None:
+        """Update the expected response of a request that was sent: its tokens in all."""
 
     def first_token(self, ticket: int, now_s: float) -> None:
-        """Its prompt has been read, its answer begins."""
+        """Note that a request's prompt has been read and its answer begins."""
 
-    def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
-        """It is there no more: answered with so many tokens, lost or left (0)."""
+    def ended(self, ticket: int, response_tokens: int, now_s: float, cached_tokens: int = -1) -> None:
+        """Remove a request from its instance: answered with `response_tokens`, or lost or left (0). `cached_tokens`: of
+        its prompt, those that its engine had in its cache; -1: unknown."""
 
-    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
-        """Where such a request should go; `instance_id` is "" when it has to wait. Nothing is sent by asking."""
+    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
+        """Choose an instance for such a request; `instance_id` is "" when it has to wait. The choice changes no
+        state."""
 
     def outlook(self, instance_id: str, now_s: float) -> Outlook | None:
-        """What is ahead of one instance; None from a policy that does not look ahead."""
+        """Return the expected load of one instance; None from a policy that does not look ahead."""

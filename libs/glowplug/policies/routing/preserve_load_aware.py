@@ -1,4 +1,5 @@
-"""Load-aware routing: the instance with the least to prefill, to generate, and to fear for its KV cache.
+"""Load-aware routing: the instance with the fewest tokens to prefill and to generate, and the least risk to its KV
+cache.
 
 Paper: PreServe section 4.3.3. For a request of P prompt tokens and an expected response of D, and each instance i with
 `queued` tokens to prefill, `current` tokens to generate, KV capacity M and anticipated peak U over the next l steps if
@@ -9,50 +10,53 @@ the request went there:
 beta = 1, T_mem = 0.8, l = 100 (erratum E35: the penalty is in tokens, so it adds; M is each instance's own).
 
 Departures:
-- P and D are the same for every instance, so instances are kept and visited in the order of what is certain of their
+- P and D are the same for every instance, so instances are kept and visited in the order of the certain part of their
   load (`floor_of`: queued + current, and the penalty for what is in the cache now), and the search ends at the first
-  whose floor with P and D exceeds the best load found. The choice is the paper's. With `most_visited` a search looks at
-  so many instances at most: where a thousand are all nearly full, floors differ by less than the request brings, and
+  whose floor with P and D exceeds the best load found. The choice is the paper's. With `most_visited` a search visits
+  so many instances at most: where a thousand are all nearly full, floors differ by less than the request adds, and
   the best of the lowest few is within that of the best of all. Ties go to the lower floor, then to the lower id.
-- The tokens still to be generated shrink with every step of every engine. Before a choice those instances are brought
-  up to date where something was sent, began or ended since the choice before, and until they are `num_refreshed` others
-  in turn: up to so many the order is exact, of a thousand each is off by what it generates during some hundred choices.
+- The tokens still to be generated shrink with every step of every engine. A choice first updates the instances where a
+  request was sent, began or ended since the choice before, and then others in turn, up to `num_refreshed` in all: with
+  so few instances the order is exact; of a thousand, each is off by what it generates during some hundred choices.
 
 An instance that is full, or overloaded where those are held, is out of the order, so that no search visits it. While
 the order is empty the request waits in the router's queue.
 
-Option: `decode_horizon`. Printed is current_d, all tokens still to be generated. Of two instances with the same sum
-the one with many short answers left runs the larger batch and is slower now; counting only the tokens of the steps
-ahead tells them apart.
+Option: `decode_horizon`. Printed is current_d, all tokens still to be generated. Of two instances with the same sum the
+one with many short answers left runs the larger batch and is slower now; counting only the tokens of the steps ahead
+tells them apart.
 """
 
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
+from glowplug.policies.routing.prefix_index import Prefix
 from glowplug.policies.routing.tracked import NOTHING, Tracked, Tracker
 
 
 @dataclass(slots=True)
 class InstanceLoad:
-    """What one instance has to do, in tokens."""
+    """Load of one instance, in tokens."""
 
     instance_id: str
     look_ahead: LookAhead
     queued_tokens: int = 0
     current_tokens: int = 0
-    other_kv_tokens: int = 0  # of its cache, the most that requests of other routers are to take
+    other_kv_tokens: int = 0  # expected peak of other routers' requests in its cache
 
 
 def load_of(
     target: InstanceLoad, prompt_tokens: int, expected_tokens: int, params: BalancerParams, enough: float = math.inf
 ) -> float:
-    """L_i, in tokens; or `enough` or more, once it is known to be that. The steps ahead are only looked at where they
-    could cost a penalty."""
+    """L_i, in tokens, or a value of at least `enough` as soon as L_i is known to reach it. The steps ahead are examined
+    only where they could cost a penalty."""
     look = target.look_ahead
     load = float(target.queued_tokens + target.current_tokens + prompt_tokens + expected_tokens)
     newcomer = prompt_tokens + min(expected_tokens, params.num_steps) - 1
@@ -68,7 +72,7 @@ def load_of(
 
 
 def floor_of(target: InstanceLoad, params: BalancerParams) -> float:
-    """What L_i is at least beside P and D: the cache is as full as now in the first step ahead already."""
+    """A lower bound of L_i without P and D: in the first step ahead the cache is already as full as now."""
     look = target.look_ahead
     tokens = target.queued_tokens + target.current_tokens
     over = look.at_most(1) + target.other_kv_tokens - params.memory_ratio * look.kv_tokens
@@ -88,11 +92,11 @@ class LoadOrder:
         return len(self._loads)
 
     def of(self, instance_id: str) -> InstanceLoad | None:
-        """That instance, if it is in the order. Every change of it is followed by a `put`."""
+        """The load of that instance, if it is in the order. After changing it, call `put`."""
         return self._loads.get(instance_id)
 
     def put(self, load: InstanceLoad) -> None:
-        """Add an instance, or take in what changed of it."""
+        """Add an instance, or reorder it after a change."""
         instance_id, floor = load.instance_id, floor_of(load, self.params)
         self._loads[instance_id] = load
         old = self._floors.get(instance_id)
@@ -108,8 +112,13 @@ class LoadOrder:
         if self._loads.pop(instance_id, None) is not None:
             del self._order[bisect_left(self._order, (self._floors.pop(instance_id), instance_id))]
 
+    def lowest(self, num: int) -> Iterator[str]:
+        """The `num` instances with the lowest floors; 0: all of them."""
+        return (instance_id for _, instance_id in islice(self._order, num or None))
+
     def route(self, prompt: int, expected: int) -> RouteDecision:
-        """The instance with the least load, of all in the order or of the `most_visited` with the lowest floors."""
+        """Choose the instance with the least load, of all in the order or of the `most_visited` with the lowest
+        floors."""
         best: InstanceLoad | None = None
         least = math.inf
         for num_seen, (floor, instance_id) in enumerate(self._order, 1):
@@ -123,7 +132,7 @@ class LoadOrder:
                 break
         if best is None:
             return NONE_FREE
-        return RouteDecision(best.instance_id, f"it has the fewest tokens yet to compute: {least:.0f} are expected")
+        return RouteDecision(best.instance_id, "it has the fewest tokens yet to compute")
 
 
 class LoadAware(Tracker):
@@ -133,9 +142,18 @@ class LoadAware(Tracker):
         super().__init__(params)
         self._order = LoadOrder(params)
         self._changed: dict[str, Tracked] = {}  # since the last choice
-        self._busy: OrderedDict[str, Tracked] = OrderedDict()  # those with requests, the longest out of date first
+        self._busy: OrderedDict[str, Tracked] = OrderedDict()  # instances with requests, the longest out of date first
 
-    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
+    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
+        if len(self.instances) == 1:  # a single instance needs no order
+            (here,) = self.instances.values()
+            self._settle(here, now_s)
+            return RouteDecision(here.instance_id, "it is the only one") if self._may_take_one(here) else NONE_FREE
+        self._refresh(now_s)
+        return self._order.route(prompt_tokens, expected_tokens)
+
+    def _refresh(self, now_s: float) -> None:
+        """Update the instances that have changed since the last choice, and a few of the others."""
         changed, self._changed = self._changed, {}
         for here in changed.values():
             self._bring_up(here, now_s)
@@ -144,13 +162,12 @@ class LoadAware(Tracker):
             self._busy.move_to_end(here.instance_id)
             if here.instance_id not in changed:
                 self._bring_up(here, now_s)
-        return self._order.route(prompt_tokens, expected_tokens)
 
     def _touched(self, here: Tracked) -> None:
         self._changed[here.instance_id] = here
 
     def _bring_up(self, here: Tracked, now_s: float) -> None:
-        """Its place in the order is what it has to do now."""
+        """Update an instance's load to `now_s`, and its place in the order."""
         self._settle(here, now_s)
         instance_id, look = here.instance_id, here.look
         if not len(look):
@@ -180,19 +197,20 @@ def preserve_load_aware(params: BalancerParams) -> Balancer:
 
 
 def union(params: BalancerParams) -> Balancer:
-    """`preserve_load_aware` with four changes.
+    """Build `preserve_load_aware` with four changes.
 
-    It counts on answers being as long as such answers turned out to be, not as long as expected (answer_lengths.py). It
-    counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
-    It holds what would overload everybody, and takes an instance for overloaded as soon as one step is too full: what
-    is expected may be off, and an engine whose cache is full computes prompts again, which costs more than a wait.
-    Where the model has an objective for its tokens it sends prompts in stretches of half of that (`tracked.Reading`).
+    - It takes answers to be as long as past answers were, not as long as expected (answer_lengths.py).
+    - It counts the decode load of only the steps it looks ahead: tokens generated later slow no request routed now.
+    - It holds a request that would overload every instance, and counts an instance as overloaded as soon as one step is
+      too full: expectations may be off, and an engine with a full cache computes prompts again, which costs more than a
+      wait.
+    - Where the model has a TPOT objective it sends prompts in stretches of half of that (`tracked.Reading`).
     """
     return LoadAware(union_params(params))
 
 
 def union_params(params: BalancerParams) -> BalancerParams:
-    """Those changes."""
+    """The params with these four changes."""
     return replace(
         params,
         learn_lengths=True,

@@ -1,14 +1,14 @@
-"""What one router knows of the engines it sends requests to, for policies that look ahead.
+"""The state of the engines as one router knows it, for policies that look ahead.
 
-Each instance has a look-ahead map (PreServe section 4.3.1) of the requests sent there, and a count of its steps. A
-router does not see an engine's steps, which the map is indexed by (erratum E33): while an instance has requests it is
-taken to do one every TPOT seconds, where TPOT is the mean of what its answers took per token, the newest weighed most;
-before the model's first answer it is what the engine has measured of itself (Instance.step_s), and a constant where it
-says nothing. What has been sent and not been prefilled is in the map already (erratum E34). Of other routers' requests
-only what they report is known, half a second late: their peaks are added to ours.
+Each instance has a look-ahead map (PreServe section 4.3.1) of the requests sent there, and a count of its steps. The
+map is indexed by an engine's steps, which a router does not see (erratum E33): an instance with requests is assumed to
+do one every TPOT seconds, where TPOT is the mean seconds per token of its answers, the newest weighed most; before the
+model's first answer it is the engine's own measure (Instance.step_s), or a constant where the engine reports none. A
+request sent but not yet prefilled is in the map already (erratum E34). Other routers' requests are known only by their
+reports, half a second late: their peaks are added to ours.
 
-Departure: where engines report no first tokens (an answer that is no stream) a prompt counts as queued until the
-end, and the whole time it took is taken for its steps.
+Departure: where engines report no first tokens (an answer that is not streamed) a prompt counts as queued until the
+end, and the answer's whole time counts for its steps.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.prefix_index import Prefix
 
 NOTHING = Outlook(peak_ratio=0.0, over_share=0.0)
 TPOT_WEIGHT = 0.2  # of the newest answer
@@ -29,28 +30,28 @@ LONG = 4.0
 
 @dataclass(slots=True)
 class Reading:
-    """What one instance has been sent and has not read, so that prompts are sent no faster than the answers under way
-    can bear (`would_stall`).
+    """The prompts that one instance has been sent and has not read, so that prompts are sent no faster than the running
+    answers can bear (`would_stall`).
 
-    Ours, not a paper's. An engine reads every prompt it has before it goes on with its answers (vLLM's default
-    scheduler): after a burst, whose first token comes early waits for all the other prompts before its second. When a
-    prompt is held here for part of the objective for tokens the engine takes a step between two readings, and nothing
-    is read later than it would have been behind the others. Several routers pace an instance each by itself.
+    Ours, not a paper's. An engine reads every prompt it has before it continues its answers (vLLM's default scheduler):
+    after a burst, an answer with an early first token waits for all the other prompts before its second. When a prompt
+    is held here for part of the TPOT objective the engine takes a step between two prompts, and no prompt is read later
+    than it would have been behind the others. Each of several routers paces an instance by itself.
 
-    Where one prompt takes longer than `LONG` stretches no pace helps the answers, and prompts go as they come: held one
-    by one, they cost HydraServe's workload two points of its TTFT attainment (simulated). Where engines report no first
-    tokens (answers that are no streams) it is not known when a prompt has been read: nothing is held while fewer than
-    `MOSTLY` of the answers report theirs, and nothing for longer than `PATIENCE` times the reading it waits for.
+    Where one prompt takes longer than `LONG` stretches no pace helps the answers, and prompts are sent at once: held
+    one by one, they cost HydraServe's workload two points of its TTFT attainment (simulated). Where engines report no
+    first tokens (answers that are not streamed) it is not known when a prompt has been read: no prompt is held while
+    fewer than `MOSTLY` of the answers report theirs, nor for longer than `PATIENCE` times the reading it waits for.
     """
 
     num_prompts: int = 0
     num_tokens: int = 0
-    since_s: float = 0.0  # when it began to have any
-    token_s: float = 0.0  # seconds a token of a prompt takes; 0: not known
-    reporting: float = 0.0  # share of its answers that reported their first token
+    since_s: float = 0.0  # when the first of these prompts was sent
+    token_s: float = 0.0  # seconds per prompt token; 0: unknown
+    reporting: float = 0.0  # share of answers that reported their first token
 
     def sent(self, prompt_tokens: int, now_s: float) -> int:
-        """A prompt goes there. Returns the tokens to read up to its end."""
+        """Add a prompt sent to the instance. Returns the tokens to read up to its end."""
         if not self.num_prompts:
             self.since_s = now_s
         self.num_prompts += 1
@@ -58,21 +59,23 @@ class Reading:
         return self.num_tokens
 
     def read(self, prompt_tokens: int) -> None:
-        """A prompt has been read, or is there no more."""
+        """Remove a prompt that has been read or has left the instance."""
         self.num_prompts -= 1
         self.num_tokens -= prompt_tokens
 
     def measured(self, took_s: float, num_tokens: int) -> None:
-        """A first token came so long after its prompt was sent, with so many to read until then."""
+        """Learn from a first token that came `took_s` after its prompt was sent, with `num_tokens` to read until
+        then."""
         newest = took_s / max(1, num_tokens)
         self.token_s += READING_WEIGHT * (newest - self.token_s) if self.token_s else newest
 
     def answered(self, has_reported: bool) -> None:
-        """An answer is whole."""
+        """Learn whether a complete answer had reported its first token."""
         self.reporting += READING_WEIGHT * (has_reported - self.reporting) if self.reporting else float(has_reported)
 
     def would_stall(self, now_s: float, longest_s: float) -> bool:
-        """Whether one more prompt like those makes it read for longer than that without a step for its answers."""
+        """Return whether one more such prompt would make the engine read for longer than `longest_s` without a decode
+        step."""
         if not self.num_prompts or not self.token_s or self.reporting < MOSTLY:
             return False
         each_s = self.num_tokens / self.num_prompts * self.token_s
@@ -85,27 +88,27 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One instance and what has been sent there."""
+    """One instance and the requests sent to it."""
 
     instance_id: str
     look: LookAhead
     max_concurrency: int
-    num_in_flight: int  # other routers' included
-    at_s: float  # when `steps` was right
+    num_in_flight: int  # of all routers
+    at_s: float  # time at which `steps` was current
     steps: float = 0.0
-    tpot_s: float = 0.0  # 0: no answer has shown it yet
+    tpot_s: float = 0.0  # 0: unknown before the first answer
     reading: Reading = field(default_factory=Reading)
-    others: Outlook = NOTHING  # what other routers see ahead
+    others: Outlook = NOTHING  # as other routers report it
     is_open: bool = True
 
     @property
     def queued_tokens(self) -> int:
-        """Of prompts not yet read."""
+        """Tokens of prompts not yet read."""
         return self.reading.num_tokens
 
     @property
     def other_kv_tokens(self) -> int:
-        """The most of its cache that other routers' requests are to take."""
+        """Expected peak of other routers' requests in the KV cache."""
         return int(self.others.peak_ratio * self.look.kv_tokens)
 
 
@@ -117,22 +120,29 @@ class Sent:
     prompt_tokens: int
     expected_tokens: int
     at_s: float
-    to_read_tokens: int  # its own and those before it
+    unread_tokens: int  # of its prompt, those that its instance has to read
+    to_read_tokens: int = 0  # ... with those of the prompts before it
+    found_tokens: int = 0  # of its prompt, those that its instance was taken to have in its cache
     first_at: float = -1.0
 
 
 class Tracker:
-    """A Balancer but for the choice. `_touched` receives every instance that has changed."""
+    """A Balancer without the choice. `_touched` receives every instance that has changed."""
 
     tracks_tokens = True
+    reads_prefixes = False
+
+    @property
+    def num_blocks(self) -> int:
+        return 0
 
     def __init__(self, params: BalancerParams) -> None:
         self.params = params
         self.instances: dict[str, Tracked] = {}
         self.requests: dict[int, Sent] = {}
-        self.tpot_s = params.tpot_s  # of the model's instances together, for one that has not answered yet
+        self.tpot_s = params.tpot_s  # over all instances, for one without answers
         self.answers = AnswerLengths() if params.learn_lengths else None
-        self._is_learned = False  # whether that comes of answers
+        self._is_learned = False  # whether `tpot_s` comes from answers
 
     def put(self, target: Target, now_s: float) -> None:
         here = self.instances.get(target.instance_id)
@@ -167,7 +177,15 @@ class Tracker:
             self._touched(here)
             self._forget_if_over(here)
 
-    def sent(self, ticket: int, instance_id: str, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
+    def sent(
+        self,
+        ticket: int,
+        instance_id: str,
+        prompt_tokens: int,
+        expected_tokens: int,
+        now_s: float,
+        prefix: Prefix = (),
+    ) -> None:
         if ticket in self.requests:
             self.ended(ticket, 0, now_s)
         here = self.instances.get(instance_id)
@@ -175,9 +193,19 @@ class Tracker:
             return
         self._settle(here, now_s)
         here.look.add(ticket, prompt_tokens, expected_tokens)
-        to_read = here.reading.sent(prompt_tokens, now_s)
-        self.requests[ticket] = Sent(here, prompt_tokens, expected_tokens, now_s, to_read)
+        sent = self.requests[ticket] = Sent(here, prompt_tokens, expected_tokens, now_s, prompt_tokens)
+        self._reads(ticket, sent, prefix)
+        sent.to_read_tokens = here.reading.sent(sent.unread_tokens, now_s)
         self._touched(here)
+
+    def expect(self, ticket: int, expected_tokens: int, now_s: float) -> None:
+        sent = self.requests.get(ticket)
+        if sent is None:
+            return
+        sent.expected_tokens = expected_tokens
+        self._settle(sent.at, now_s)
+        sent.at.look.expect(ticket, expected_tokens)
+        self._touched(sent.at)
 
     def first_token(self, ticket: int, now_s: float) -> None:
         sent = self.requests.get(ticket)
@@ -186,11 +214,11 @@ class Tracker:
         sent.first_at, here = now_s, sent.at
         self._settle(here, now_s)
         here.look.begin(ticket)
-        here.reading.read(sent.prompt_tokens)
+        here.reading.read(sent.unread_tokens)
         here.reading.measured(now_s - sent.at_s, sent.to_read_tokens)
         self._touched(here)
 
-    def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
+    def ended(self, ticket: int, response_tokens: int, now_s: float, cached_tokens: int = -1) -> None:
         sent = self.requests.pop(ticket, None)
         if sent is None:
             return
@@ -201,7 +229,7 @@ class Tracker:
             self.answers.learn(sent.expected_tokens, tokens, has_ended=response_tokens > 0)
         here.look.end(ticket)
         if sent.first_at < 0:
-            here.reading.read(sent.prompt_tokens)
+            here.reading.read(sent.unread_tokens)
         if response_tokens:
             here.reading.answered(sent.first_at >= 0)
         if response_tokens > 1:
@@ -228,7 +256,7 @@ class Tracker:
         )
 
     def _settle(self, here: Tracked, now_s: float) -> None:
-        """Let the steps pass that the engine has done since."""
+        """Advance the look-ahead by the steps the engine has done since the last call."""
         if now_s <= here.at_s:
             return
         look = here.look
@@ -246,7 +274,8 @@ class Tracker:
         self.tpot_s += (tpot_s - self.tpot_s) * TPOT_WEIGHT
 
     def _is_overloaded(self, here: Tracked) -> bool:
-        """PreServe section 4.3.2: too full in more than a tenth of the steps ahead. One without requests never is."""
+        """Return whether more than a tenth of the steps ahead are too full (PreServe section 4.3.2). Never without
+        requests."""
         look, params = here.look, self.params
         if not len(look):
             return False
@@ -261,8 +290,12 @@ class Tracker:
             return False
         return not (self.params.hold_overloaded and self._is_overloaded(here))
 
+    def _reads(self, ticket: int, sent: Sent, prefix: Prefix) -> None:
+        """Note that an instance is to read a prompt of these blocks. A tracker of no prefixes expects all of it to be
+        read."""
+
     def _touched(self, here: Tracked) -> None:
-        """Something of it has changed."""
+        """Note that the instance has changed."""
 
     def _forget_if_over(self, here: Tracked) -> None:
         if not here.is_open and not len(here.look) and self.instances.get(here.instance_id) is here:

@@ -1,1 +1,1 @@
-"""Scaling: how many instances of a model should run."""
+"""Scaling: the number of instances of a model that should run."""

@@ -1,4 +1,4 @@
-"""Scaling by demand, or not at all: the baselines that look at no forecast.
+"""Scaling by demand, or not at all: the baselines that use no forecast.
 
 - Reactive (PreServe section 5.3): enough instances for what waits and runs now, num_wanted = ceil((waiting + in flight)
   / B) clamped to [min, max]; HydraServe's keep-alive (section 8.1) decides when the last instance goes.
@@ -6,10 +6,10 @@
   model from its deployment on (MuxServe in WarmServe section 7.1: "instances are created in prior").
 
 Departures:
-- PreServe's reactive scaler looks at the KV memory in use, of which the paper gives no rule; here requests count,
+- PreServe's reactive scaler scales by the KV memory in use, for which the paper gives no rule; here requests count,
   against the batch.
-- Reactive takes capacity from a model with spare instances only after `shrink_after_s` without need for them, so that
-  a gap between two requests drains nothing.
+- Reactive drains spare instances only after `shrink_after_s` without need for them, so that a gap between two requests
+  drains nothing.
 - Under `static` a model with no minimum gets one instance while requests wait or run, else it could never answer.
 """
 
@@ -23,12 +23,12 @@ from glowplug.policies.scaling.port import ScalingView, settle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactiveParams:
-    shrink_after_s: float = 10.0  # spare instances of a busy model live this long
+    shrink_after_s: float = 10.0  # how long spare instances of a busy model stay
 
 
 @dataclass(frozen=True, slots=True)
 class ReactiveState:
-    """Since when one model has had more instances than it needs (epoch seconds); None: it has not."""
+    """The time since which one model has had more instances than it needs (epoch seconds); None: it has no more."""
 
     spare_since: float | None = None
 
@@ -36,7 +36,7 @@ class ReactiveState:
 def reactive(
     view: ScalingView, state: ReactiveState | None = None, params: ReactiveParams = ReactiveParams()
 ) -> tuple[ScaleDecision, ReactiveState]:
-    """The number of instances `model` should have now, and which of its instances to drain or to take back."""
+    """Decide by present demand how many instances `model` should have, and which to drain or to take back."""
     wanted = 0 if view.model.suspended else min(max(view.needed, view.floor), view.ceiling)
     since = state.spare_since if state is not None else None
     since = None if wanted >= view.num_running else view.now_s if since is None else since
@@ -50,7 +50,7 @@ def reactive(
 
 
 def why_now(view: ScalingView) -> str:
-    """The demand of now as a sentence."""
+    """The present demand as a sentence."""
     if not view.demand:
         return "nobody asks for it"
     waiting, num = doing(view.load.num_waiting, "request", "waits"), view.load.num_in_flight
@@ -59,13 +59,13 @@ def why_now(view: ScalingView) -> str:
 
 
 def static(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """The model's minimum."""
+    """Keep the model's minimum."""
     least = view.floor or (1 if view.demand else 0)
     return settle(view, least, f"its least number, {counted(view.floor, 'instance')}, is kept at all times"), None
 
 
 def muxserve_like(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """The model's minimum, and one of every model from the moment that it is deployed."""
+    """Keep the model's minimum, and at least one instance of every model from its deployment on."""
     least = max(1, view.floor)
     why = f"its least number, {counted(least, 'instance')}, is kept from its deployment on"
     return settle(view, least, why, keep_alive_s=-1), None

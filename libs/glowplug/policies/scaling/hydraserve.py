@@ -1,23 +1,24 @@
-"""Scaling by the requests of a sliding window, in groups that one cold start brings.
+"""Scaling by the requests of a sliding window, in groups that one cold start supplies.
 
 Paper: HydraServe section 6.1. The requests that came in the previous window predict the most that may come in the next;
-with those that wait they say how many workers are needed, and a cold start creates a pipeline group no smaller than the
-number of new ones, several groups when it is more than a group holds. Section 8.1: an instance that has run nothing for
-30 s goes. The window is 1 s, a batch 8, a group at most 4 in the authors' code.
+with those that wait they give the number of workers needed, and a cold start creates a pipeline group no smaller than
+the number of new ones, several groups when it is more than a group holds. Section 8.1: an instance that has run nothing
+for 30 s stops. The window is 1 s, a batch 8, a group at most 4 in the authors' code.
 
     new = ceil((waiting + expected - free) / B),   expected = most arrivals of the last windows
 
 Departures:
 - The code computes the expectation and never uses it (erratum E22); `literal_code=True` leaves it out as well.
-- Requests that fit the free slots of what runs or comes need no new worker (`free`); the paper leaves that open.
-- Where routers do not count arrivals the growth of what waits and runs stands for them; it misses those that came and
-  went within a window.
+- Requests that fit the free slots of running or coming instances need no new worker (`free`); the paper leaves that
+  open.
+- Where routers do not count arrivals, the growth in waiting and running requests is used; it misses requests that came
+  and went within a window.
 - The keep-alive is the model's own, 30 s unless it says otherwise.
 
 What becomes of a pipeline once it serves (`consolidate`, section 6.1 too): by default a group scales down: its first
-worker brings in the rest of the model and serves alone, the others end. When as many workers are needed as a group has,
-it scales up instead: every worker brings in the rest and becomes an instance. Several groups that serve at once are
-decided on together, oldest first.
+worker loads the rest of the model and serves alone, the others end. When as many workers are needed as a group has, it
+scales up instead: every worker loads the rest and becomes an instance. Several groups that serve at once are decided on
+together, oldest first.
 
 Departure: the paper lets each worker decide for itself, so that a group may become fewer instances than it has workers;
 here it is one or all.
@@ -37,14 +38,14 @@ from glowplug.policies.scaling.port import ScalingView, settle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraserveParams:
     window_s: float = 1.0
-    num_windows: int = 1  # the busiest of so many past windows is what the next may bring
+    num_windows: int = 1  # past windows whose busiest predicts the next
     group_size: int = 4  # stages of one group at most
-    literal_code: bool = False  # nothing expected: what waits alone
+    literal_code: bool = False  # count waiting requests alone, and expect none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraserveState:
-    """Arrivals as windows closed, newest last, and since when each instance runs nothing."""
+    """Arrivals per closed window, newest last, and since when each instance has run nothing."""
 
     opened_at: float = float("-inf")
     arrived_before: int = 0  # the count when the open window began
@@ -56,7 +57,7 @@ class HydraserveState:
 def scale(
     view: ScalingView, state: HydraserveState | None = None, params: HydraserveParams = HydraserveParams()
 ) -> tuple[ScaleDecision, HydraserveState]:
-    """The number of instances `model` should have now, and how many of them one start may bring."""
+    """Decide how many instances `model` should have now, and how many of them one start may supply."""
     state = watch(view, state, params)
     wanted, reason = target(view, state, params)
 
@@ -76,19 +77,19 @@ def scale(
 
 
 def watch(view: ScalingView, state: HydraserveState | None, params: HydraserveParams) -> HydraserveState:
-    """Count arrivals into windows, and note who runs nothing."""
-    counted = view.load.num_arrived
+    """Count arrivals into windows, and note which instances run nothing."""
+    counted = view.load.num_urgent_arrived  # as forecasts, which have no batch
     if state is None:
         state = HydraserveState(opened_at=view.now_s, arrived_before=counted, demand_before=view.demand)
     if (num_passed := int((view.unchanged_until - state.opened_at) / params.window_s)) > 0:
-        state = replace(state, opened_at=state.opened_at + num_passed * params.window_s)  # as empty as the last one
+        state = replace(state, opened_at=state.opened_at + num_passed * params.window_s)  # skipped: nothing changed
     since, busy = state.idle_since, view.load.in_flight_by_instance
     free = [i for i in view.running if not busy.get(i.instance_id)]
     idle = {i.instance_id: since.get(i.instance_id, max(view.now_s, i.ready_at)) for i in free}
     if view.now_s - state.opened_at < params.window_s:
         return state if idle == state.idle_since else replace(state, idle_since=idle)
-    came = counted - state.arrived_before if counted else max(0, view.demand - state.demand_before)
-    num_empty = int((view.now_s - state.opened_at) / params.window_s) - 1  # nobody looked: no report came either
+    came = counted - state.arrived_before if view.load.num_arrived else max(0, view.demand - state.demand_before)
+    num_empty = int((view.now_s - state.opened_at) / params.window_s) - 1  # windows without a look had no report either
     closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
     return HydraserveState(
         opened_at=view.now_s,
@@ -100,12 +101,13 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
 
 
 def is_quiet(view: ScalingView, state: HydraserveState) -> bool:
-    """Whether the window that opens now follows empty ones, so that without a change all later ones are empty too."""
+    """Return whether the window that opens now follows empty ones, so that without a change all later ones are empty
+    too."""
     return state.opened_at == view.now_s and not (view.demand or not state.arrivals or any(state.arrivals))
 
 
 def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) -> tuple[int, str]:
-    """Instances there should be, and why."""
+    """The number of instances there should be, and why."""
     expected = 0 if params.literal_code else max(state.arrivals, default=0)
     there = view.num_coming_or_there
     slots = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
@@ -121,15 +123,15 @@ def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) 
 
 
 class Consolidation(StrEnum):
-    """What a pipeline becomes."""
+    """The result of consolidating a pipeline."""
 
     DOWN = "consolidate_down"  # its first stage alone
-    UP = "consolidate_up"  # an instance of each stage
+    UP = "consolidate_up"  # one instance for each stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationDecision:
-    """One pipeline's."""
+    """The result chosen for one pipeline, and why."""
 
     instance_id: str
     becomes: Consolidation
@@ -137,8 +139,8 @@ class ConsolidationDecision:
 
 
 def consolidate(pipelines: Sequence[Instance], num_whole: int, num_required: int) -> tuple[ConsolidationDecision, ...]:
-    """A decision for each of one model's `pipelines`, oldest first. `num_required` instances are needed in all, of
-    which `num_whole` (running or coming, those decided on before with what they become) are there."""
+    """Decide for each of one model's `pipelines`, oldest first. `num_required` instances are needed in all, of which
+    `num_whole` exist (running or coming, and the results of earlier decisions)."""
     decisions, left = [], num_required - num_whole
     for instance in pipelines:
         is_up = left >= max(2, instance.num_stages)

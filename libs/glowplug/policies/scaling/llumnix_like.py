@@ -1,12 +1,13 @@
-"""Scaling by what the instances have free on average, after Llumnix (the baseline of PreServe section 5.3).
+"""Scaling by the average freeness of the instances, after Llumnix (the baseline of PreServe section 5.3).
 
-Llumnix calls freeness the number of decode steps an instance's batch could still run before its KV cache is full,
-F = (M - sum of V) / B with M the cache in tokens, V what each request is counted for and B the batch. Below `low_steps`
-on average for `hold_s` one instance more; above `high_steps` for as long one less, the one with the fewest requests.
+Llumnix calls freeness the number of decode steps an instance's batch could still run before its KV cache is full, F =
+(M - sum of V) / B with M the cache in tokens, V what each request is counted for and B the batch. When the average is
+below `low_steps` for `hold_s` one instance is added; when above `high_steps` for as long, the one with the fewest
+requests is drained.
 
-Departures: V is what the router's look-ahead expects at its highest, not blocks counted inside the engine, and nothing
-is migrated between instances: it is Llumnix-like. Where the KV size of an instance is not known, or no router looks
-ahead, the share of its batch in use stands for it, against `high_ratio` and `low_ratio`.
+Departures: V is the peak that the router's look-ahead expects, not blocks counted inside the engine, and nothing is
+migrated between instances: it is Llumnix-like. Where the KV size of an instance is not known, or no router looks ahead,
+the share of its batch in use is compared with `high_ratio` and `low_ratio` instead.
 """
 
 import math
@@ -22,9 +23,9 @@ from glowplug.policies.scaling.port import ScalingView, settle
 class LlumnixParams:
     low_steps: float = 10.0
     high_steps: float = 60.0
-    high_ratio: float = 0.9  # use above which an instance is full, where steps cannot be counted
+    high_ratio: float = 0.9  # share in use above which an instance is full, where steps cannot be counted
     low_ratio: float = 0.4
-    hold_s: float = 5.0  # a threshold counts after it has been passed for so long
+    hold_s: float = 5.0  # how long a threshold must be passed to count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class LlumnixState:
 def scale(
     view: ScalingView, state: LlumnixState | None = None, params: LlumnixParams = LlumnixParams()
 ) -> tuple[ScaleDecision, LlumnixState]:
-    """One instance more or less than there are, when what is free has been out of its range for a while."""
+    """Add or drain one instance when the average freeness has been out of its range for a while."""
     state = state or LlumnixState()
     ready, there = view.ready, view.num_coming_or_there
     if not ready:
@@ -63,7 +64,7 @@ def scale(
 
 
 def _free(view: ScalingView, instance: Instance, params: LlumnixParams) -> tuple[float, float]:
-    """How far what the instance has free is above the lower and the upper threshold, each in that threshold's unit."""
+    """Distances of the instance's freeness from the lower and the upper threshold, each in that threshold's unit."""
     outlook = view.load.outlook_by_instance.get(instance.instance_id)
     batch = view.in_flight(instance)
     if outlook is not None and instance.kv_tokens > 0:

@@ -1,9 +1,10 @@
-"""What a scaling policy is given, one model as it stands, and how the number it wants becomes a decision.
+"""The shape of every scaling policy: what it is given, one model's state, and how the number it wants becomes a
+decision.
 
-Every policy is `scale(view, state, params) -> (ScaleDecision, state)`. It says how many instances there should be and
-which of the spare ones may go. `settle` adds what is the same for all of them: the bounds of the model, what an
-operator has ordered, which draining instances are taken back, who goes first (the least loaded, WarmServe section 3;
-the newest among equals) and the keep-alive of the last one (HydraServe section 8.1).
+Every policy is `scale(view, state, params) -> (ScaleDecision, state)`. It decides how many instances there should be
+and which of the spare ones may be drained. `settle` adds what is the same for all policies: the bounds of the model, an
+operator's orders, which draining instances are taken back, which go first (the least loaded, WarmServe section 3; the
+newest among equals) and the keep-alive of the last one (HydraServe section 8.1).
 """
 
 import math
@@ -23,30 +24,30 @@ _LEARNING = "learning"
 
 @dataclass(slots=True, kw_only=True)
 class ScalingView:
-    """One model as it stands; policies change nothing of it. Numbers of instances count what one GPU (or tensor group)
+    """The state of one model, which policies do not change. Numbers of instances count what one GPU (or tensor group)
     each would make: a pipeline of s stages can become s of them, and runs s batches until then (HydraServe section
     6.1)."""
 
     now_s: float
     model: Model
-    instances: tuple[Instance, ...] = ()  # the model's, in any order; none that is gone
+    instances: tuple[Instance, ...] = ()  # of the model, in any order; none that is gone
     load: ModelLoad = field(default_factory=ModelLoad)
-    forecast: Forecast | None = None  # of the window of now; None where none covers it
+    forecast: Forecast | None = None  # of the current window; None where none covers it
     next_forecast: Forecast | None = None  # of the window after
-    windows: tuple[Forecast, ...] = ()  # of the window of now and of all after it that are forecast, each as it is
-    start_s: float = 0.0  # what a start of the model takes; 0: not known
-    num_pending: int = 0  # instances asked for that have no row yet
-    short_elsewhere: bool = False  # whether an instance of another model finds no GPU
-    unchanged_until: float = 0.0  # since the last look nothing changed up to then, and its answer stood
+    windows: tuple[Forecast, ...] = ()  # forecasts of the current window and all later ones, unmerged
+    start_s: float = 0.0  # expected duration of a start of the model; 0: unknown
+    num_pending: int = 0  # instances requested that have no row yet
+    short_elsewhere: bool = False  # whether an instance of another model waits for a GPU
+    unchanged_until: float = 0.0  # time up to which the last look's answer still held
 
-    serving: list[Instance] = field(init=False)  # that serve, will or did just now, oldest first; none gone or dormant
-    running: list[Instance] = field(init=False)  # of them, on their way up or READY
+    serving: list[Instance] = field(init=False)  # starting to draining, oldest first; none gone or dormant
+    running: list[Instance] = field(init=False)  # of `serving`, starting or READY
     ready: list[Instance] = field(init=False)
     draining: list[Instance] = field(init=False)
     num_running: int = field(init=False)
-    num_coming: int = field(init=False)  # on their way up, rows or not
+    num_coming: int = field(init=False)  # starting, with or without a row
     num_coming_or_there: int = field(init=False)
-    per_instance: int = field(init=False)  # requests that one runs at once: as READY engines say, else the model
+    per_instance: int = field(init=False)  # requests one runs at once: by READY engines, else by the model
     floor: int = field(init=False)
     ceiling: int = field(init=False)
     demand: int = field(init=False)
@@ -73,19 +74,19 @@ class ScalingView:
 
     @property
     def is_prewarmed(self) -> bool:
-        """Whether weights of it lie on GPUs: the way back is short."""
+        """Whether replicas of the model lie on GPUs, so that a start is short."""
         return any(i.state is InstanceState.PREWARMED for i in self.instances)
 
     @property
     def needed(self) -> int:
-        """Instances that what waits and runs now takes."""
+        """Number of instances that the waiting and running requests take."""
         return math.ceil(self.demand / self.per_instance)
 
     def in_flight(self, instance: Instance) -> int:
         return self.load.in_flight_by_instance.get(instance.instance_id, 0)
 
     def is_idle(self, instance: Instance, for_s: float) -> bool:
-        """Whether it has run nothing, and its model had no request, for so long; -1: never."""
+        """Return whether the instance has run nothing, and its model had no request, for `for_s`; -1: never."""
         if for_s < 0 or self.in_flight(instance):
             return False
         return self.now_s - max(self.load.last_active_at, instance.ready_at) >= for_s
@@ -93,25 +94,24 @@ class ScalingView:
 
 @runtime_checkable
 class Learns(Protocol):
-    """What a policy remembers of a model, some of which holds whatever its load was."""
+    """A policy's state of a model, part of which was learned and holds whatever the load."""
 
     FORMAT: ClassVar[str]
     """Whose figures these are and in which version, as "union/1": another meaning or unit is another version."""
 
     def learned(self) -> Self:
-        """That alone."""
+        """Return the learned part alone."""
 
     def figures(self) -> dict[str, float]:
-        """That as finite numbers by name, but for those that nothing has moved yet."""
+        """Return the learned part as finite numbers by name, without those that nothing has changed yet."""
 
     @classmethod
     def with_figures(cls, figures: Mapping[str, float], now_s: float) -> Self:
-        """A state that has learned so much. Raises ValueError for a name that is none of its, or a number that it
-        cannot have come to."""
+        """Build a state with those learned figures. Raises ValueError for an unknown name, or an impossible number."""
 
 
 def learning(state: type[Learns]) -> Callable[[_Scale], _Scale]:
-    """Marks a policy whose states are such: what they learn is kept for the autoscaler that leads next."""
+    """Mark a policy whose states learn: the learned part is kept for the next leading autoscaler."""
 
     def mark(scale: _Scale) -> _Scale:
         setattr(scale, _LEARNING, state)
@@ -121,23 +121,23 @@ def learning(state: type[Learns]) -> Callable[[_Scale], _Scale]:
 
 
 def learner(scale: Callable[..., Any]) -> type[Learns] | None:
-    """The class of the states of a policy that is so marked."""
+    """The state class of a policy marked by `learning`, else None."""
     found: type[Learns] | None = getattr(scale, _LEARNING, None)
     return found
 
 
 def without_load(state: Any) -> Any:
-    """What is left of a policy's state when its model's load of the last seconds is no demand either: what it has
-    learned; None where it learns nothing."""
+    """The learned part of a policy's state, for when the load of the last seconds is no demand; None where it learns
+    nothing."""
     return state.learned() if isinstance(state, Learns) else None
 
 
 def worths(instances: Iterable[Instance]) -> dict[str, int]:
     """instance_id -> how many instances it can still become: a pipeline's stages, less those ("<its id>.<stage>") that
-    serve for themselves already."""
+    serve as instances already."""
     found = {i.instance_id: i.num_stages if i.num_stages > 1 else 1 for i in instances}
     if sum(found.values()) == len(found):
-        return found  # no pipelines, as nearly always
+        return found  # usually there are no pipelines
     for instance_id in list(found):
         whole = instance_id.rpartition(".")[0]
         if found.get(whole, 1) > 1:
@@ -146,8 +146,9 @@ def worths(instances: Iterable[Instance]) -> dict[str, int]:
 
 
 def needed_by_pipeline(instance_id: str, rows: Mapping[str, Instance]) -> str:
-    """The pipeline that still runs layers of an instance which was a later stage of it and serves for itself already;
-    "" of every other one. It must not go before that pipeline is whole and has ended what runs in its stages."""
+    """The id of the pipeline that still runs layers on an instance that was one of its later stages and serves by
+    itself already; "" for any other instance. Such an instance must not stop before the pipeline is whole and its
+    stages are idle."""
     first = rows.get(instance_id.rpartition(".")[0])
     if first is None or first.state.is_gone or (first.is_whole and not first.stages_busy):
         return ""
@@ -165,11 +166,11 @@ def settle(
     inputs: Figures | None = None,
     take_back: bool = True,
 ) -> ScaleDecision:
-    """A decision for `target` instances within the model's bounds.
+    """Decide for `target` instances within the model's bounds.
 
-    A spare instance goes only if `may_go` says so, and the last one only once idle for `keep_alive_s` (None: the
-    model's own); what is above the ceiling or suspended goes at once. With `take_back` an instance that drains comes
-    back before another one starts.
+    A spare instance is drained only if `may_go` allows it, and the last one only once idle for `keep_alive_s` (None:
+    the model's own); instances above the ceiling or of a suspended model are drained at once. With `take_back` a
+    draining instance comes back before another one starts.
     """
     model = view.model
     if model.suspended:
@@ -221,9 +222,10 @@ def _taken_back(view: ScalingView, missing: int) -> list[str]:
 def _drain(
     view: ScalingView, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float
 ) -> tuple[list[str], int]:
-    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare (above the ceiling: when the
-    others reach it), and before a stage of it that serves for itself already; nobody who is READY goes for one that is
-    still on its way: it may be long in coming, and all that serve would wait for it."""
+    """Choose which instances to drain; returns them and the number left. A pipeline is drained only when all it is
+    worth is spare (above the ceiling: when the others reach it), and before a stage of it that serves by itself
+    already. No READY instance is drained for one still starting, which may be late, while all requests would wait for
+    it."""
     drain, left, worth = [], view.num_running, worths(view.running)
     serving = sum(worth[i.instance_id] for i in view.ready)
     rows = {i.instance_id: i for i in view.serving}

@@ -1,7 +1,7 @@
-"""PreServe's scaler: the forecast of tokens plans each window, the look-ahead puts it right within.
+"""PreServe's scaler: the forecast of tokens plans each window, and the look-ahead corrects the plan within it.
 
 Paper: PreServe sections 4.1 and 4.3.2, Algorithms 1 and 2. For the window to come, with P prompt and D response tokens
-predicted and mu_p, mu_d, mu_t the most an instance has been seen to take without missing an objective:
+predicted and mu_p, mu_d, mu_t the most an instance has been seen to serve without missing an objective:
 
     N = ceil( max(P / mu_p, D / mu_d, (P + D) / mu_t) ), at least 1
 
@@ -11,25 +11,23 @@ all of them, N_c - ceil(sum max U / T_mem) fewer.
 
 Departures:
 - The plan is for the larger of this window's forecast and the next one's: the paper takes the next one's alone, which
-  takes instances away one window early (`literal_next=True`).
+  drains instances one window early.
 - A window's plan is made when its forecast comes, a moment after it has begun.
-- An instance that is too full has been answered for `again_s`, and what is on its way up answers one, so that neither a
-  figure that flickers nor a slow start brings a crowd.
-- A window begins with no fewer than run while one of them is too full or was a moment ago, and within it nobody goes
-  whom the forecast takes: with windows about as long as a start, what one takes away the next one waits for
-  (`literal_windows=True` does both as printed).
+- An instance that is too full counts as answered for `again_s`, and each starting instance answers one, so that neither
+  a flickering figure nor a slow start adds many at once.
+- A window begins with no fewer instances than run while one of them is too full or was a moment ago, and within it none
+  is drained that the forecast needs: with windows about as long as a start, the next window would have to wait for it.
 - The ceiling and the floor of 1 are ours (erratum E32); mu is per instance (E31), as policies/throughput.py measures
-  it; the count of the way down reads as above, at least one stays (E36).
-- Cold data (section 4.3.3's default mode): with no forecast of tokens, or while neither clean windows nor a profile
-  say what an instance takes, the look-ahead alone says how many there are, and the reactive rule where no router looks
-  ahead.
-- At least one instance stays, as in the paper, while anything is expected; when nothing is, the model's keep-alive ends
+  it; the number to scale down to is read as above, and at least one stays (E36).
+- Cold data (section 4.3.3's default mode): without a forecast of tokens, or while an instance's capacity is known from
+  neither clean windows nor a profile, the look-ahead alone decides, and the reactive rule where no router looks ahead.
+- At least one instance stays, as in the paper, while any load is expected; when none is, the model's keep-alive ends
   the last one. `keep_alive_s: -1` in the model is the paper's.
 
 Section 5.3's baselines with the same forecast: `proactive` takes its number alone, `hybrid` the larger of that and
-reactive's. Before tokens and capacities are known the forecast's number is the expected concurrency over the
-batch size. Without a forecast proactive keeps what runs (and says so) and hybrid is reactive. A held request is never
-left without any instance.
+reactive's. Before tokens and capacities are known the forecast's number is the expected concurrency over the batch
+size. Without a forecast proactive keeps what runs (and says so) and hybrid is reactive. A held request always gets an
+instance.
 """
 
 import math
@@ -44,8 +42,8 @@ from glowplug.policies.scaling.baselines import ReactiveParams, ReactiveState, r
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.throughput import Capacity
 
-WINDOW_S = 600.0  # the paper's, where no forecast says another
-Outlooks = Sequence[tuple[str, Outlook]]  # what the anticipator of each instance sees over the next steps, by its id
+WINDOW_S = 600.0  # the paper's, used where there is no forecast
+Outlooks = Sequence[tuple[str, Outlook]]  # (instance_id, anticipated load over the next steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +53,24 @@ class ScalerParams:
     idle_ratio: float = 0.30
     memory_ratio: float = MEMORY_RATIO  # T_mem
     num_steps: int = NUM_STEPS  # l
-    again_s: float = 30.0  # one that is still too full after this brings another
-    literal_windows: bool = False  # a window begins with its plan whoever is too full, and goes below it when calm
+    again_s: float = 30.0  # an instance still too full after this adds another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerState:
-    """What the scaler remembers of one model."""
+    """The scaler's memory of one model."""
 
-    window: int = -1  # the window last begun
-    shrunk: bool = False  # whether this window's one way down within it has been used
+    window: int = -1  # the last window that began
+    shrunk: bool = False  # whether this window has scaled down already
     num_planned: int = 0
-    num_forecast: int = 0  # of them, what the forecast took; 0: there was none
-    answered: Mapping[str, float] = field(default_factory=dict)  # instance that was too full -> when one was added
+    num_forecast: int = 0  # instances that the forecast needed; 0: no forecast
+    answered: Mapping[str, float] = field(default_factory=dict)  # too full instance -> when one was added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """How many instances there should be, and why. `is_cold`: no plan of tokens says so, only what the look-ahead
-    adds."""
+    """The number of instances there should be, and why. `is_cold`: the number comes from the look-ahead, not from a
+    plan of tokens."""
 
     num_wanted: int
     reason: str
@@ -86,7 +83,7 @@ def tokens_of(predicted: Forecast) -> str:
 
 
 def capacity_in(known: Forecast) -> Capacity:
-    """mu, as a forecast brings it."""
+    """The capacity (mu) that a forecast carries."""
     return Capacity(prompt_per_s=known.prompt_per_s, response_per_s=known.response_per_s, total_per_s=known.total_per_s)
 
 
@@ -99,8 +96,8 @@ def instances_for(predicted: Forecast, capacity: Capacity) -> int:
 
 
 def share_of(prompt_tokens: float, response_tokens: float, window_s: float, capacity: Capacity) -> float:
-    """max(P / mu_p, D / mu_d, (P + D) / mu_t) of Algorithm 2, not rounded: what a window of so many tokens takes of an
-    instance. A rate of 0 is not known, and asks for nothing."""
+    """max(P / mu_p, D / mu_d, (P + D) / mu_t) of Algorithm 2, not rounded: the share of an instance that a window of so
+    many tokens takes. A rate of 0 is unknown and does not count."""
     prompt, response = prompt_tokens / window_s, response_tokens / window_s
     needs = (
         (prompt, capacity.prompt_per_s),
@@ -117,10 +114,10 @@ def overloaded(
     now_s: float,
     params: ScalerParams = ScalerParams(),
 ) -> tuple[list[str], dict[str, float]]:
-    """Instances that will be too full and have had nothing added for it yet, and who has been answered by now."""
+    """Instances that will be too full and for which none was added yet, and all that count as answered now."""
     recent = {i: at for i, at in answered.items() if now_s - at < params.again_s}
     hot = sorted(i for i, outlook in outlooks if outlook.over_share > params.overload_share and i not in recent)
-    num_answers = max(0, num_coming - len(recent))  # on their way up, and nobody's answer so far
+    num_answers = max(0, num_coming - len(recent))  # starting, and not yet counted as an answer
     return hot[num_answers:], recent | dict.fromkeys(hot, now_s)
 
 
@@ -136,15 +133,15 @@ def algorithm_2(
     num_coming: int = 0,
     now_s: float = 0.0,
 ) -> tuple[Target, ScalerState]:
-    """The number of instances one model should have now. `num_running` counts the `num_coming`, not those draining;
-    `window` is the number of the present window; `predicted` is what it will bring."""
+    """Decide how many instances one model should have now. `num_running` counts the `num_coming`, not draining ones;
+    `window` is the number of the present window; `predicted` is its forecast."""
     fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
     if window != state.window:
         state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
         if predicted is not None and capacity != Capacity():
             planned = instances_for(predicted, capacity)
             wanted, why = planned, f"{tokens_of(predicted)} are expected in this window"
-            if answered and planned < num_running + len(fresh) and not params.literal_windows:
+            if answered and planned < num_running + len(fresh):
                 wanted, state = num_running + len(fresh), replace(state, answered=answered)
                 why = f"{why}, and {counted(len(answered), 'instance')} will be too full or was a moment ago"
             return Target(num_wanted=wanted, reason=why), replace(state, num_planned=wanted, num_forecast=planned)
@@ -155,8 +152,7 @@ def algorithm_2(
         return Target(num_wanted=state.num_planned, reason=why), state
     calm = outlooks and all(o.peak_ratio < params.idle_ratio for _, o in outlooks)
     if calm and not state.shrunk and num_running > 1:
-        least = 1 if params.literal_windows else max(1, state.num_forecast)
-        wanted = max(least, math.ceil(sum(o.peak_ratio for _, o in outlooks) / params.memory_ratio))
+        wanted = max(1, state.num_forecast, math.ceil(sum(o.peak_ratio for _, o in outlooks) / params.memory_ratio))
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
             return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
@@ -172,20 +168,19 @@ def algorithm_2(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreserveParams:
     scaler: ScalerParams = field(default_factory=ScalerParams)
-    literal_next: bool = False  # plan for the next window alone
-    shrink_after_s: float = 10.0  # of the reactive rule while data is cold
+    shrink_after_s: float = 10.0  # of the reactive rule, for cold data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreserveState:
     scaler: ScalerState = field(default_factory=ScalerState)
-    cold: ReactiveState | None = None  # of the rule while data is cold
+    cold: ReactiveState | None = None  # of the reactive rule, for cold data
 
 
 def scale(
     view: ScalingView, state: PreserveState | None = None, params: PreserveParams = PreserveParams()
 ) -> tuple[ScaleDecision, PreserveState]:
-    """The number of instances `model` should have now, and which of its instances to drain or to take back."""
+    """Decide by forecast and look-ahead how many instances `model` should have, and which to drain or to take back."""
     state = state or PreserveState()
     plan, scaler = plan_for(view, state.scaler, params)
     if plan.is_cold and not view.load.outlook_by_instance:
@@ -198,10 +193,10 @@ def scale(
 
 
 def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Target, ScalerState]:
-    """The plan of this window as it is now (Algorithm 2, then section 4.3.2)."""
+    """The current plan of this window (Algorithm 2, then section 4.3.2)."""
     if view.forecast is None:
         return _added(view, state, "there is no forecast", params)
-    predicted = _prediction(view.forecast, view.next_forecast, params)
+    predicted = _prediction(view.forecast, view.next_forecast)
     if predicted.prompt_tokens + predicted.response_tokens < 1:
         return Target(num_wanted=0, reason="no tokens are expected of it"), state
     capacity = capacity_in(view.forecast)
@@ -213,7 +208,7 @@ def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> t
 def _on_the_fleet(
     view: ScalingView, predicted: Forecast | None, capacity: Capacity, state: ScalerState, params: PreserveParams
 ) -> tuple[Target, ScalerState]:
-    """Algorithm 2 with what the view says. A window has begun, and has another number, once its forecast comes."""
+    """Run Algorithm 2 on the view. A new window, with another number, begins once its forecast comes."""
     return algorithm_2(
         max(1, view.num_coming_or_there),
         int(view.now_s // WINDOW_S) if view.forecast is None else int(view.forecast.made_at * 1000),
@@ -228,7 +223,8 @@ def _on_the_fleet(
 
 
 def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
-    """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
+    """Plan with cold data: one more for each instance that will be too full, no fewer while one was recently; else no
+    plan."""
     fresh, answered = overloaded(outlooks_of(view), state.answered, view.num_coming, view.now_s, params.scaler)
     wanted = view.num_coming_or_there + len(fresh) if answered else 0
     said = "no instance fills its KV cache too far"
@@ -239,7 +235,7 @@ def _added(view: ScalingView, state: ScalerState, why: str, params: PreservePara
 
 
 def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
-    """With cold data: section 4.3.2 alone, from the number that demand takes."""
+    """Plan with cold data: section 4.3.2 alone, starting from the number that demand takes."""
     if not view.demand:
         return Target(num_wanted=0, reason=why_now(view), is_cold=True), state
     target, after = _on_the_fleet(view, None, Capacity(), state, params)
@@ -247,16 +243,16 @@ def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: Preserv
     return Target(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
-def _prediction(now: Forecast, after: Forecast | None, params: PreserveParams) -> Forecast:
-    """What to plan for: this window's forecast or the next one's, whichever takes more."""
-    if after is None or params.literal_next:
-        return after or now
+def _prediction(now: Forecast, after: Forecast | None) -> Forecast:
+    """The forecast to plan for: this window's or the next one's, whichever takes more."""
+    if after is None:
+        return now
     capacity = capacity_in(now)
     return max(now, after, key=lambda one: (instances_for(one, capacity), one.prompt_tokens + one.response_tokens))
 
 
 def outlooks_of(view: ScalingView) -> Outlooks:
-    """What the routers' look-ahead says of each READY instance; nothing unless it is of all of them."""
+    """The routers' outlook of each READY instance; of overloaded ones alone where some instance has none."""
     ready, known = view.ready, view.load.outlook_by_instance
     if any(i.instance_id not in known for i in ready):
         ready = [i for i in ready if i.instance_id in known and known[i.instance_id].over_share > 0]
@@ -266,43 +262,36 @@ def outlooks_of(view: ScalingView) -> Outlooks:
 # the baselines of section 5.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProactiveParams:
-    use_peak: bool = True  # of concurrency, where tokens cannot say; False: its mean
-    nothing_ratio: float = 0.01  # expected concurrency below this is none
+NOTHING_EXPECTED = 0.01  # expected concurrency below this counts as none
 
 
-def proactive(
-    view: ScalingView, state: None = None, params: ProactiveParams = ProactiveParams()
-) -> tuple[ScaleDecision, None]:
-    """The number of instances the forecast says."""
-    wanted, reason = target(view, params)
+def proactive(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
+    """Decide for the number of instances that the forecast needs."""
+    wanted, reason = target(view)
     return settle(view, wanted, reason), None
 
 
-def hybrid(
-    view: ScalingView, state: ReactiveState | None = None, params: ProactiveParams = ProactiveParams()
-) -> tuple[ScaleDecision, ReactiveState | None]:
-    """The larger of what the forecast says and what the demand of now takes."""
+def hybrid(view: ScalingView, state: ReactiveState | None = None) -> tuple[ScaleDecision, ReactiveState | None]:
+    """Decide for the larger of the forecast's number and the present demand's."""
     if view.forecast is None:
         return reactive(view, state)
-    wanted, reason = target(view, params)
+    wanted, reason = target(view)
     if view.needed > wanted:
         wanted, reason = view.needed, why_now(view)
     return settle(view, wanted, reason), None
 
 
-def target(view: ScalingView, params: ProactiveParams = ProactiveParams()) -> tuple[int, str]:
-    """Instances for the forecast of the window of now, and why."""
+def target(view: ScalingView) -> tuple[int, str]:
+    """The number of instances for the forecast of the current window, and why."""
     if view.forecast is None:
         there = max(view.num_coming_or_there, 1) if view.demand else 0
         return there, "there is no forecast, so that what runs stays while requests come"
     forecast, capacity = view.forecast, capacity_in(view.forecast)
     source = f"a forecast that is {max(0.0, view.now_s - forecast.made_at):.0f} s old"
-    expected = forecast.concurrency_peak if params.use_peak else forecast.concurrency_mean
+    expected = forecast.concurrency_peak
     if capacity != Capacity() and forecast.prompt_tokens + forecast.response_tokens >= 1:
         return instances_for(forecast, capacity), f"{source} expects {tokens_of(forecast)}"
-    if expected >= params.nothing_ratio:
+    if expected >= NOTHING_EXPECTED:
         wanted = math.ceil(expected / view.per_instance - 1e-9)
         return max(1, wanted), f"{source} expects {expected:.2f} requests at once"
     return (1 if view.demand else 0), f"{source} expects nothing"

@@ -1,5 +1,5 @@
-"""The union's plan: how many instances the forecast of tokens takes, made safe by its band, and put right by what came
-and by what missed its objective.
+"""The union's plan: how many instances the forecast of tokens takes, made safe by its band, and corrected by the
+requests that came and by missed objectives.
 
 Of PreServe (section 4.1, Algorithm 2, line 5), not rounded, for every window w that is forecast:
 
@@ -11,28 +11,29 @@ PreServe plans for that number, at the beginning of a window, two windows ahead.
     safe = exp(m + z s_w) need_w                    m: what is learned, below; z: how much of the band is planned for
     seen = exp(m) need_w (k + n) / (k + e)          n requests have come in this window where e were expected: gamma and
                                                     Poisson, with k = 1 / s^2, as many requests as the forecast is worth
-    late = (backlog - patience) / start             instances that work off in a start's time what prompts wait for
+    late = (backlog - patience) / start             instances that process the prompts' backlog in a start's time
     x_w  = max(safe, seen) + late
-    up   = max of ceil(x_w - slack) over the windows that a start begun now comes too late to serve
+    up   = max of ceil(x_w - slack) over the windows for which a later start would be too late
     down = max of ceil(x_w + slack) over all windows that are forecast
-    full = ceil of what routers expect in KV caches in the coming steps, with what they hold, over full_ratio of one
+    full = ceil of what routers expect in KV caches in the coming steps, with what they hold, over full_ratio of one;
+           here and in the backlog batch is left out, as in the forecast
     N    = max(up, full, min(there, down)), and not below an N of the last start's time
 
-so that a start is asked for in time, by the seconds that starts of the model take, none goes that a later window would
-start again, and a need about a whole number starts and stops nothing. What one instance takes depends on how many share
+so that an instance starts in time, by the measured start times of the model; none is drained that a later window would
+start again; and a need about a whole number starts and drains nothing. An instance's capacity depends on how many share
 the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of them. m
 follows how much of their objective the windows take (`Forecast.objective_ratio`):
 
     m += up (min(ratio, most) - aim)    ratio above aim; then not again before a start that this brings has served
     m -= down (aim - ratio)             else
 
-Latency hardly grows with the load until it grows at once, so `aim` lies where it begins to, and one step up is as large
-as many down.
+Latency hardly grows with the load until it grows suddenly, so `aim` lies where it begins to, and one step up is as
+large as many down.
 
-No answer of a plan stands until a known moment: what has come, and when the last start's N ends, change with each call.
+A plan's decision holds until no known moment: arrivals, and the end of the last start's N, change with each call.
 
-Section 4.3.2 brings one more for each instance that will fill its cache too far; requests go where there is free cache,
-so here all caches count together. With cold data (no forecast, no tokens or no mu) PreServe's own plan stands as it is.
+Section 4.3.2 adds one instance for each that will fill its cache too far; requests go where there is free cache, so
+here all caches count together. With cold data (no forecast, no tokens or no mu) PreServe's own plan is used.
 """
 
 import math
@@ -50,26 +51,26 @@ from glowplug.policies.scaling.preserve import ScalerState, Target
 from glowplug.policies.throughput import Capacity
 from glowplug.policies.worth import FROM_ZERO
 
-MOST_SHARE: Final = 100.0  # no plan is off by more, either way
+MOST_SHARE: Final = 100.0  # bound of exp(m), either way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanParams:
-    """`up` and `down` are of m, a logarithm."""
+    """Constants of the plan. `up` and `down` are steps of m, a logarithm."""
 
-    cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # and of section 4.3.2
-    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads of the forecast's error
-    widest: float = field(default=0.3, metadata=FROM_ZERO)  # a spread counts as so much at most: a backlog widens it
-    slack: float = field(default=0.2, metadata=FROM_ZERO)  # of an instance
-    aim: float = 0.8  # of the objective
-    most: float = 2.0  # a window counts as so much of its objective at most
+    cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # also of section 4.3.2
+    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads of the forecast's error that are planned for
+    widest: float = field(default=0.3, metadata=FROM_ZERO)  # bound of a spread, which a backlog widens
+    slack: float = field(default=0.2, metadata=FROM_ZERO)  # tolerance, in instances
+    aim: float = 0.8  # share of the objective that a window should take
+    most: float = 2.0  # bound of a window's ratio to its objective
     up: float = field(default=0.2, metadata=FROM_ZERO)
     down: float = field(default=0.02, metadata=FROM_ZERO)
-    least_share: float = 0.7  # exp(m): of the instances that mu asks for, between these two
+    least_share: float = 0.7  # bounds of exp(m), the factor on the need by mu
     most_share: float = 1.6
-    full_ratio: float = 0.9  # of the KV caches together
-    patience_s: float = field(default=1.0, metadata=FROM_ZERO)  # of prompts, which an instance may have before it
-    start_s: float = 30.0  # where no start has been seen
+    full_ratio: float = 0.9  # of all KV caches together
+    patience_s: float = field(default=1.0, metadata=FROM_ZERO)  # s of prompts that may queue at an instance
+    start_s: float = 30.0  # duration of a start before any was seen
 
     def __post_init__(self) -> None:
         most = {"least_share": MOST_SHARE, "most_share": MOST_SHARE}
@@ -84,16 +85,16 @@ class PlanParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """What the plan remembers of one model."""
+    """The plan's memory of one model."""
 
     scaler: ScalerState = field(default_factory=ScalerState)
     m: float = 0.0
     raised_at: float = -math.inf  # when m last grew
-    made_at: float = -1.0  # of the forecast that stands; -1: none has stood with mu known
-    seen_at: float = 0.0  # since when arrivals of its window are counted ...
-    arrived_before: int = 0  # ... and how many had come by then
-    num_held: int = 0  # as many were wanted of late ...
-    held_until: float = 0.0  # ... and stay until then
+    made_at: float = -1.0  # of the current forecast; -1: none yet with mu known
+    seen_at: float = 0.0  # since when its window's arrivals are counted ...
+    arrived_before: int = 0  # ... and the count at that time
+    num_held: int = 0  # instances that were wanted recently ...
+    held_until: float = 0.0  # ... and are kept until then
 
     @property
     def answered(self) -> Mapping[str, float]:
@@ -102,7 +103,7 @@ class PlanState:
 
 
 def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[Target, PlanState]:
-    """How many instances there should be for what is expected, and why."""
+    """Plan how many instances there should be for the expected load, and say why."""
     windows = view.windows
     now = windows[0] if windows else None
     if now is None or preserve.capacity_in(now) == Capacity() or all(_tokens(one) < 1 for one in windows):
@@ -135,18 +136,18 @@ def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[T
 
 
 def need(share: float, wide: float, m: float, seen: float, params: PlanParams) -> float:
-    """Instances that a window takes, not rounded: by its band, or as what has come so far says. `share`: that are
-    expected to do; `wide`: s_w."""
+    """Instances that a window takes, not rounded: by its band, or by the arrivals so far. `share`: the expected number;
+    `wide`: s_w."""
     return share * math.exp(m) * max(math.exp(params.z * wide), seen)
 
 
 def expected_share(one: Forecast) -> float:
-    """Instances that what is expected of a window takes by mu, not rounded."""
+    """Instances that a window's expected load takes by mu, not rounded."""
     return preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, preserve.capacity_in(one))
 
 
 def spread(one: Forecast, share: float) -> float:
-    """s_w: of the log of what comes over what is expected (`share`); 0 where the policy says no band."""
+    """s_w: spread of log(load / `share`), where `share` is the expected load; 0 where the forecast has no band."""
     upper = one.quantiles[-1] if one.quantiles else None
     if upper is None or not 0.5 < upper.share < 1 or share <= 0:
         return 0.0
@@ -156,44 +157,52 @@ def spread(one: Forecast, share: float) -> float:
 
 @lru_cache(maxsize=16)  # a forecast has two quantiles
 def _deviations(share: float) -> float:
-    """z_q: standard deviations of a normal one above its mean, below which that share lies."""
+    """z_q: the standard normal's quantile of that share."""
     return NormalDist().inv_cdf(share)
 
 
 def seen_ratio(view: ScalingView, now: Forecast, wide: float, state: PlanState) -> float:
-    """What this window brings over what was expected of it, by the requests that have come so far; at least 1.
-    `wide`: its s_w."""
+    """This window's load over its forecast, by the requests that have come so far, batch left out as
+    in the forecast; at least 1. `wide`: its s_w."""
     elapsed_s = view.now_s - state.seen_at
-    if not (view.load.num_arrived and now.num_requests > 0 and elapsed_s > 0 and wide > 0):
+    if not (view.load.num_urgent_arrived and now.num_requests > 0 and elapsed_s > 0 and wide > 0):
         return 1.0
     expected = now.num_requests * min(1.0, elapsed_s / now.window_s)
-    came, weight = view.load.num_arrived - state.arrived_before, 1 / wide**2
+    came, weight = view.load.num_urgent_arrived - state.arrived_before, 1 / wide**2
     return max(1.0, (weight + came) / (weight + expected))
 
 
 def backlog(view: ScalingView, now: Forecast, params: PlanParams) -> float:
-    """Seconds of one instance that the prompts take which wait beyond what each READY one may have before it."""
+    """Seconds that one instance takes for the waiting prompts, beyond `patience_s` for each READY one."""
     if now.prompt_per_s <= 0 or now.num_requests <= 0:
         return 0.0
     outlooks = view.load.outlook_by_instance
-    queued = sum(outlooks[i.instance_id].queued_tokens for i in view.ready if i.instance_id in outlooks)
-    waiting = view.load.num_waiting * now.prompt_tokens / now.num_requests
+    known = [i.instance_id for i in view.ready if i.instance_id in outlooks]
+    queued = sum(outlooks[one].queued_tokens * _urgent_share(view, one) for one in known)
+    waiting = view.load.num_urgent_waiting * now.prompt_tokens / now.num_requests
     return max(0.0, (queued + waiting) / now.prompt_per_s - params.patience_s * len(view.ready))
 
 
 def cached(view: ScalingView, now: Forecast) -> float:
-    """KV caches that would be full with what routers expect in the coming steps, and with what they hold."""
+    """Number of KV caches that the held requests and the expected load of the coming steps would fill."""
     outlooks = preserve.outlooks_of(view)
     if not outlooks:
         return 0.0
     tokens = _tokens(now) / now.num_requests if now.num_requests > 0 else 0.0
     kv_tokens = max(1, max(i.kv_tokens for i in view.ready))
-    return sum(one.peak_ratio for _, one in outlooks) + view.load.num_waiting * tokens / kv_tokens
+    running = sum(one.peak_ratio * _urgent_share(view, instance_id) for instance_id, one in outlooks)
+    return running + view.load.num_urgent_waiting * tokens / kv_tokens
+
+
+def _urgent_share(view: ScalingView, instance_id: str) -> float:
+    """The share of an instance's running requests that is not batch, whose outlook nobody reports apart."""
+    num = view.load.in_flight_by_instance.get(instance_id, 0)
+    return view.load.urgent_on(instance_id) / num if num else 1.0
 
 
 def _judged(view: ScalingView, now: Forecast, state: PlanState, params: PlanParams) -> PlanState:
-    """The state once a new forecast has come: what the window before took of its objective moves m, if it was planned
-    for and what m was raised by before has served."""
+    """Update the state for a new forecast: the objective ratio of the window before moves m, if that window was planned
+    for and the instances of m's last raise have served."""
     if now.made_at == state.made_at:
         return state
     m, raised_at = state.m, state.raised_at
@@ -204,7 +213,12 @@ def _judged(view: ScalingView, now: Forecast, state: PlanState, params: PlanPara
         m = min(math.log(params.most_share), max(math.log(params.least_share), m))
         raised_at = view.now_s if over > 0 else raised_at
     return replace(
-        state, m=m, raised_at=raised_at, made_at=now.made_at, seen_at=view.now_s, arrived_before=view.load.num_arrived
+        state,
+        m=m,
+        raised_at=raised_at,
+        made_at=now.made_at,
+        seen_at=view.now_s,
+        arrived_before=view.load.num_urgent_arrived,
     )
 
 
@@ -213,7 +227,7 @@ def _tokens(one: Forecast) -> float:
 
 
 def _reason(view: ScalingView, one: Forecast, up: int, wanted: int, seen: float, late: float) -> str:
-    """Why so many."""
+    """Say why the plan has that number."""
     if up < wanted:
         return "a later window is expected to take as many as there are"
     ahead_s = max(0.0, one.starts_at - view.now_s)

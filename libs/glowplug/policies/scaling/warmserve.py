@@ -1,7 +1,7 @@
-"""Scaling by the load of the last seconds against what the instances take.
+"""Scaling by the average load of the last seconds against the instances' slots.
 
 Paper: WarmServe section 3 (the autoscaler checks load and instances periodically and stops instances of a model that is
-used too little; they finish what they have in a grace period) with the constants of its authors' code: every 0.5 s,
+used too little; they finish their requests in a grace period) with the constants of its authors' code: every 0.5 s,
 with L the number of requests held or running averaged over 5 s, n instances and B requests each,
 
     L > 0.8 n B:  n = ceil(L / 0.8 / B)        L < 0.5 n B:  n = ceil(L / 0.5 / B)
@@ -11,12 +11,12 @@ An instance is protected for its first 5 s; the least loaded goes first.
 Departures:
 - A request that finds no slot starts an instance at once, unless one is coming (the paper's router does so, section 6):
   averaged over 5 s a burst would otherwise wait for the mean to rise.
-- An instance that drains is taken back when the load returns. The paper's "no longer receive additional requests"
-  (section 4.1) and go: `take_back=False`, which `one_way` is.
-- The last instance goes when the model's own keep-alive says so; the paper's rule has L = 0 end it. `keep_alive_s: 0`
-  in the model is the paper's.
-- While one instance is that young none goes: a busy old one is not stopped for a new one that is protected.
-- Capacity is what the instances say they take, so that a pipeline counts for its stages.
+- A draining instance is taken back when the load returns. In the paper it must "no longer receive additional requests"
+  (section 4.1) and stops: `take_back=False`, as in `one_way`.
+- The last instance goes by the model's own keep-alive; in the paper L = 0 ends it. `keep_alive_s: 0` in the model is
+  the paper's.
+- While one instance is that young none is drained: a busy old one is not stopped for a new one that is protected.
+- Capacity is the slots that the instances report, so that a pipeline counts for its stages.
 """
 
 import math
@@ -33,21 +33,20 @@ class WarmserveParams:
     down_ratio: float = 0.5
     average_s: float = 5.0
     every_s: float = 0.5
-    protect_s: float = 5.0  # a new instance is not stopped before
-    start_when_full: bool = True  # the router's own rule; False leaves it to the average alone
-    take_back: bool = True  # from a drain; False: what drains goes, as in the paper
+    protect_s: float = 5.0  # age before which a new instance protects all
+    take_back: bool = True  # resume draining instances; False: never, as in the paper
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level that is known whenever somebody looks, and held in between. `marks` are (when, integral so far), oldest
-    first, `grain_s` apart; the last one is where `value` began to count."""
+    """A level that is known at each look, and constant in between. `marks` are (when, integral so far), oldest first,
+    `grain_s` apart; at the last one `value` began to count."""
 
     value: float = 0.0
     marks: tuple[tuple[float, float], ...] = ()
 
     def seen(self, now_s: float, value: float, span_s: float, grain_s: float) -> "Level":
-        """The level is `value` from `now_s` on. What is older than `span_s` is forgotten."""
+        """Set the level to `value` from `now_s` on, and forget what is older than `span_s`."""
         if not self.marks:
             return Level(value, ((now_s, 0.0),))
         at, total = self.marks[-1]
@@ -61,7 +60,7 @@ class Level:
         return Level(value, (*kept[first:], here))
 
     def mean(self, now_s: float, span_s: float) -> float:
-        """Over the last `span_s`, or over what is known of them; the level itself while that is no time at all."""
+        """Mean over the last `span_s`, or over the known part of them; the level itself over no time at all."""
         at, total = self.marks[-1]
         total += self.value * max(0.0, now_s - at)
         begin = max(now_s - span_s, self.marks[0][0])
@@ -70,7 +69,7 @@ class Level:
         return (total - self._integral(begin)) / (now_s - begin)
 
     def _integral(self, at_s: float) -> float:
-        """Up to `at_s`, straight between marks."""
+        """The integral up to `at_s`, interpolated between marks."""
         before = self.marks[0]
         for mark in self.marks:
             if mark[0] >= at_s:
@@ -82,7 +81,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmserveState:
-    """The load of late, and what was wanted when last looked at."""
+    """The recent load, and the number wanted at the last look."""
 
     load: Level = field(default_factory=Level)
     looked_at: float = float("-inf")
@@ -93,7 +92,7 @@ class WarmserveState:
 def scale(
     view: ScalingView, state: WarmserveState | None = None, params: WarmserveParams = WarmserveParams()
 ) -> tuple[ScaleDecision, WarmserveState]:
-    """The number of instances `model` should have now, and which of its instances to drain or to take back."""
+    """Decide by the average load how many instances `model` should have, and which to drain or to take back."""
     state, average = watch(view, state, params)
     decision = settle(
         view,
@@ -107,23 +106,20 @@ def scale(
 
 
 def one_way(view: ScalingView, state: WarmserveState | None = None) -> tuple[ScaleDecision, WarmserveState]:
-    """The same, and what drains is never taken back (section 4.1, to the letter)."""
+    """Scale as `scale` does, but never take back a draining instance (section 4.1, to the letter)."""
     return scale(view, state, WarmserveParams(take_back=False))
 
 
-def watch(
-    view: ScalingView, state: WarmserveState | None, params: WarmserveParams, load: float | None = None
-) -> tuple[WarmserveState, float]:
-    """One look at the load (None: the requests that wait or run): the state after it, with what is wanted, and the
-    load's average."""
+def watch(view: ScalingView, state: WarmserveState | None, params: WarmserveParams) -> tuple[WarmserveState, float]:
+    """Count the requests that wait or run; returns the state, with the number wanted, and their average."""
     state = state or WarmserveState()
-    seen = state.load.seen(view.now_s, view.demand if load is None else load, params.average_s, params.every_s / 2)
+    seen = state.load.seen(view.now_s, view.demand, params.average_s, params.every_s / 2)
     average = seen.mean(view.now_s, params.average_s)
     wanted, reason, looked_at = state.num_wanted, state.reason, state.looked_at
     if view.now_s - looked_at >= params.every_s - 1e-9:
         wanted, reason = target(view, average, params)
         looked_at = view.now_s
-    if params.start_when_full and is_full(view) and wanted <= view.num_running:
+    if is_full(view) and wanted <= view.num_running:
         wanted, reason = (
             view.num_running + 1,
             f"{doing(view.load.num_waiting, 'request', 'waits')}, and no instance has a slot",
@@ -132,7 +128,7 @@ def watch(
 
 
 def target(view: ScalingView, average: float, params: WarmserveParams) -> tuple[int, str]:
-    """The rule itself."""
+    """The number of instances wanted for that average load, and why."""
     capacity = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
     there = view.num_coming_or_there
     instances = counted(there, "instance")
@@ -147,12 +143,12 @@ def target(view: ScalingView, average: float, params: WarmserveParams) -> tuple[
 
 
 def is_growing(view: ScalingView, params: WarmserveParams) -> bool:
-    """Whether an instance is in its first seconds."""
+    """Return whether an instance is in its first seconds."""
     return any(view.now_s - i.created_at < params.protect_s for i in view.running)
 
 
 def is_full(view: ScalingView) -> bool:
-    """Whether requests wait while nothing is coming that they wait for and nothing that runs has a free slot."""
+    """Return whether requests wait while no instance is starting and no running one has a free slot."""
     if not view.load.num_waiting or view.num_pending:
         return False
     if len(view.ready) < len(view.running):

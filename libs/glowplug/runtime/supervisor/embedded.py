@@ -184,7 +184,7 @@ class EmbeddedValkey:
         return (str(self._binary), *(word for key, value in pairs.items() for word in (f"--{key}", value)))
 
     async def is_live(self, _pid: int = 0) -> bool:
-        """It answers PING."""
+        """Whether the server answers PING."""
         return await redis_answers(self.socket)
 
     async def problem(self) -> str:

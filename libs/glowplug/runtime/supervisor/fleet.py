@@ -20,7 +20,7 @@ from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
-from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetSettings, check_services
+from glowplug.runtime.supervisor.settings import RESTART_MAX_S, SHM_NEEDED_BYTES, FleetSettings, check_services
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
 
@@ -48,6 +48,7 @@ class Fleet:
         self._saver: asyncio.Task[None] | None = None
         self._unsaved = False
         self.shm_dir = settings.shm_dir or default_shm_dir(state.path)
+        self.access_dir = state.path / "access"  # files of tenants and keys
         self.models_dir = settings.models_dir or state.path / "models" / settings.engine
 
     async def start(self) -> None:
@@ -55,13 +56,16 @@ class Fleet:
         check_services()
         probe.check_ports(self.settings.host, self.plan.ports())
         if self.settings.models_dir is None:
-            await asyncio.to_thread(prepare, self.settings.engine)
+            await asyncio.to_thread(prepare, self.settings.engine, self.models_dir)
             place_samples(self.models_dir, self.settings.engine)
         servers = self._servers()
         self.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._saver = asyncio.create_task(self._save_loop())
         await self._start_tier(servers)
-        env = plan.service_environment(self.plan, self.secrets, models_dir=self.models_dir, shm_dir=self.shm_dir)
+        self.access_dir.mkdir(exist_ok=True)
+        env = plan.service_environment(
+            self.plan, self.secrets, models_dir=self.models_dir, access_dir=self.access_dir, shm_dir=self.shm_dir
+        )
         await self._start_tier(plan.services(self.plan, env, self.servers, self.secrets.engine_secret))
         self.phase = "ready"
         self.save()
@@ -86,7 +90,7 @@ class Fleet:
                 spec,
                 self.output,
                 lambda _child: self._changed.set(),
-                longest_wait_s=self.settings.restart_max_s,
+                longest_wait_s=RESTART_MAX_S,
                 hang_misses=self.settings.hang_misses,
                 start_timeout_s=self.settings.start_timeout_s,
             )

@@ -98,7 +98,9 @@ def base_environment(settings: FleetSettings, environ: Mapping[str, str]) -> dic
     }
 
 
-def service_environment(plan: Plan, secrets: Secrets, *, models_dir: Path, shm_dir: Path) -> dict[str, str]:
+def service_environment(
+    plan: Plan, secrets: Secrets, *, models_dir: Path, access_dir: Path, shm_dir: Path
+) -> dict[str, str]:
     """What every service gets. Who it is at the bus and the store is its own: `services`."""
     settings = plan.settings
     env = base_environment(settings, os.environ)
@@ -109,9 +111,11 @@ def service_environment(plan: Plan, secrets: Secrets, *, models_dir: Path, shm_d
         "GLOWPLUG_API_KEY": enforced_api_key(settings, secrets),
         "GLOWPLUG_CONSOLE_KEY": settings.console_key,
         "GLOWPLUG_MODELS_DIR": str(models_dir),
+        "GLOWPLUG_ACCESS_DIR": str(access_dir),
         "GLOWPLUG_SHM_DIR": str(shm_dir),
         "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),
     }
+    env.setdefault("GLOWPLUG_FILES_URL", (settings.state_dir.resolve() / "files").as_uri())
     env.setdefault("GLOWPLUG_HOST_CACHE_BYTES", str(HOST_CACHE_BYTES))
     env.setdefault("GLOWPLUG_DISK_CACHE_BYTES", str(DISK_CACHE_BYTES))
     env.setdefault("GLOWPLUG_WARM_ENGINES", settings.engine)
@@ -134,14 +138,6 @@ def services(
     keys = {"GLOWPLUG_ENGINE_SECRET": engine_secret}
 
     def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
-        url = plan.url(offset)
-
-        async def is_ready(_pid: int) -> bool:
-            return await http_status(f"{url}/ready") == 200
-
-        async def is_live() -> bool:
-            return await http_status(f"{url}/live") == 200
-
         own = {
             "GLOWPLUG_HOST": plan.host(offset),
             "GLOWPLUG_SERVICE_ID": name,
@@ -149,16 +145,7 @@ def services(
             **{f"GLOWPLUG_{name.upper()}": url for name, url in servers(service).items()},
             **extra,
         }
-        argv = (sys.executable, "-m", f"services.{service}")
-        return ChildSpec(
-            name=name,
-            argv=lambda: argv,
-            env={**env, **own},
-            is_ready=is_ready,
-            service=service,
-            url=url,
-            is_live=is_live,
-        )
+        return spec_of(service, name, plan.url(offset), {**env, **own})
 
     found = [
         spec("autoscaler", "autoscaler-1", AUTOSCALER),
@@ -172,3 +159,18 @@ def services(
         found.append(spec("agent", f"agent-{k}", agent_port(k - 1), **own, **keys))
     found.append(spec("router", "router-1", ROUTER, GLOWPLUG_DATA_PORT=str(plan.port_base + DATA), **keys))
     return found
+
+
+def spec_of(service: str, name: str, url: str, env: Mapping[str, str]) -> ChildSpec:
+    """How to run one process of a service whose admin port is at `url`."""
+
+    async def is_ready(_pid: int) -> bool:
+        return await http_status(f"{url}/ready") == 200
+
+    async def is_live() -> bool:
+        return await http_status(f"{url}/live") == 200
+
+    argv = (sys.executable, "-m", f"glowplug.services.{service}")
+    return ChildSpec(
+        name=name, argv=lambda: argv, env=env, is_ready=is_ready, service=service, url=url, is_live=is_live
+    )

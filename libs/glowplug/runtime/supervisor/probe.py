@@ -8,52 +8,33 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from glowplug.engines.probe import ask
 from glowplug.runtime.supervisor.errors import PortInUse
+from glowplug.state.address import connect
 
 PROBE_TIMEOUT_S = 2.0
-_BODY_BYTES = 64 << 10  # of an answer; what is asked here is short
 _FREE_FROM, _FREE_TO = 10000, 32000  # below the ports that Linux gives to outgoing connections
 
 
 async def http_status(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> int:
     """The status of one GET, 0 when no answer comes in time."""
-    return (await http_answer(url, timeout_s, max_body_bytes=0))[0]
+    return (await http_answer(url, timeout_s))[0]
 
 
-async def http_answer(
-    url: str, timeout_s: float = PROBE_TIMEOUT_S, *, max_body_bytes: int = _BODY_BYTES
-) -> tuple[int, bytes]:
-    """Status and beginning of the body of one GET; (0, b"") when no answer comes in time."""
-    writer = None
+async def http_answer(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, bytes]:
+    """Status and body of one GET; (0, b"") when no answer comes in time."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "127.0.0.1", parts.port or 80  # ValueError: a port that is not known yet
-        request = f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(request.encode())
-            line = await reader.readline()
-            if not line.startswith(b"HTTP/"):
-                return 0, b""
-            if max_body_bytes:
-                await reader.readuntil(b"\r\n\r\n")
-            body = b""
-            while len(body) < max_body_bytes and (chunk := await reader.read(max_body_bytes - len(body))):
-                body += chunk
-        return int(line.split()[1]), body
-    except (OSError, TimeoutError, ValueError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return await ask(f"{parts.scheme}://{parts.netloc}", parts.path or "/", timeout_s)
+    except (OSError, TimeoutError, ValueError):  # ValueError: a port that is not known yet
         return 0, b""
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 async def append_only_problem(url: str) -> str:
     """Why the server at `url` refuses writes, by its own word, or ""."""
-    client = Redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S)
+    client = connect(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S)
     try:
         status = str((await client.info("persistence")).get("aof_last_write_status", "ok"))
     except (RedisError, OSError, TimeoutError):

@@ -2,13 +2,13 @@
 
 import shutil
 import sysconfig
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import glowplug
 from glowplug.domain.errors import GlowplugError
-from glowplug.engines import vllm_env, vllm_sample
-from glowplug.engines.samples import sample_weights_path
+from glowplug.engines import samples, vllm_env, vllm_sample
 from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.statedir import disk_errors
 
@@ -30,22 +30,35 @@ def sample_files(engine: str) -> list[Path]:
     )
 
 
-def prepare(engine: str) -> None:
-    """Make sure that the sample models of `engine` can run. Raises NotInstalled saying what to install.
+def prepare(engine: str, models_dir: Path, make: Callable[[], Path] = samples.prepare) -> None:
+    """Make sure that `engine` is installed, and its sample weights where a model of `models_dir` needs them. Raises
+    NotInstalled saying what to install.
 
-    For vllm the first time converts the sample weights (about 20 s, announced on stderr).
+    The first time makes weights of those that are installed: for llamacpp the same in eight bits (`make`), unless the
+    installation did (some 3 s), for vllm those that it reads (about 20 s, announced on stderr).
     """
+    needs_samples = _needs_samples(models_dir)
     try:
         if engine == "llamacpp":
             if find_spec("xllamacpp") is None:
                 raise NotInstalled("the llama.cpp engine is not installed: pip install 'glowplug[llamacpp]'")
-            sample_weights_path()
+            if needs_samples:
+                make()
         elif engine == "vllm":
             if reason := vllm_env.missing(vllm_env.interpreter()):
                 raise NotInstalled(reason)
-            vllm_sample.prepare()
+            if needs_samples:
+                vllm_sample.prepare()
     except GlowplugError as error:
-        raise NotInstalled(error.message) from error
+        others = "`--engine emulated` needs no weights, and GLOWPLUG_MODELS_DIR names a folder of your own model files"
+        raise NotInstalled(f"{error.message} ({others})") from error
+
+
+def _needs_samples(models_dir: Path) -> bool:
+    """Whether a model of that folder needs the sample weights. A folder that does not exist yet is filled with
+    samples."""
+    files = [path.read_text("utf-8", "replace") for path in models_dir.glob("*.y*ml")]
+    return not models_dir.exists() or any("sample:" in text for text in files)
 
 
 def place_samples(models_dir: Path, engine: str) -> None:

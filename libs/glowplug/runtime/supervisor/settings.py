@@ -11,9 +11,11 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from glowplug.runtime.settings import ServiceSettings, explain
+from glowplug.runtime.settings import ServiceSettings, advanced, explain
 from glowplug.runtime.supervisor.errors import WrongSetting
 
+LOG_MAX_BYTES = 10 << 20  # of one process; one older file is kept
+RESTART_MAX_S = 10.0  # longest wait between two restarts of one process
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
 SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
 # What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
@@ -26,26 +28,24 @@ class FleetSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore", allow_inf_nan=False)
 
     state_dir: Path = Path(".glowplug")
-    engine: str = "llamacpp"  # which sample models are registered: llamacpp | vllm | emulated
-    nodes: int = Field(3, ge=1, le=64)  # default with vllm: 1, since each node parks a process with vLLM imported
-    port_base: int = Field(8000, ge=0, le=65000)
+    engine: str = "llamacpp"  # of the sample models: llamacpp, vllm or emulated
+    nodes: int = Field(3, ge=1, le=64)  # with vllm: 1
+    port_base: int = Field(8000, ge=0, le=65000)  # first port of the fleet; 0: a free block
     host: str = "127.0.0.1"
     nats_url: str = ""  # empty: an embedded NATS server
     redis_url: str = ""  # empty: an embedded Valkey server
-    api_key: str = ""  # empty: generated, and enforced only when `host` is not loopback
-    console_key: str = ""  # asked of the console's readers; empty: the API key where that is enforced
+    api_key: str = ""  # empty: generated, asked only where `host` is not loopback
+    console_key: str = ""  # empty: the API key where that is asked
     admin_token: str = ""  # empty: generated
-    engine_secret: str = ""  # keys of engines are made from it, by routers and agents; empty: generated
-    models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
+    engine_secret: str = ""  # empty: generated
+    models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, with the samples
     shm_dir: Path | None = None  # empty: /dev/shm when it has enough free, else <state_dir>/shm
-    gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # what the nodes' agents read
-    ready_timeout_s: float = Field(60.0, gt=0)
-    stop_grace_s: float = Field(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
-    restart_max_s: float = Field(10.0, gt=0)  # longest wait between two restarts of one process
-    start_timeout_s: float = Field(60.0, ge=0)  # unanswered, a first start is killed; the next get twice; 0: never
-    hang_misses: int = Field(8, ge=0)  # unanswered liveness probes, 2 s apart, before a process is killed; 0: never
-    min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less free in the state directory
-    log_max_bytes: int = Field(10 * 1024 * 1024, ge=4096)  # per process; one older file is kept
+    gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"
+    ready_timeout_s: float = advanced(60.0, gt=0)
+    stop_grace_s: float = advanced(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
+    start_timeout_s: float = advanced(60.0, ge=0)  # until a silent first start is killed; 0: never
+    hang_misses: int = advanced(8, ge=0)  # probes missed before a kill, 2 s apart; 0: never
+    min_free_bytes: int = advanced(200 * 1024 * 1024, ge=0)  # needed in the state directory
     otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # empty: the console
 
     @field_validator("state_dir")
@@ -80,7 +80,7 @@ def check_services() -> None:
     """Raises WrongSetting naming the variable, what is wrong with it and what there is."""
     for service in SERVICES:
         # By name: the supervisor starts services and imports none of them.
-        module = importlib.import_module(f"services.{service}.settings")
+        module = importlib.import_module(f"glowplug.services.{service}.settings")
         made = getattr(module, f"{service.capitalize()}Settings")
         assert issubclass(made, ServiceSettings)
         try:

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 
-from glowplug.runtime.privileges import USERS
 from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
@@ -73,7 +72,7 @@ class StateDir:
             names = {entry.name for entry in os.scandir(self.path)}
             if names and LOCK_FILE not in names:
                 raise FleetError(
-                    f"{self.path} can be read by others and holds what is not of a fleet: "
+                    f"{self.path} can be read by others and holds files that are not a fleet's: "
                     f"chmod 700 {self.path}, or choose another place with --state-dir (GLOWPLUG_STATE_DIR)"
                 )
             self.path.chmod(0o700)
@@ -110,6 +109,8 @@ class StateDir:
 
     def secrets(self, *, admin_token: str = "", api_key: str = "", engine_secret: str = "") -> Secrets:
         """The secrets of this directory, made at first use; given ones win and are not written."""
+        from glowplug.runtime.privileges import USERS  # here: commands that only look for a fleet need none of it
+
         path = self.path / SECRETS_FILE
         kept: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, ValueError):

@@ -1,1 +1,1 @@
-"""What a node does, in virtual time: engines, links, fetches and starts."""
+"""A node in virtual time: its engines, links, fetches and starts."""

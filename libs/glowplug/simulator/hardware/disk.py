@@ -1,4 +1,4 @@
-"""The disk of one node in virtual time: copies of weights behind its host memory, one path for reads and writes."""
+"""The disk of one node in virtual time: copies of weights behind host memory, with one link for reads and writes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,15 @@ from glowplug.simulator.links import Link, Transfer
 
 
 class Disk:
-    """`handlers` are by effect of the prefetcher. `link` is what reads and writes share; reads go first. `changed()` is
-    called when other copies lie there than before."""
+    """The disk of one node. `handlers` has a method for each effect of the prefetcher; reads and writes share `link`,
+    reads first. `changed()` is called when the set of copies changes."""
 
     def __init__(self, node: Server, changed: Callable[[], None]) -> None:
         self.node, self.run, self._changed = node, node.run, changed
         self.link = Link(f"{node.node_id}/disk", node.server.disk_bytes_per_s)
         self.copies: dict[str, CachedWeights] = {}
         self.num_bytes_read = 0.0
-        self._writing: dict[str, tuple[Transfer, float]] = {}  # digest -> what moves, and when it began
+        self._writing: dict[str, tuple[Transfer, float]] = {}  # digest -> the transfer, and when it began
         self.handlers: dict[type, Any] = {
             pw.WriteCopy: self._write,
             pw.StopCopy: self._stop,
@@ -26,7 +26,7 @@ class Disk:
         }
 
     def stop_all(self) -> None:
-        """The process that writes has ended."""
+        """Stop all writes, since the process that writes has ended."""
         for transfer, _ in self._writing.values():
             self.run.links.stop(transfer)
         self._writing.clear()

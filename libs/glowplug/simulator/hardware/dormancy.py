@@ -1,12 +1,13 @@
-"""Replicas and sleepers of one node: weights without an engine, an engine outside its GPU, and their way back.
+"""Replicas and sleepers of one node, which are weights without an engine and engines outside their GPUs.
 
-WarmServe sections 4 and 6: an engine that grows from a replica starts no process; weights that are still on their way
-go on in the foreground, and the first prefill begins as soon as the layers still missing come before they are needed.
-That k is "the smallest such that for every later layer the load time so far is at most the compute time so far"
-(erratum E7): with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the shortest
-prefill there is. A replica brings what it was granted: all layers (so does the published code), or the first k of
-them (`warmserve:first_layers=true`), whose rest is streamed from the moment an engine grows from it.
-SwapServeLLM section 4: a swap-in takes a fixed time and then its bytes at a rate of its own, over the same PCIe lanes.
+WarmServe sections 4 and 6: an engine that grows from a replica starts no process; weights still on their way continue
+in the foreground, and the first prefill begins as soon as each missing layer will arrive before it is needed. That k is
+"the smallest such that for every later layer the load time so far is at most the compute time so far" (erratum E7):
+with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the shortest possible prefill. A
+replica holds the layers it was granted: all (as in the published code), or the first k (`warmserve:first_layers=true`);
+the rest is streamed from the moment when an engine grows from the replica.
+SwapServeLLM section 4: a swap-in takes a fixed time and then moves its bytes at a rate of its own, over the same PCIe
+lanes.
 """
 
 import math
@@ -22,7 +23,7 @@ from glowplug.simulator.links import Link
 
 
 class Dormancy:
-    """`handlers` are by effect of the agent."""
+    """The replicas and sleepers of one node. `handlers` has a method for each effect of the agent."""
 
     def __init__(self, node: Server, fetching: Fetching, starting: Starting) -> None:
         self.node, self.run, self._fetching, self._starting = node, node.run, fetching, starting
@@ -43,7 +44,7 @@ class Dormancy:
         engine.instance_id = effect.instance_id
         mine = [w for w in effect.workers if w.node_id == node.node_id]
         engine.num_bytes = sum(w.num_bytes for w in mine)
-        engine.gpu_ids = tuple(w.gpu_id for w in mine)  # a sleeper may wake on others
+        engine.gpu_ids = tuple(w.gpu_id for w in mine)  # a sleeper may wake on other GPUs
         engine.stage_gpus = (engine.gpu_ids,)
         node.engines[effect.instance_id] = engine
         engine.is_replica, engine.is_activating = False, True
@@ -62,7 +63,7 @@ class Dormancy:
         self.run.kernel.after(start.activate_s + num_pages * start.page_map_s, self._try, engine, now_s)
 
     def _try(self, engine: SimEngine, since_s: float) -> None:
-        """Serve once the first prefill would find every layer in time; else look again when it should."""
+        """Serve if the first prefill will find every layer in time, else try again when it should."""
         if not self.node.lives(engine):
             return
         now_s, start = self.run.kernel.now_s, engine.start
@@ -82,7 +83,7 @@ class Dormancy:
         self.node.tell_agent(engine.ready(load))
 
     def _left(self, engine: SimEngine) -> float:
-        """Bytes that are still to come over each lane."""
+        """Bytes still to load over each lane."""
         if engine.loaded_at >= 0:
             return 0.0
         if engine.transfer is None:
@@ -119,7 +120,7 @@ class Dormancy:
             return
         now_s = self.run.kernel.now_s
         start = engine.start = self.run.wake_of(engine.model)
-        self.node.requests.engine_gone(engine)  # drained, so nothing is inside
+        self.node.requests.engine_gone(engine)  # drained, so it has no requests
         delay = start.sleep_s
         if effect.becomes == "swapped_out":
             engine.is_swapped = True

@@ -1,4 +1,4 @@
-"""One node in virtual time: its server, its agent and its prefetcher, and those who carry out what the two ask for."""
+"""One node in virtual time: its server, the controllers of its agent and prefetcher, and the executors of both."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,6 +12,7 @@ from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.expect import STREAMS
+from glowplug.simulator.hardware.adapters import Adapters
 from glowplug.simulator.hardware.disk import Disk
 from glowplug.simulator.hardware.dormancy import Dormancy
 from glowplug.simulator.hardware.fetching import Fetching
@@ -27,13 +28,13 @@ UNHEEDED: Final = (aw.ReportStart, aw.ReportDrain, aw.ReportConsolidation, aw.Fo
 
 
 class SimNode(Server):
-    """What the shells of one node's agent and prefetcher would do. `starting`, `dormancy`, `pipelines` and `fetching`
-    carry the effects out."""
+    """One node, in place of the shells of its agent and prefetcher. `starting`, `dormancy`, `pipelines`, `fetching` and
+    `disk` carry out the effects."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._looks = False
-        self._memory: aw.AgentMemory | None = None  # what the agent wrote down last
+        self._memory: aw.AgentMemory | None = None  # the memory that the agent saved last
         self._links = (
             hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
             hardware.Link(link_id=f"{self.node_id}/pcie", bytes_per_s=self.server.pcie_bytes_per_s),
@@ -41,6 +42,7 @@ class SimNode(Server):
         self.disk = Disk(self, self.look_around)
         self.fetching = Fetching(self, self.disk, self.look_around)
         self.starting = Starting(self, self.fetching)
+        self.adapters = Adapters(self, self.fetching, self.starting)
         self.dormancy = Dormancy(self, self.fetching, self.starting)
         self.pipelines = Pipelines(self, self.fetching)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -49,6 +51,7 @@ class SimNode(Server):
             **self.fetching.handlers,
             **self.disk.handlers,
             **self.starting.handlers,
+            **self.adapters.handlers,
             **self.dormancy.handlers,
             **self.pipelines.handlers,
         }
@@ -74,12 +77,12 @@ class SimNode(Server):
         return PrefetcherController(self.node_id, params, digest_of=digest_of)
 
     def _streams(self, engine: str) -> frozenset[str]:
-        """Engines of a scenario stream what they fetch where all of their models do (`StartSeconds.overlap`)."""
+        """The ability to stream weights while fetching, if all of an engine's models do so (`StartSeconds.overlap`)."""
         mine = (one.start.overlap for one in self.run.setup.models if one.model.engine == engine)
         return frozenset({STREAMS}) if all(mine) else frozenset()
 
     def start(self) -> None:
-        """What the two find when they come up."""
+        """Start the agent and the prefetcher with what they find on the node."""
         self.tell_agent(aw.Recalled(frozenset()))
         if self.server.weights_in_host:
             for one in self.run.setup.models:
@@ -88,12 +91,13 @@ class SimNode(Server):
         self.look_around()
 
     def _find_weights(self) -> None:
-        """What the prefetcher finds when it comes up."""
+        """Notify the prefetcher of the weights in host memory and on disk."""
         regions, copies = tuple(self.fetching.regions.values()), tuple(self.disk.copies.values())
         self.tell_prefetcher(pw.RegionsFound(regions, on_disk=copies))
 
     def restarted(self, name: str) -> None:
-        """One of the two has begun anew. Engines live on; fetches have ended with the process that ran them."""
+        """Notify a restarted agent or prefetcher of what it finds. Engines survived; fetches ended with their
+        process."""
         if name == self.node_id:
             self.fetching.wait_for_none()
             self.tell_agent(aw.Recalled(frozenset(self.engines)))
@@ -104,7 +108,7 @@ class SimNode(Server):
         self.look_around()
 
     def look_around(self) -> None:
-        """The agent is notified of its host memory and its links: soon, and once for all that changes at one time."""
+        """Notify the agent of host memory and links, once for all changes of the same moment."""
         if not self._looks:
             self._looks = True
             self.run.kernel.after(0.0, self._look)
@@ -119,7 +123,7 @@ class SimNode(Server):
         self.tell_agent(around)
 
     def execute(self, effect: Any) -> None:
-        """One effect of either controller."""
+        """Carry out one effect of the agent or the prefetcher."""
         self._handlers[type(effect)](effect)
 
     def _remember(self, effect: aw.Remember) -> None:
@@ -127,7 +131,7 @@ class SimNode(Server):
 
 
 def prefetcher_params(setup: Setup, server: ServerSetup) -> PrefetcherParams:
-    """The bounds of the prefetcher of one node."""
+    """The parameters of one node's prefetcher."""
     return PrefetcherParams(
         capacity_bytes=server.host_cache_bytes,
         caching=setup.policies.caching,

@@ -1,10 +1,10 @@
-"""Pipelines across nodes, and how they become single workers (HydraServe section 6).
+"""Pipelines across nodes, and their consolidation to single workers (HydraServe section 6).
 
-Consolidation: the rest of the model comes over the network card (or from host memory) and PCIe behind whatever is in
-the foreground; then the KV cache of the other stages comes over, behind that; all the while the pipeline goes on. What
-has been generated meanwhile is the last, small chunk, and is not charged. What comes to a tensor group over the network
-card is charged to the card alone: each of its lanes carries a part of it. One that is to fail (`failing`) does so once
-the rest has come, and drops it; one that is to hang (`hanging`) says nothing more then, until it is asked to give up.
+Consolidation: the rest of the model comes over the network card (or from host memory) and PCIe at background priority;
+then the KV cache of the other stages follows at a still lower one, while the pipeline goes on serving. The tokens
+generated meanwhile are a last, small chunk that is not charged. Bytes for a tensor group are charged to the network
+card only, since each of its lanes carries just a part. A consolidation that is to fail (`failing`) does so once the
+rest has come, and drops it; one that is to hang (`hanging`) then stays silent until it is abandoned.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from glowplug.simulator.hardware.server import Server
 
 
 class Pipelines:
-    """`handlers` are by effect of the agent."""
+    """The pipelines that begin on one node. `handlers` has a method for each effect of the agent."""
 
     def __init__(self, node: Server, fetching: Fetching) -> None:
         self.node, self.run, self._fetching = node, node.run, fetching
-        self.failing: list[str] = []  # models of which one consolidation fails; "": any
+        self.failing: list[str] = []  # models whose next consolidation fails, once per entry; "": any model
         self.hanging: list[str] = []  # ... hangs
         self.handlers: dict[type, Any] = {
             aw.ServeStages: self._serve,
@@ -91,23 +91,23 @@ class Pipelines:
         self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
 
     def _finish(self, effect: aw.FinishStages) -> None:
-        """What becomes whole here does so in its own process, and leaves no stage behind."""
+        """Answer at once: a simulated engine becomes whole in its own process, so no stage is left to end."""
         self.node.answer_agent(aw.StagesFinished(effect.instance_id))
 
     def _abandon(self, effect: aw.AbandonConsolidation) -> None:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None or engine.num_stages == 1:
-            return  # gone, or whole: that has been told
+            return  # gone or whole, which the agent has been notified of
         if engine.transfer is not None:
             self.run.links.stop(engine.transfer)
             engine.transfer = None
         self.node.sharing.load(engine, False)
-        engine.num_migrations = 0  # what had come of the KV is dropped with the rest
+        engine.num_migrations = 0  # the KV cache moved so far is dropped
         self.node.answer_agent(aw.ConsolidationFailed(engine.instance_id, "given up"))
 
 
 def _struck(models: list[str], engine: SimEngine) -> bool:
-    """Whether a fault that waits for one of these models, or for any (""), is this engine's; it is over then."""
+    """Return whether a fault is due for an engine's model, or for any (""), and remove that fault."""
     doomed = next((key for key in models if key in ("", engine.model.model.key)), None)
     if doomed is None:
         return False

@@ -1,4 +1,4 @@
-"""One server in virtual time: its links, the engines that live on it, and the two controllers it speaks for."""
+"""One server in virtual time: its links, its engines, and access to the controllers of its agent and prefetcher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from glowplug.simulator.setup import ServerSetup
 
 
 class Requests(Protocol):
-    """What runs inside the engines."""
+    """The requests that run in engines, as a server sees them."""
 
     sharing: Sharing
 
     def watch(self, engine: SimEngine) -> None:
-        """Wake up when the engine's next boundary comes."""
+        """Schedule a wake-up at the engine's next boundary."""
         ...
 
     def engine_gone(self, engine: SimEngine) -> None:
-        """Its process has ended: what it ran is lost."""
+        """Fail the requests of an engine whose process has ended."""
         ...
 
 
 @dataclass(eq=False, repr=False)
 class Server:
-    """What those who carry out effects on one node (hardware/node.py composes them) share. `servers` are all of the
-    run, by node_id, this one among them."""
+    """The state that the executors of one node share (hardware/node.py composes them). `servers` are all of the run, by
+    node_id, including this one."""
 
     run: Run
     control: ControlPlane
@@ -42,7 +42,7 @@ class Server:
 
     def __post_init__(self) -> None:
         node_id, server, self.sharing = self.node_id, self.server, self.requests.sharing
-        self.engines: dict[str, SimEngine] = {}  # processes that live
+        self.engines: dict[str, SimEngine] = {}  # live processes, by instance_id
         self.is_down = False
         self.gpu_ids = tuple(f"{node_id}/{n}" for n in range(server.num_gpus))
         self.network = Link(f"{node_id}/nic", server.network_bytes_per_s)
@@ -63,26 +63,26 @@ class Server:
         self.control.give(self.node_id, stimulus)
 
     def answer_agent(self, stimulus: Any) -> None:
-        """An answer over the wire: never inside the question."""
+        """Answer the agent after the network's delay, and so never within its own call."""
         self.run.kernel.after(self.run.setup.params.network_s, self.tell_agent, stimulus)
 
     def tell_prefetcher(self, stimulus: Any) -> None:
         self.control.give(f"prefetcher-{self.node_id}", stimulus)
 
     def lanes_of(self, engine: SimEngine) -> tuple[Link, ...]:
-        """The PCIe lanes of its GPUs: they carry their parts side by side."""
+        """The PCIe lanes of an engine's GPUs, which carry their parts in parallel."""
         return tuple(self.lanes[gpu_id] for gpu_id in engine.gpu_ids)
 
     def lives(self, engine: SimEngine) -> bool:
         return self.engines.get(engine.instance_id) is engine
 
     def find(self, instance_id: str) -> SimEngine | None:
-        """An engine by its id, on whatever server."""
+        """Find an engine by its id on any server."""
         found = (server.engines.get(instance_id) for server in self.servers.values())
         return next((engine for engine in found if engine is not None), None)
 
     def end(self, instance_id: str) -> None:
-        """The process of an engine is gone, and with it what it ran."""
+        """End the process of an engine, and fail the requests that ran in it."""
         engine = self.engines.pop(instance_id, None)
         if engine is None:
             return
@@ -98,11 +98,11 @@ class Server:
             self.servers[carried.node_id].answer_agent(exited)
 
     def kill(self, instance_id: str, reason: str) -> None:
-        """The process of an engine dies, and its agent sees that."""
+        """End the process of an engine and notify its agent of the exit."""
         self.end(instance_id)
         self.tell_agent(aw.EngineExited(instance_id, reason))
 
     def count(self, engine: SimEngine) -> None:
-        """Say to the agent what runs inside, and the KV cache it fills."""
+        """Notify the agent of an engine's running requests and KV cache usage."""
         used = engine.kv_bytes_used(self.run.kernel.now_s)
         self.answer_agent(aw.InFlight(engine.instance_id, engine.num_in_flight, used))

@@ -1,18 +1,18 @@
-"""What the steps of a recorded engine cost, read off its answered requests.
+"""The step costs of a recorded engine, estimated from its answered requests.
 
-- Prefill: a line through the seconds to the first token over the prompt's tokens, of requests that found an idle
-  engine: nothing waited there, so it is the work alone.
-- A later token: a line through its seconds over how many others were decoded at the same time, once the prompts that
-  were read in between are taken out, which the simulation charges by itself.
-- Pace: what each request took over what these two lines say of it. It is kept request by request, because engines are
-  not as fast every time; the n-th request of a replay is as slow as the n-th that was recorded.
+- Prefill: a line of the seconds to the first token over the prompt's tokens, from requests that found an idle engine,
+  where nothing but the prefill took time.
+- A later token: a line of its seconds over the number of requests decoded at the same time, less the prefills in
+  between, which the simulation charges by itself.
+- Pace: the time of each request over the time by these two lines. It is kept for each request, because engines are not
+  always equally fast; the n-th request of a replay is as slow as the n-th that was recorded.
 
-Both slopes are medians (Theil's method), for a machine that was busy elsewhere for a while makes a few requests many
-times as slow; the paces bring them back, each where it was. The pace of prompts that waited for others is not known:
-the line of prefill is as high as the mean.
+Both slopes are medians (Theil's method), since a machine that was busy elsewhere for a while makes a few requests many
+times as slow; their paces keep that slowness. The pace of a prompt that waited for others is unknown, so the prefill's
+line goes through the mean.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean, median
@@ -20,14 +20,15 @@ from typing import Any, Final
 
 Row = dict[str, Any]
 LEAST_S: Final = 1e-4
-FEW: Final = 3  # requests that found an idle engine: with fewer the others are read as well
-TOGETHER_S: Final = 0.05  # what waited for a start is sent to its engine within this time
-PACES: Final = (0.05, 100.0)  # what is outside is not the engine's pace: a machine that slept, a clock that jumped
-EVEN: Final = 0.03  # mean distance of the paces from 1 below which they tell nothing
+FEW: Final = 3  # least requests that found an idle engine; with fewer, all requests are used
+TOGETHER_S: Final = 0.05  # requests that waited for a start are sent to its engine within this time
+HELD: Final = 0.9  # share of a decode spent on other prompts above which the request's own pace is unknown
+PACES: Final = (0.05, 100.0)  # bounds of a pace; outside them the machine was suspended or its clock jumped
+EVEN: Final = 0.03  # mean distance of the paces from 1 below which they are noise
 
 
 class Busy:
-    """How many requests one engine decoded, over time."""
+    """The number of requests that one engine decoded, over time. `spans`: (begin, end) of each request's decode."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
@@ -37,7 +38,7 @@ class Busy:
         self._areas = [0.0, *accumulate(w * n for w, n in zip(widths, self._counts, strict=False))]
 
     def mean(self, begin: float, end: float) -> float:
-        """Requests under way between two times, on average."""
+        """Mean number of requests being decoded between two times."""
         return (self._area(end) - self._area(begin)) / (end - begin) if end > begin else 0.0
 
     def _area(self, at_s: float) -> float:
@@ -48,10 +49,10 @@ class Busy:
 
 
 class Costs:
-    """The costs of one model: `tree` as a scenario writes them, and `pace` of its requests in the order they came."""
+    """The costs of one model: `tree` as a scenario writes them, and the `pace` of its requests in order of arrival."""
 
     def __init__(self, rows: Sequence[Row], prompt_tokens: int) -> None:
-        """`prompt_tokens`: of requests whose own number is not known."""
+        """`prompt_tokens` is assumed for requests whose own number is unknown."""
         self._rows = sorted(rows, key=lambda r: r["arrived_at"])
         sound = [r for r in self._rows if not r.get("error_code") and r["ttft_s"] > 0]
         self._prompt = prompt_tokens
@@ -61,14 +62,18 @@ class Costs:
         for row in self._streamed:
             self._by_instance.setdefault(row["instance_id"], []).append(row)
         self._sent = {name: sorted(_sent_at(row) for row in mine) for name, mine in self._by_instance.items()}
+        self._firsts = {name: sorted(_decoded(row)[0] for row in mine) for name, mine in self._by_instance.items()}
         self._busy = {name: Busy([_decoded(row) for row in mine]) for name, mine in self._by_instance.items()}
+        self._together = {  # requests that each engine was sent first, by time of the first token
+            name: sorted(filter(self._is_first, mine), key=_decoded) for name, mine in self._by_instance.items()
+        }
         self._whole_s = 0.0 if self._streamed else _slope_of_whole(sound)
         self.prefill_base_s, self.prefill_s = self._prefill()
         self.decode_base_s, self.decode_s = self._decode()
 
     @property
     def tree(self) -> Row:
-        """Milliseconds, as `costs` of a model has them."""
+        """The field `costs` of a model in a scenario, in milliseconds."""
         return {
             "prefill_ms": [round(self.prefill_base_s * 1e3, 4), round(self.prefill_s * 1e3, 6)],
             "decode_ms": [round(self.decode_base_s * 1e3, 4), round(self.decode_s * 1e3, 6)],
@@ -76,10 +81,10 @@ class Costs:
 
     @property
     def pace(self) -> list[list[float]]:
-        """Of its prompt and of its later tokens, two numbers a request; empty where all are as fast as the costs
+        """[pace of the prompt, pace of the later tokens] of each request; empty if all are about as fast as the costs
         say."""
         paces = [
-            [self._prompt_pace(row) if self._is_typical(row) else 1.0, self._later_pace(row)]
+            [self._prompt_pace(row), self._later_pace(row)]
             if row.get("ttft_s") and not row.get("error_code") and _is_streamed(row)
             else [1.0, 1.0]
             for row in self._rows
@@ -89,13 +94,21 @@ class Costs:
         return [[round(pace, 4) for pace in one] for one in paces]
 
     def first_s(self, instance_id: str) -> float:
-        """What the first prefill of an engine took beyond what the others do, of all that it was sent at first."""
-        mine = sorted(self._by_instance.get(instance_id, ()), key=_sent_at)
-        together = [row for row in mine if _sent_at(row) <= _sent_at(mine[0]) + TOGETHER_S]
-        if not together:
+        """Extra seconds of the first prefill of an engine. That prefill is of one prompt: an engine that is sent
+        several requests at once prefills one, and then the rest together (`_rest_pace`)."""
+        if instance_id not in self._together:
             return 0.0
-        usual = self.prefill_base_s + self.prefill_s * sum(self._tokens(row) for row in together)
-        return max(0.0, float(min(row["ttft_s"] - row["queue_s"] for row in together)) - usual)
+        first = self._together[instance_id][0]
+        usual_s = self.prefill_base_s + self.prefill_s * self._tokens(first)
+        return max(0.0, float(first["ttft_s"] - first["queue_s"]) - usual_s)
+
+    def _rest_pace(self, row: Row) -> float:
+        """Pace of the prompts that an engine prefilled together after its very first one."""
+        first, *rest = self._together[row["instance_id"]]
+        if row is first:
+            return 1.0
+        usual_s = self.prefill_base_s + self.prefill_s * sum(self._tokens(one) for one in rest)
+        return _bounded((_decoded(row)[0] - _decoded(first)[0]) / usual_s)
 
     def _tokens(self, row: Row) -> int:
         return int(row["prompt_tokens"] or self._prompt)
@@ -111,7 +124,7 @@ class Costs:
         return _line([(self._tokens(row), max(LEAST_S, row["ttft_s"] - row["queue_s"])) for row in some], mean=True)
 
     def _was_alone(self, row: Row) -> bool:
-        """Whether nothing else ran on its engine from when it was sent there until its first token."""
+        """Return whether nothing else ran on the request's engine from its dispatch until its first token."""
         name, sent_at = row["instance_id"], _sent_at(row)
         begin, _ = _decoded(row)
         in_between = bisect_left(self._sent[name], begin) - bisect_left(self._sent[name], sent_at)
@@ -121,32 +134,48 @@ class Costs:
         if not self._streamed:
             return self._whole_s or 0.03, 0.0
         points = []
-        for row in self._streamed:
+        for row in [row for row in self._streamed if not self._was_held(row)] or self._streamed:
             begin, end = _decoded(row)
             seconds = (end - begin - self._read_meanwhile(row)) / (row["response_tokens"] - 1)
             points.append((self._busy[row["instance_id"]].mean(begin, end), max(LEAST_S, seconds)))
         return _line(points)
 
     def _read_meanwhile(self, row: Row) -> float:
-        """Seconds for which its engine read other prompts while it decoded this one."""
+        """Seconds that the engine spent on other prompts during this request's decode: their usual time or, for
+        requests sent together to a started engine, the actual time, which `_rest_pace` accounts for."""
         begin, end = _decoded(row)
-        sent = self._sent[row["instance_id"]]
-        num = bisect_left(sent, end) - bisect_left(sent, begin)
+        firsts = self._firsts[row["instance_id"]]
+        num = bisect_right(firsts, end) - bisect_right(firsts, begin)
         typical = self.prefill_base_s + self.prefill_s * self._prompt
-        return min(num * typical, 0.5 * (end - begin))
+        counted_s = min(num * typical, 0.5 * (end - begin))
+        if not self._is_first(row):
+            return counted_s
+        all_read_at, _ = _decoded(self._together[row["instance_id"]][-1])
+        return max(counted_s, min(end, all_read_at) - begin)
+
+    def _was_held(self, row: Row) -> bool:
+        """Return whether the engine did little but prefill other prompts during this request's decode."""
+        begin, end = _decoded(row)
+        return self._read_meanwhile(row) > HELD * (end - begin)
 
     def _is_first(self, row: Row) -> bool:
-        """Whether it is of the first that its engine was sent, whose pages were cold: that is `first_s`."""
+        """Return whether the request is among the first that its engine was sent, which `first_s` accounts for."""
         return _sent_at(row) <= self._sent[row["instance_id"]][0] + TOGETHER_S
 
     def _is_typical(self, row: Row) -> bool:
-        """Whether its time to the first token is that of its own prompt."""
+        """Return whether the request's time to first token is due to its own prompt only."""
         return not row["cold"] and not self._is_first(row) and self._was_alone(row)
 
     def _prompt_pace(self, row: Row) -> float:
+        if self._is_first(row):
+            return self._rest_pace(row)
+        if not self._is_typical(row):
+            return 1.0
         return _bounded((row["ttft_s"] - row["queue_s"]) / (self.prefill_base_s + self.prefill_s * self._tokens(row)))
 
     def _later_pace(self, row: Row) -> float:
+        if self._was_held(row):
+            return 1.0
         begin, end = _decoded(row)
         num = max(1.0, self._busy[row["instance_id"]].mean(begin, end))
         steps_s = (row["response_tokens"] - 1) * (self.decode_base_s + self.decode_s * num)
@@ -158,7 +187,7 @@ def _bounded(pace: float) -> float:
 
 
 def _is_streamed(row: Row) -> bool:
-    """Whether its tokens came one after the other."""
+    """Return whether the request's tokens came one after the other."""
     return row["response_tokens"] > 1 and bool(row.get("stream") or row["e2e_s"] > row["ttft_s"] * 1.01)
 
 
@@ -167,20 +196,20 @@ def _sent_at(row: Row) -> float:
 
 
 def _decoded(row: Row) -> tuple[float, float]:
-    """From its first token to its last."""
+    """(time of the first token, time of the last) of a request."""
     return float(row["arrived_at"] + row["ttft_s"]), float(row["arrived_at"] + row["e2e_s"])
 
 
 def _slope_of_whole(rows: Sequence[Row]) -> float:
-    """Seconds of a token of requests that do not stream: the slope of the whole answer's over its tokens, or all of
-    their time where they are all as long."""
+    """Seconds per token of requests that do not stream: the slope of their whole time over their tokens, or the least
+    time per token if all are equally long."""
     whole = [(row["response_tokens"], max(LEAST_S, row["e2e_s"] - row["queue_s"])) for row in rows]
     return (slope(whole) or min(seconds / max(1, tokens) for tokens, seconds in whole)) if whole else 0.0
 
 
 def _line(points: Sequence[tuple[float, float]], *, mean: bool = False) -> tuple[float, float]:
-    """(what it is at 0, what each more adds), neither below 0: Theil's line, of the slopes between each point of the
-    lower half and its counterpart of the upper; as high as the median of the points, or as their mean."""
+    """(intercept, slope) of Theil's line, neither below 0. The slope is the median of the slopes between each point of
+    the lower half and its counterpart of the upper; the line goes through the points' median, or their mean."""
     some = sorted(points)
     half = (len(some) + 1) // 2
     pairs = [(a, b) for a, b in zip(some, some[half:], strict=False) if b[0] > a[0]]
@@ -192,7 +221,7 @@ def _line(points: Sequence[tuple[float, float]], *, mean: bool = False) -> tuple
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of least squares, from 0 up to the line through 0 and the means."""
+    """The slope of least squares, bounded by 0 and by the slope of the line through the origin and the means."""
     mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     per = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0

@@ -1,4 +1,4 @@
-"""A live fleet's recorded events, read for what a simulation needs: requests, models, nodes, starts, decisions.
+"""Reading of a live fleet's recorded events for a simulation: requests, models, nodes, starts, decisions.
 
 A recording is what `glowplug record` writes, or `glowplug tap -o json -p evt -p cmd -p tel`: one event a line.
 """
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from glowplug.domain.model import Slo
 from glowplug.events.envelope import wrong_with
+from glowplug.events.subjects import is_telemetry
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS
 from glowplug.simulator.recording.starts import Starts
@@ -25,7 +26,7 @@ READ: Final = frozenset({"request.finished", "request.rejected", "model.deployed
                          "instance.loading", "instance.ready", "instance.draining", "instance.prewarmed",
                          "instance.swapped_out"})  # fmt: skip
 TYPICAL: Final = (256, 64)  # prompt and response tokens of a model that reported none
-MOST: Final = 1e12  # seconds or tokens: what is above is a mistake
+MOST: Final = 1e12  # seconds or tokens; a higher number is an error
 _MEASURED: Final = ("arrived_at", "queue_s", "ttft_s", "e2e_s", "prompt_tokens", "response_tokens")
 _KIND_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "eviction"}
 
@@ -35,22 +36,23 @@ _RECORDED = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", 
 
 @dataclass(slots=True)
 class Recording:
-    """What was seen. Times are epoch seconds, as recorded."""
+    """The content of a recording. Times are epoch seconds, as recorded."""
 
     source: str
     finished: list[Row] = field(default_factory=list)
-    rejected: list[tuple[float, Row]] = field(default_factory=list)  # when it was answered
+    rejected: list[tuple[float, Row]] = field(default_factory=list)  # (time of the answer, fact)
     models: dict[str, Row] = field(default_factory=dict)
     nodes: dict[str, Row] = field(default_factory=dict)
     starts: Starts = field(default_factory=Starts)
-    rates: list[float] = field(default_factory=list)  # bytes a second of weights on their way to host memory
-    kv_tokens: dict[str, int] = field(default_factory=dict)  # of each model's engines, where one reported it
+    rates: list[float] = field(default_factory=list)  # bytes a second of each fetch to host memory
+    kv_tokens: dict[str, int] = field(default_factory=dict)  # by model_key, as reported by an engine
+    has_telemetry: bool = False
     num_starts: int = 0
     bytes_fetched: float = 0.0
     gpu_seconds: float = 0.0
     policies: dict[str, Counter[str]] = field(default_factory=dict)
     _used: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _first: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each node: GPUs that held something, GPUs
+    _first: dict[str, tuple[int, int]] = field(default_factory=dict)  # by node: GPUs in use at first, all GPUs
 
     @property
     def began_at(self) -> float:
@@ -63,20 +65,20 @@ class Recording:
 
     @property
     def held_at_first(self) -> tuple[int, int]:
-        """(GPUs that held something when their node was first seen, all GPUs): a replay begins with empty ones."""
+        """(GPUs in use when their node was first seen, all GPUs). A replay begins with empty GPUs."""
         return sum(held for held, _ in self._first.values()), sum(num for _, num in self._first.values())
 
     def _times(self) -> list[float]:
         return [float(row["arrived_at"]) for row in self.finished] + [at_s for at_s, _ in self.rejected]
 
     def policy_names(self) -> dict[str, str]:
-        """The policies its decisions name, by kind; those that are none of ours are left out."""
+        """The policies that the decisions name, by kind, without unknown ones."""
         found = {kind: counts.most_common(1)[0][0] for kind, counts in self.policies.items()}
         return {kind: name for kind, name in sorted(found.items()) if base_name(name) in KINDS[kind]}
 
     def arrivals(self) -> list[tuple[float, str, int, int]]:
-        """(s from the first, model key, prompt tokens, response tokens). A request that was refused has no token
-        counts: it takes the medians of its model."""
+        """(seconds from the first arrival, model key, prompt tokens, response tokens) of each request. A refused
+        request has no token counts and gets the medians of its model."""
         began = self.began_at
         typical = {key: self.typical(key) for key in {row["model_key"] for row in self.finished}}
         rows = [
@@ -94,8 +96,7 @@ class Recording:
         return sorted(rows)
 
     def typical(self, key: str) -> tuple[int, int]:
-        """Median prompt and response of a model's answered requests, of those whose length is known (TYPICAL when
-        there was none)."""
+        """(median prompt tokens, median response tokens) of a model's requests of known length; TYPICAL without any."""
         mine = [row for row in self.finished if row["model_key"] == key]
         known = ([row[name] for row in mine if row[name]] for name in ("prompt_tokens", "response_tokens"))
         prompt, response = (int(median(some)) if some else usual for some, usual in zip(known, TYPICAL, strict=True))
@@ -106,7 +107,7 @@ class Recording:
         return Slo(ttft_s=own.get("ttft_s", 0.0), tpot_s=own.get("tpot_s", 0.0))
 
     def numbers(self) -> Row:
-        """The same figures a simulated run has, as far as they were recorded."""
+        """The figures of a simulated run, as far as they were recorded."""
         results = Results(
             bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts=Counter(recorded=self.num_starts)
         )
@@ -131,7 +132,7 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file of JSON lines. Raises ScenarioError when it holds no request, model or node."""
+    """Read the recording in a file of JSON lines. Raises ScenarioError when it holds no request, model or node."""
     recording = Recording(str(path))
     for number, row in enumerate(read_rows(path), start=1):
         problem = _wrong_with(row)
@@ -139,7 +140,12 @@ def read_recording(path: Path) -> Recording:
             raise ScenarioError("", f"{path}, line {number}: {problem}")
         _take(recording, row)
     if not recording.finished and not recording.rejected:
-        raise ScenarioError("", f"{path}: holds no request (request.finished is telemetry: tap it with -p tel)")
+        why = (
+            "none ended while it was recorded"
+            if recording.has_telemetry
+            else "request.finished is telemetry: tap it with -p tel"
+        )
+        raise ScenarioError("", f"{path}: holds no request ({why})")
     if not recording.models:
         raise ScenarioError("", f"{path}: holds no model.deployed, so nothing is known of the models")
     if not recording.nodes:
@@ -148,7 +154,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def _wrong_with(row: Row) -> str:
-    """'field: problem' of a row that is read; '' when it is sound, or of a type that is not read."""
+    """'field: problem' of an invalid row; '' if the row is valid, or of a type that is not read."""
     if not isinstance(row.get("type"), str):
         return "is no event of ours: type: is missing" if "type" not in row else "type: is no text"
     if row["type"] not in READ:
@@ -172,6 +178,7 @@ def _wrong_with(row: Row) -> str:
 
 def _take(recording: Recording, row: Mapping[str, Any]) -> None:
     kind, data = row["type"], row.get("data") or {}
+    recording.has_telemetry = recording.has_telemetry or is_telemetry(kind)
     if kind == "request.finished":
         recording.finished.append(data)
         recording.starts.finished(data)

@@ -1,9 +1,11 @@
-"""A recorded fleet as a scenario: its nodes, its models with costs and starts read off the recording, its arrivals.
+"""A recorded fleet as a scenario: its nodes, its models with costs and starts estimated from the recording, its
+arrivals.
 
-What a recording does not tell is taken as follows, and stands in the notes: bytes of KV per token from what an engine
-said of its cache, else from the model's KV memory over the tokens it admits; the costs of a step and the pace of each
-request as `recording_costs` reads them; what starts, swaps and replicas took as `recording_starts` does; how long a
-command is on its way from the facts that it caused; the rest of the controllers' times are a live fleet's own defaults.
+A recording does not hold everything: bytes of KV per token come from an engine's reported cache, else from the model's
+KV memory over the tokens it admits; step costs and the pace of each request from `costs` (engines that shared cores
+slowed each other in the recording, so the replay does not slow them again); times of starts, swaps and replicas from
+`starts`; the delay of a command from the facts that it caused. The controllers' other times are the defaults of a live
+fleet.
 """
 
 from collections.abc import Mapping
@@ -28,7 +30,7 @@ from glowplug.simulator.setup import ABILITIES
 
 ARRIVALS = "arrivals.csv"
 KIND = "recorded"
-PCIE_BYTES_PER_S: Final = 32e9  # of a GPU's lanes, which is in no recording: engines load as fast as they were seen to
+PCIE_BYTES_PER_S: Final = 32e9  # not recorded, so no bound: engines load as fast as they did
 LIVE: Final[Tree] = {
     "agent_tick_s": TICK_S,
     "agent": {"drain_quiet_s": DRAIN_QUIET_S},
@@ -44,11 +46,11 @@ _KEPT = (
 
 
 def scenario_of(recording: Recording) -> Tree:
-    """The tree of a scenario whose workload is `arrivals.csv` beside it."""
+    """The tree of a scenario that replays a recording; its workload is `arrivals.csv` beside it."""
     emulated = any(row.get("emulated") for row in recording.finished)
     cores, by_model = (0.0, recording.starts.by_model) if emulated else alone(recording.starts.by_model)
     quiet_s = drain_quiet_s({model.get("engine", "") for model in recording.models.values()})
-    params: Tree = merge(LIVE, {"share_compute": not emulated, "agent": {"drain_quiet_s": quiet_s}})
+    params: Tree = merge(LIVE, {"share_compute": False, "agent": {"drain_quiet_s": quiet_s}})
     if recording.starts.bus:
         params["bus_s"] = round(max(1e-4, median(recording.starts.bus)), 5)
     tree = {
@@ -65,19 +67,19 @@ def scenario_of(recording: Recording) -> Tree:
 
 
 def _policies(named: Mapping[str, str]) -> str | Mapping[str, str]:
-    """Those that decided, or the default system where they are its own: kinds that decided nothing are then its too."""
+    """The policies that decided, or the default system if they all belong to it, which adds the other kinds."""
     return DEFAULT if named.items() <= SYSTEMS[DEFAULT].policies.items() else named
 
 
 def write_arrivals(recording: Recording, path: Path) -> None:
-    """The requests as a trace of our own format."""
+    """Write the requests of a recording as a trace in our own format."""
     lines = [f"{at_s:.6f},{key},{prompt},{response}" for at_s, key, prompt, response in recording.arrivals()]
     path.write_text("\n".join(["t_s,model,prompt_tokens,response_tokens", *lines]) + "\n", encoding="utf-8")
 
 
 def _servers(recording: Recording, start_cores: float) -> list[Row]:
-    """Nodes of one shape are one kind of server. Where no weights were brought while it was recorded they lay in host
-    memory already: emulated engines keep none there, others had fetched them before."""
+    """The `servers` of the scenario: nodes of one shape are one kind of server. If no weights were fetched during the
+    recording, they count as in host memory: emulated engines need none, and others had fetched them before."""
     sizes_of_weights = [_weights(model) for model in recording.models.values()]
     in_host = not recording.rates
     least = sum(sizes_of_weights) if in_host else 2 * max(sizes_of_weights, default=0)

@@ -1,1 +1,1 @@
-"""What people read of runs: tables, and one HTML file that needs nothing else."""
+"""Reports of runs for people: tables, and one self-contained HTML file."""

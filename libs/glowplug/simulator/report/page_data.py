@@ -1,9 +1,10 @@
-"""The page's data, and the HTML file that holds it all: variants over seeds, a plan's curve, and one run in full.
+"""The data of the report's page, and the HTML file with all of it: variants over seeds, a plan's curve, one run in
+full.
 
-Of one run everything is columns of plain numbers, names are said once. What a page cannot carry is left out by rule,
-never by chance, and counted: requests beyond `MAX_REQUESTS` keep cold, failed and slow ones first, and each n-th of the
-rest; decisions beyond `MAX_DECISIONS` keep those about requests and instances that are shown; spans on GPUs beyond
-`MAX_SPANS` keep the longest.
+A run's data are columns of plain numbers, with each name written once. Rows beyond what a page can carry are left out
+by rule, never by chance, and counted: of more than `MAX_REQUESTS` requests it keeps cold, failed and slow ones first,
+and each n-th of the rest; of more than `MAX_DECISIONS` decisions those about the requests and instances shown; of more
+than `MAX_SPANS` spans on GPUs the longest.
 """
 
 import json
@@ -34,7 +35,7 @@ def page_data(
     plan: Detail | None = None,
     notes: Iterable[str] = (),
 ) -> Detail:
-    """Everything the page shows. `detail` is of one run (`detail_of_run`), `plan` of a sweep over fleets."""
+    """All data of the page. `detail` is of one run (`detail_of_run`), `plan` of a sweep over fleets."""
     setup = scenario.setup
     ttft_s = {one.model.slo.ttft_s for one in setup.models}
     return {
@@ -58,7 +59,7 @@ def page_data(
 
 
 def variants_over_seeds(outcomes: Sequence[Outcome]) -> list[Detail]:
-    """One entry per variant: every figure as mean, least and most over seeds; models and curves of the first seed."""
+    """One entry per variant: each figure as mean and range over seeds; models and curves from the first seed."""
     by_variant: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_variant.setdefault(outcome.variant, []).append(outcome)
@@ -75,7 +76,7 @@ def variants_over_seeds(outcomes: Sequence[Outcome]) -> list[Detail]:
 
 
 def spread(rows: Sequence[Mapping[str, Any]]) -> Detail:
-    """Each number as it is (one row), or as its mean and range; None where no row has a figure."""
+    """Each figure of the rows as mean and range, or unchanged for a single row; None where no row has it."""
     out: Detail = {}
     for name in rows[0]:
         values = [row.get(name) for row in rows]
@@ -90,7 +91,7 @@ def spread(rows: Sequence[Mapping[str, Any]]) -> Detail:
 
 
 def html(data: Detail) -> str:
-    """One file that needs nothing else: the same data give the same bytes."""
+    """The self-contained HTML file; the same data give the same bytes."""
     folder = resources.files("glowplug.simulator.report").joinpath("page")
 
     def text(name: str) -> str:
@@ -110,11 +111,11 @@ MAX_RIVALS: Final = 12
 MAX_SPANS: Final = 40_000
 MAX_STEPS: Final = 5_000
 OWNERS: Final = ("weights", "kv", "prewarm", "reservation", "sleeper")
-ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # from the beginning, each time it is called
+ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # each call reads from the beginning
 
 
 class Spans:
-    """Who held which bytes from when to when. Told of a node's GPUs whenever they change, in order of time."""
+    """The spans of time for which holders held bytes of GPUs. `gpu` is called at each change, in order of time."""
 
     def __init__(self, setup: Setup) -> None:
         self.gpus = [
@@ -133,7 +134,7 @@ class Spans:
         self._latest: dict[tuple[int, str, str], int] = {}
 
     def gpu(self, gpu_id: str, at_s: float, grants: Iterable[tuple[str, str, int]]) -> None:
-        """From `at_s` (s of the run) a GPU holds `grants`: (holder, owner, bytes)."""
+        """Note that a GPU holds `grants`, each (holder, owner, bytes), from `at_s` (seconds of the run) on."""
         number = self._numbers[gpu_id]
         held = tuple(sorted(grants, key=lambda grant: (grant[0], OWNERS.index(grant[1]))))
         since_s, before = self._open.get(number, (0.0, ()))
@@ -151,7 +152,7 @@ class Spans:
         self._open.clear()
 
     def use(self) -> list[tuple[float, int]]:
-        """(from when, GPUs that hold anything)."""
+        """Steps (time, number of GPUs in use from then on)."""
         steps: dict[float, int] = {0.0: 0}
         now = 0
         for at_s, change in self._held:
@@ -161,7 +162,7 @@ class Spans:
         return found[:: -(-len(found) // MAX_STEPS)]
 
     def kept(self) -> tuple[dict[str, list[Any]], int]:
-        """The columns, and how many spans were left out: of too many the shortest, which a page could not draw."""
+        """(columns, number of spans left out). If there are too many, the shortest are left out."""
         columns, num = self.columns, len(self.columns["gpu"])
         if num <= MAX_SPANS:
             return columns, 0
@@ -190,7 +191,7 @@ class Spans:
             base += num_bytes
 
     def _same(self, number: int, since_s: float, holder: str, owner: str, base: int, num_bytes: int) -> int | None:
-        """The span that this one only goes on with."""
+        """The number of the earlier span that a new one continues unchanged; None if there is none."""
         last = self._latest.get((number, holder, owner))
         if last is None:
             return None
@@ -200,7 +201,7 @@ class Spans:
 
 
 def request_columns(read: ReadRows, models: Sequence[str], began_at: float) -> tuple[Detail, int]:
-    """Columns of requests (facts `request.finished` and `request.rejected`), and how many were left out."""
+    """(columns of requests, number left out), from the facts `request.finished` and `request.rejected`."""
     kept, num = _thinned(read)
     numbers = {key: number for number, key in enumerate(models)}
     columns: Detail = {
@@ -220,7 +221,7 @@ def request_columns(read: ReadRows, models: Sequence[str], began_at: float) -> t
 
 
 def _thinned(read: ReadRows) -> tuple[list[Mapping[str, Any]], int]:
-    """The requests that are kept, and how many there are. Reads twice rather than keep them all in memory."""
+    """(requests kept, number of all requests). Reads them twice instead of keeping all in memory."""
     times, num, num_marked = Quantiles(), 0, 0
     for row in read():
         num += 1
@@ -241,12 +242,12 @@ def _thinned(read: ReadRows) -> tuple[list[Mapping[str, Any]], int]:
 
 
 def _is_marked(row: Mapping[str, Any]) -> bool:
-    """Cold or failed."""
+    """Return whether a request was cold or failed."""
     return bool(row.get("cold") or row.get("error_code") or row.get("code"))
 
 
 def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[list[Detail], int]:
-    """Decisions in order of time, and how many were left out: those about shown requests and instances go first."""
+    """(decisions in order of time, number left out). Decisions about shown requests and instances are kept first."""
     shown = {*requests["id"], *requests["instance"]} - {""}
 
     def near(row: Mapping[str, Any]) -> bool:
@@ -272,12 +273,12 @@ def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[li
 
 
 def _rivals(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The chosen one first; of many only the first `MAX_RIVALS`."""
+    """The rivals of a decision, the chosen one first, and at most `MAX_RIVALS`."""
     return sorted(row.get("rivals", ()), key=lambda rival: rival["name"] != row.get("chosen"))[:MAX_RIVALS]
 
 
 def _scored(rival: Mapping[str, Any], began_at: float) -> dict[str, Any]:
-    """A rival with a score of few digits; a moment counts from the beginning of the run, as `at` does."""
+    """A rival with a rounded score; a score that is a time counts from the beginning of the run, like `at`."""
     is_moment = rival.get("unit", "").startswith("at ") and rival["score"] > 0
     score = round(rival["score"] - began_at, 3) if is_moment else _short(rival["score"])
     return {**rival, "score": score}
@@ -291,7 +292,7 @@ def _short(value: Any) -> Any:
 
 
 def detail_of_run(folder: Path, setup: Setup) -> Detail:
-    """Everything of the run in `folder`. Raises ScenarioError when it is none."""
+    """All data of the run in `folder`. Raises ScenarioError when it is no folder of a run."""
     about, results = read_json(folder, "setup.json"), read_json(folder, "results.json")
     models_of: dict[str, str] = {}
     for row in read_lines(folder, "events.jsonl", INSTANCES):

@@ -1,4 +1,4 @@
-"""The fleet of a scenario: servers, models with their costs, policies and params, and why it is impossible if it is."""
+"""The fleet of a scenario, built and checked: servers, models with their costs, policies, params and faults."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from glowplug.domain.access import Tenant
 from glowplug.domain.bounds import OutOfBounds
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model, WeightsRef, model_key
@@ -25,7 +26,7 @@ _FIXED = frozenset({"key", "weights", "source", "revision"})
 
 
 def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWords]]:
-    """The Setup, and the lengths of those models that name their own (by key). Raises ScenarioError."""
+    """Build the Setup, and the lengths of models that name their own (by key). Raises ScenarioError."""
     servers = _servers(words.servers)
     models: list[ModelSetup] = []
     lengths: dict[str, str | LengthWords] = {}
@@ -38,6 +39,8 @@ def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWord
     keys = [one.model.key for one in models]
     if twice := next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else "":
         raise ScenarioError("models", f"two of them are called {twice!r}")
+    if unknown := {one.model.base for one in models} - {"", *(one.model.key for one in models if not one.model.base)}:
+        raise ScenarioError("models", f"no model {min(unknown)!r} can be the base of another")
     _check_host_cache(servers, models)
     policies, faults = _policies(words.policies), _faults(words.faults, servers, set(keys))
     params = watchful() if any(fault.breaks_node for fault in faults) else Params()
@@ -47,6 +50,9 @@ def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWord
         policies=policies,
         params=overlay(params, words.params, "params"),
         faults=faults,
+        tenants=tuple(
+            Tenant(name=one.name, weight=one.weight, priority=one.priority) for one in words.workload.tenants
+        ),
     )
     return setup, lengths
 
@@ -64,7 +70,7 @@ def _servers(entries: Sequence[Mapping[str, Any]]) -> tuple[ServerSetup, ...]:
 
 
 def _check_host_cache(servers: Sequence[ServerSetup], models: Sequence[ModelSetup]) -> None:
-    """Weights go through host memory: a model whose weights fit that of no server can never start. Raises
+    """Check that each model's weights fit the host memory of some server, through which they are loaded. Raises
     ScenarioError naming the servers' field."""
     if not models or any(server.weights_in_host for server in servers):
         return
@@ -112,7 +118,7 @@ def _faults(
 def _models(
     given: dict[str, Any], servers: Sequence[ServerSetup], path: str
 ) -> tuple[list[ModelSetup], str | LengthWords | None]:
-    """One entry as its copies, and the lengths of its requests when it names its own."""
+    """(models of one entry, one per copy; lengths of its requests if it names its own). Raises ScenarioError."""
     try:
         words = ModelWords.model_validate(given)
     except ValidationError as error:
@@ -127,12 +133,14 @@ def _models(
         name=words.name, key="", engine="emulated", weights=WeightsRef(uri=""), weights_bytes=size, kv_bytes=0
     )
     model = overlay(blank, {"max_instances": sum(s.num_servers * s.num_gpus for s in servers)} | rest, path)
-    kv_bytes = _kv_bytes(words, model.num_gpus, servers, path)
+    bases = (words.base,) if isinstance(words.base, str) else words.base or ("",)
+    kv_bytes = 0 if words.base else _kv_bytes(words, model.num_gpus, servers, path)
     costs = {server.gpu_kind: _costs(words.costs, server.gpu_kind, join(path, "costs")) for server in servers}
     setups = []
     for number in range(1, words.copies + 1):
         name = words.name if words.copies == 1 else f"{words.name}-{number}"
         one = overlay(model, {"name": name, "key": _key(name, path), "kv_bytes": kv_bytes}, path)
+        one = replace(one, base=bases[(number - 1) % len(bases)])
         weights = WeightsRef(uri=f"sim://{one.key}", num_bytes=size)
         one = overlay(one, {"weights": weights}, path)
         blank_setup = ModelSetup(model=one, costs=costs, kv_bytes_per_token=words.kv_bytes_per_token)
@@ -148,7 +156,7 @@ def _key(name: str, path: str) -> str:
 
 
 def _kv_bytes(words: ModelWords, num_gpus: int, servers: Sequence[ServerSetup], path: str) -> int:
-    """KV bytes of one instance. Raises ScenarioError when no server of the fleet can hold it."""
+    """KV bytes of one instance of a model. Raises ScenarioError when no server of the fleet can hold the instance."""
     wide = [server.gpu_bytes for server in servers if server.num_gpus >= num_gpus]
     if not wide:
         most = max(server.num_gpus for server in servers)
@@ -166,9 +174,9 @@ def _kv_bytes(words: ModelWords, num_gpus: int, servers: Sequence[ServerSetup], 
 
 
 def _costs(given: Any, gpu_kind: str, path: str) -> StepCosts:
-    """`llama-2-7b` (measured on this kind of GPU), `llama-2-7b/a10` (as measured on that one), `{profile, scale}`,
-    `{prefill_ms: [base, per token, per token squared], decode_ms: [base, per sequence, per context token]}`, or one of
-    these by kind of GPU."""
+    """Read `costs` in any of its forms: `llama-2-7b` (as measured on this kind of GPU), `llama-2-7b/a10` (on another
+    one), `{profile, scale}`, `{prefill_ms: [base, per token, per token squared], decode_ms: [base, per sequence, per
+    context token]}`, or one of these by kind of GPU. Raises ScenarioError."""
     if isinstance(given, Mapping) and not given.keys() & {"profile", "prefill_ms", "decode_ms"}:
         if gpu_kind not in given:
             raise ScenarioError(path, f"nothing for GPUs of kind {gpu_kind!r} {known(gpu_kind, map(str, given))}")
@@ -208,8 +216,8 @@ def _profile(name: str, gpu_kind: str, path: str) -> StepCosts:
 
 
 def overlay(default: T, given: Mapping[str, Any], path: str) -> T:
-    """`default`, a dataclass, with the fields of `given`, which are checked against their types; inner dataclasses are
-    laid over likewise. Raises ScenarioError naming the field."""
+    """Copy the dataclass `default` with the fields of `given`, checked against their types; inner dataclasses are
+    overlaid likewise. Raises ScenarioError naming the field."""
     if not isinstance(given, Mapping):
         raise ScenarioError(path, f"{given!r} is no mapping of fields to values")
     types = _types(type(default))  # type: ignore[arg-type]

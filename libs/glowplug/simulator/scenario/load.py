@@ -1,4 +1,4 @@
-"""A scenario: a named fleet and workload in YAML, as the simulator takes them. docs/simulator.md lists every field.
+"""Loading of scenarios, each a named fleet and workload in YAML. docs/simulator.md says what the fields mean.
 
 scenario file ─▶ base files ─▶ key=value settings ─▶ checked words ─▶ Setup, arrivals, history
 """
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from glowplug.domain.units import DAY_S
 from glowplug.policies.options import base_name
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.registry import KINDS
+from glowplug.policies.registry import choose
 from glowplug.simulator.scenario.errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario.fleet import build_setup
 from glowplug.simulator.scenario.trace import seconds_of
@@ -26,20 +26,20 @@ from glowplug.simulator.scenario.words import HistoryWords, ScenarioWords
 from glowplug.simulator.setup import ModelSetup, Setup
 from glowplug.simulator.workload.arrival import Arrival, TraceError
 
-BATCH = 8  # sequences that run together while a request's time in flight is estimated
-EULER = 0.5772  # the mean of a Gumbel number
+BATCH = 8  # sequences assumed to run together when a request's time in flight is estimated
+EULER = 0.5772  # the mean of the Gumbel distribution
 __all__ = ["Scenario", "ScenarioError", "load", "load_tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What one run needs. `notes` says what was stood in for: a person must read them beside every figure."""
+    """A loaded scenario, ready to run. `notes` names what was replaced, and must be shown with every figure."""
 
     words: ScenarioWords
     setup: Setup
     traffic: Traffic
-    tree: Mapping[str, Any]  # as written, settings laid over: what a run folder keeps, and `load_tree` takes again
-    beside: Path  # where its relative paths start
+    tree: Mapping[str, Any]  # as written, with settings; a run folder keeps it and `load_tree` reads it
+    beside: Path  # folder of its relative paths
 
     @property
     def name(self) -> str:
@@ -58,20 +58,20 @@ class Scenario:
         return tuple(dict.fromkeys(self.traffic.notes))
 
     def arrivals(self, seed: int | None = None) -> Iterator[Arrival]:
-        """The requests, in order of time; the same for the same seed (the scenario's own when none is given)."""
+        """The requests in order of time, the same for the same seed (the scenario's own if none is given)."""
         return self.traffic.arrivals(self.seed if seed is None else seed)
 
 
 def load(path: Path, settings: Iterable[str] = ()) -> Scenario:
-    """The scenario in `path` with 'dotted.path=value' settings over it. Raises ScenarioError, one line that names the
-    field, or the file and line of a trace that cannot be read."""
+    """Load the scenario in `path` with 'dotted.path=value' settings over it. Raises ScenarioError naming the field, or
+    the file and line of a trace that cannot be read."""
     tree = override(read_tree(path.resolve()), settings, path.resolve().parent)
     tree.setdefault("name", path.stem)
     return load_tree(tree, path.resolve().parent)
 
 
 def load_tree(tree: Tree, beside: Path) -> Scenario:
-    """The scenario that a mapping describes. Raises ScenarioError."""
+    """Load the scenario that a mapping describes. Raises ScenarioError."""
     try:
         seconds = seconds_of(in_units(tree), beside)
     except (TraceError, OSError) as error:
@@ -85,7 +85,7 @@ def load_tree(tree: Tree, beside: Path) -> Scenario:
     keys = [one.model.key for one in setup.models]
     try:
         traffic = Traffic(words.workload, keys, words.seconds, beside, lengths)
-        if next(traffic.arrivals(words.seed), None) is None:  # a trace whose first row is not sound says so now
+        if next(traffic.arrivals(words.seed), None) is None:  # an invalid first row raises here
             traffic.require_requests()
     except TraceError as error:
         raise ScenarioError("workload.source", str(error)) from error
@@ -95,7 +95,7 @@ def load_tree(tree: Tree, beside: Path) -> Scenario:
 
 
 def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
-    """The Setup with the time of day the trace begins at, and what its predictor saw before."""
+    """The Setup with the time of day at which the trace begins, and the predictor's history."""
     began_at = setup.began_at + words.workload.start_s % DAY_S
     if not words.history.seconds:
         return replace(setup, began_at=began_at)
@@ -109,7 +109,7 @@ def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
 
 def _window_s(setup: Setup) -> float:
     """The predictor's window: its own setting, or what the forecaster's paper uses."""
-    own: float = getattr(KINDS["prediction"].get(base_name(setup.policies.prediction)), "WINDOW_S", 60.0)
+    own: float = getattr(choose("prediction", base_name(setup.policies.prediction)), "WINDOW_S", 60.0)
     return setup.params.predictor.window_s or own
 
 
@@ -152,28 +152,29 @@ def windows_before(
 
 
 def request_seconds(one: ModelSetup, prompt: float, response: float) -> float:
-    """How long a request of these lengths is in flight on the model's first kind of GPU, in a batch of 8."""
+    """Estimate the seconds in flight of a request of these lengths, on the model's first kind of GPU in a batch of
+    8."""
     costs = next(iter(one.costs.values()))
     context = round(BATCH * (prompt + response / 2))
     return costs.prefill_s(round(prompt), round(prompt * prompt)) + response * costs.decode_s(BATCH, context)
 
 
 def _cut(bin_: Bin, began_s: float, window_s: float) -> Iterator[tuple[int, Bin]]:
-    """The parts of a bin that lie in each window it touches, by the number of the window."""
+    """(number of the window, part of the bin in it) for each window that a bin touches."""
     from_s, width_s, num = bin_
     at_s, end_s = began_s + from_s, began_s + from_s + width_s
     while at_s < end_s:
         number = int(at_s // window_s)
         upto_s = min(end_s, (number + 1) * window_s)
-        if upto_s <= at_s:  # rounding: nothing is left of it
+        if upto_s <= at_s:  # nothing is left, by rounding
             return
         yield number, (at_s - began_s, upto_s - at_s, num * (upto_s - at_s) / width_s)
         at_s = upto_s
 
 
 def highest(mean: float, cv: float, num: float) -> float:
-    """The mean of the highest of `num` independent gamma-distributed numbers of this mean and a variance of
-    cv^2 mean, at least that mean: the quantile that e^-0.577 of `num` pass (Gumbel), by Wilson and Hilferty."""
+    """The expected maximum, at least `mean`, of `num` independent gamma-distributed numbers with this mean and a
+    variance of cv^2 mean: the quantile 1 - e^-0.577 / num (Gumbel), by Wilson and Hilferty."""
     shape = mean / (cv * cv)
     deviate = max(0.0, NormalDist().inv_cdf(1 - math.exp(-EULER) / num))
     root = 1 - 1 / (9 * shape) + deviate / (3 * math.sqrt(shape))

@@ -1,8 +1,7 @@
-"""Where the requests of a scenario come from: traces by name, with the lengths of those that have none, and the clients
-of ServeGen that stand in for its models.
+"""Sources of a scenario's requests: traces by name, lengths for traces without any, and ServeGen clients as models.
 
-The traces lie in the data folder (`GLOWPLUG_DATA`), outside the repository. One that is not there is stood in for by
-the generator at the trace's own rate, and the run says so.
+The traces are in the data folder (`GLOWPLUG_DATA`), outside the repository. The generator replaces a missing trace at
+the trace's own rate, and the run says so.
 """
 
 import math
@@ -20,19 +19,19 @@ from glowplug.simulator.scenario.trace import is_path, trace_file
 from glowplug.simulator.scenario.tree import data_folder
 from glowplug.simulator.scenario.words import ClientWords, LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
-from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S, length_pairs
+from glowplug.simulator.workload.formats import length_pairs
 from glowplug.simulator.workload.sampling import Lengths, lognormal_pairs, renewal_times
-from glowplug.simulator.workload.servegen import read_folder
 from glowplug.simulator.workload.tables import read_once, rows
 
 SERVEGEN: Final = "servegen_clients_10min"
+SERVEGEN_WINDOW_S: Final = 600.0
 SERVEGEN_LENGTHS: Final = "servegen_client_lengths_6h"
 NUM_PAIRS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace by name: requests a second over its whole length, and the trace its lengths come from."""
+    """A trace known by name: its mean rate in requests a second, and the trace from which its lengths come."""
 
     rps: float
     lengths: str
@@ -47,7 +46,7 @@ TRACES: Final = {
     "arxiv_summarization_lengths": Trace(0.0, "arxiv_summarization_lengths"),
     SERVEGEN: Trace(1842.0, SERVEGEN_LENGTHS),
 }
-DRAWN: Final = ("gamma", "generator", "generator_code", "generator_fleet", "generator_functions")
+DRAWN: Final = ("gamma", "generator", "generator_code", "generator_fleet")
 FALLBACK_LENGTHS: Final = {
     "azure_2023_conv": LengthWords(prompt_mean=1195, prompt_cv=0.97, response_mean=201, response_cv=0.8),
     "azure_2023_code": LengthWords(prompt_mean=2040, prompt_cv=0.97, response_mean=28, response_cv=2.2),
@@ -59,8 +58,8 @@ FALLBACK_LENGTHS: Final = {
 
 
 def find(name: str, beside: Path, field: str) -> Path | None:
-    """The file of a trace; None for a known one that is not in the data folder. A path is looked for beside the
-    scenario. Raises ScenarioError for a name that means nothing, or a path that leads nowhere."""
+    """Find the file of a trace; None for a known trace that is not in the data folder. A path is relative to the
+    scenario's folder `beside`. Raises ScenarioError for an unknown name, or a path without a file."""
     if is_path(name):
         return trace_file(name, beside, field)
     folder = data_folder()
@@ -73,15 +72,15 @@ def find(name: str, beside: Path, field: str) -> Path | None:
 
 
 class LengthBook:
-    """Lengths by what a scenario calls them; each is read once. `notes` grows by what was stood in for."""
+    """The lengths that a scenario names, each read once. Adds a note to `notes` for each one that is replaced."""
 
     def __init__(self, words: WorkloadWords, beside: Path, notes: list[str]) -> None:
         self._words, self._beside, self._notes = words, beside, notes
         self._made: dict[str, Lengths] = {}
 
     def of(self, spec: str | LengthWords | None, source: str, field: str = "workload.lengths") -> Lengths:
-        """Lengths named by `spec` in `field`, or those that belong to `source`, inside the bounds of the workload.
-        Raises ScenarioError, TraceError when the source's own cannot be read."""
+        """The lengths named by `spec` in `field`, else those that belong to `source`, inside the bounds of the
+        workload. Raises ScenarioError."""
         if spec is None:
             field = "workload.source"
             spec = TRACES[source].lengths if source in TRACES else source
@@ -96,7 +95,7 @@ class LengthBook:
         return found
 
     def bounded(self, pairs: Sequence[tuple[int, int]]) -> Lengths:
-        """These pairs inside the bounds of the workload."""
+        """Lengths from these pairs, inside the bounds of the workload."""
         return Lengths(pairs, *self._words.token_bounds)
 
     def _pairs(self, spec: str | LengthWords, field: str) -> list[tuple[int, int]]:
@@ -113,14 +112,12 @@ class LengthBook:
 
 
 def _first_pairs(path: Path) -> list[tuple[int, int]]:
-    if path.is_dir():
-        return [(one.prompt_tokens, one.response_tokens) for one in islice(read_folder(path), NUM_PAIRS)]
     return list(islice(length_pairs(path), NUM_PAIRS))
 
 
 @lru_cache(maxsize=8)
 def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
-    """A pool of lognormal pairs; the same for the same words, whatever the seed of the run."""
+    """Draw a pool of lognormal pairs; the same for the same words, whatever the seed of the run."""
     return lognormal_pairs(
         NUM_PAIRS,
         Random(repr(words)),
@@ -132,8 +129,8 @@ def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
 
 
 def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
-    """ServeGen client -> [prompt median, prompt sigma, response median, response sigma] of each of its 6 h windows:
-    lognormals through the published p50 and p90."""
+    """Read the lengths of ServeGen clients: client -> (prompt median, prompt sigma, response median, response sigma) of
+    each of its 6 h windows, as lognormals through the published p50 and p90."""
     by_client: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in rows(path):
         prompt, response = (row.seconds(name) if row.text(name) else 0.0 for name in ("prompt_p50", "resp_p50"))
@@ -147,7 +144,7 @@ def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float
 
 
 def require(condition: bool, path: Path, problem: str) -> None:
-    """Raises TraceError naming the file."""
+    """Raise TraceError naming the file unless the condition holds."""
     if not condition:
         raise TraceError(str(path), 0, "", problem)
 
@@ -159,7 +156,8 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class Client:
-    """One client's windows: from (s of the trace), requests, distribution of the gaps, its shape."""
+    """One ServeGen client. `windows`: (start in seconds of the trace, requests, distribution of the gaps, its
+    shape)."""
 
     name: str
     windows: list[tuple[float, int, str, float]] = field(default_factory=list)
@@ -169,7 +167,7 @@ class Client:
 
 
 def read_clients(path: Path, upto_s: float, from_s: float) -> list[Client]:
-    """Clients with their windows before `upto_s`; requests and CVs are those from `from_s` on. Ordered by name."""
+    """Read the clients with their windows before `upto_s`, ordered by name; requests and CVs count from `from_s` on."""
     return [replace(client) for client in read_once(_read_clients, path, upto_s, from_s)]
 
 
@@ -190,9 +188,9 @@ def _read_clients(path: Path, upto_s: float, from_s: float) -> tuple[Client, ...
 
 
 def client_weights(path: Path, num_models: int) -> list[float]:
-    """Shares of the first day's requests, clients laid round robin onto `num_models` models (HydraServe section 8.1),
-    in an order that has nothing to do with their rates; where there are fewer clients than models, the others get half
-    of the quietest one's rate each. They sum to 1."""
+    """Shares of `num_models` models in the first day's requests, which sum to 1. Clients are assigned round robin to
+    models (HydraServe section 8.1), in an order independent of their rates; with fewer clients than models, each other
+    model gets half of the quietest client's rate. Raises TraceError."""
     rates = [float(client.num_requests) for client in read_clients(path, 86_400.0, 0.0)]
     weights = [0.0] * num_models
     for number, rate in enumerate(rates):
@@ -206,7 +204,7 @@ def client_weights(path: Path, num_models: int) -> list[float]:
 
 
 class Clients:
-    """The clients that stand in for the models of a scenario, and their requests."""
+    """The ServeGen clients that play the models of a scenario, and their requests."""
 
     def __init__(self, words: WorkloadWords, keys: Sequence[str], seconds: float, path: Path, book: LengthBook) -> None:
         self._words, self._seconds, self._book = words, seconds, book
@@ -221,7 +219,7 @@ class Clients:
         self._lengths = {key: self._of(client.name, measured) for key, client in self._by_key.items()}
 
     def _of(self, name: str, measured: dict[str, list[tuple[float, float, float, float]]]) -> Lengths:
-        """Lengths of one client; of one without any, those of the workload."""
+        """The lengths of one client, or those of the workload for a client without any."""
         windows = measured.get(name)
         if not windows or self._words.lengths is not None:
             return self._book.of(self._words.lengths, self._words.source)
@@ -232,7 +230,7 @@ class Clients:
         return self._lengths[key]
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """Every client's requests, in order of time."""
+        """The requests of all clients, in order of time."""
         streams = [self._one(key, client, Random(f"{seed}/{key}")) for key, client in self._by_key.items()]
         return merge(*streams)
 
@@ -249,7 +247,7 @@ class Clients:
                     yield Arrival(at_s, key, *lengths.draw(chance))
 
     def past(self, key: str, seconds: float) -> list[tuple[float, float, float]]:
-        """(from, width, expected requests) of the windows in the `seconds` before the run; times are below 0."""
+        """(start, width, expected requests) of each window in the `seconds` before the run; starts are below 0."""
         client, start_s, squeeze = self._by_key[key], self._words.start_s, self._words.squeeze
         return [
             ((from_s - start_s) / squeeze, SERVEGEN_WINDOW_S / squeeze, num * client.ratio * self._words.keep)
@@ -260,7 +258,7 @@ class Clients:
 
 @lru_cache(maxsize=64)
 def _drawn(name: str, prompt: float, prompt_sigma: float, response: float, response_sigma: float) -> Pairs:
-    """A pool of one client's lengths; the same for every run."""
+    """Draw a pool of one client's lengths; the same for every run."""
     draw = Random(name).lognormvariate
     return tuple(
         (max(1, round(prompt * draw(0, prompt_sigma))), max(1, round(response * draw(0, response_sigma))))
@@ -269,7 +267,7 @@ def _drawn(name: str, prompt: float, prompt_sigma: float, response: float, respo
 
 
 def _pick(group: ClientWords, there: list[Client], seconds: float) -> list[Client]:
-    """The clients of one group, scaled to its rate; they are taken out of `there`."""
+    """Take the clients of one group out of `there`, scaled to the group's rate. Raises ScenarioError."""
     if len(there) < group.num:
         raise ScenarioError("workload.clients", f"{group.num} {group.pick} ones, and only {len(there)} are left")
     ranked = sorted(there, key=lambda client: (-client.num_requests, client.name))

@@ -1,9 +1,8 @@
-"""A trace that a scenario names by its path: what it holds, what may be laid over it, and a fleet for those who have
-nothing else.
+"""A trace that a scenario names by its path: its contents, the fields it may inherit, and a fleet for a trace alone.
 
-Whoever names a file wants its requests as they are. A file, or a command line, that names one in `workload.source`
-therefore inherits nothing that would draw arrivals or lengths anew (`DRAWS`), nor how long requests come; what it says
-itself holds.
+Users who name a file want its requests unchanged. So a scenario file, or a command line, that names one in
+`workload.source` inherits no field that would draw arrivals or lengths anew (`DRAWS`), nor the duration; its own fields
+apply.
 """
 
 from array import array
@@ -16,9 +15,8 @@ from typing import Any, Final
 from glowplug.domain.model import model_key
 from glowplug.simulator.scenario.errors import ScenarioError
 from glowplug.simulator.workload.arrival import Count, TraceError
-from glowplug.simulator.workload.formats import Reading, counts, has_lengths, is_counted
+from glowplug.simulator.workload.formats import Reading, counts, has_lengths, is_counted, read
 from glowplug.simulator.workload.sampling import Lengths
-from glowplug.simulator.workload.servegen import is_folder, read_trace
 from glowplug.simulator.workload.tables import read_once
 
 Tree = dict[str, Any]
@@ -28,7 +26,7 @@ DRAWS: Final = (
 )  # fmt: skip
 """Fields of a workload that make other requests of a trace than those it holds."""
 LAST_S: Final = 1.0  # a run goes on for so long after the last request of its trace
-MAX_MODELS: Final = 32  # of the fleet made for a trace: it may name thousands, which are then served in turn
+MAX_MODELS: Final = 32  # of the fleet made for a trace, which may name thousands of models
 _ENDINGS: Final = (".csv", ".gz", ".jsonl")
 _FLEET: Final[Tree] = {
     "servers": [
@@ -43,19 +41,20 @@ _FLEET: Final[Tree] = {
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a trace holds. `last_s` is its last request's time, or the end of its last count, from the first one on."""
+    """The contents of a trace. `last_s` is the time of its last request, or the end of its last count, since the
+    first."""
 
-    times: Sequence[float]  # seconds from the first one on, in order: of requests, or of counts of them
-    upto: Sequence[int]  # requests up to and with each of them
+    times: Sequence[float]  # of requests, or of counts, in order; seconds since the first
+    upto: Sequence[int]  # number of requests up to and including each time
     last_s: float
-    models: tuple[str, ...]  # that it names, in the order they come
+    models: tuple[str, ...]  # named in the trace, in order of appearance
 
     @property
     def num_requests(self) -> int:
         return self.upto[-1] if self.upto else 0
 
     def num_within(self, from_s: float, seconds: float) -> int:
-        """Requests from `from_s` on, for `seconds`."""
+        """The number of requests from `from_s` on, for `seconds`."""
         return self._before(from_s + seconds) - self._before(from_s)
 
     def _before(self, at_s: float) -> int:
@@ -64,21 +63,20 @@ class Contents:
 
 
 def is_path(source: object) -> bool:
-    """Whether a source of requests is a file's path and not a name."""
+    """Return whether a source of requests is the path of a file, not a name."""
     return isinstance(source, str) and (source.endswith(_ENDINGS) or "/" in source)
 
 
 def trace_file(source: str, beside: Path, field: str) -> Path:
-    """The file, or the folder of ServeGen, that a source given by its path is. Raises ScenarioError."""
+    """The file of a source given by its path. Raises ScenarioError when there is none."""
     path = Path(source) if Path(source).is_absolute() else beside / source
-    if not path.is_file() and not is_folder(path):
-        problem = "is a folder without clients of ServeGen" if path.is_dir() else "is no file beside the scenario"
-        raise ScenarioError(field, f"{source!r} {problem}")
+    if not path.is_file():
+        raise ScenarioError(field, f"{source!r} is no file beside the scenario")
     return path
 
 
 def contents(path: Path) -> Contents:
-    """What the trace at `path` holds. Raises TraceError, OSError."""
+    """Read the contents of the trace at `path`. Raises TraceError, OSError."""
     found: Contents = read_once(_contents, path)
     return found
 
@@ -101,13 +99,13 @@ def _times(path: Path) -> Iterator[Count]:
         for group in counts(path, Reading(model="")):
             yield from group
     else:
-        for one in read_trace(path, Reading(model="", lengths=Lengths([(1, 1)]))):
+        for one in read(path, Reading(model="", lengths=Lengths([(1, 1)]))):
             yield Count(one.at_s, 0.0, one.model, 1)
 
 
 def under_trace(under: Tree, over: Tree, beside: Path) -> Tree:
-    """`under` as it is laid under `over`: without what would draw the requests anew, where `over` names a trace by its
-    path. Lengths stay for a trace that has none."""
+    """`under` without the fields that would draw the requests anew, if `over` names a trace by its path. Lengths stay
+    for a trace without any."""
     source = _named(over)
     if not source:
         return under
@@ -124,7 +122,7 @@ def under_trace(under: Tree, over: Tree, beside: Path) -> Tree:
 
 
 def _named(tree: Tree) -> str:
-    """The trace that a tree names by its path; "" where it names none."""
+    """The path of the trace that a tree names; "" if it names none by its path."""
     workload = tree.get("workload")
     source = workload.get("source") if isinstance(workload, dict) else None
     return str(source) if is_path(source) else ""
@@ -134,7 +132,7 @@ def _has_lengths(path: Path) -> bool:
     try:
         return has_lengths(path)
     except (TraceError, OSError):
-        return True  # what is wrong with it is said where it is read
+        return True  # reading the trace later reports its fault
 
 
 def _without_lengths(entries: Any) -> Any:
@@ -144,21 +142,20 @@ def _without_lengths(entries: Any) -> Any:
 
 
 def seconds_of(tree: Tree, beside: Path) -> float | None:
-    """How long requests come in a tree that leaves `seconds` out and names a trace by its path: to its last one.
-    None where the tree says it, or names no trace. Raises ScenarioError, TraceError, OSError."""
+    """The duration of a tree without `seconds` that names a trace by its path: up to the trace's last request. None if
+    the tree has `seconds` or names no trace. Raises ScenarioError, TraceError, OSError."""
     source = _named(tree)
     if "seconds" in tree or not source:
         return None
     path, workload = trace_file(source, beside, "workload.source"), tree["workload"]
     start_s, squeeze = workload.get("start_s", 0.0), workload.get("squeeze", 1.0)
     if not isinstance(start_s, int | float) or not isinstance(squeeze, int | float) or squeeze <= 0:
-        return None  # which is not valid, and is refused by its fields
+        return None  # invalid values, which the check of the fields refuses
     return max(0.0, contents(path).last_s - start_s) / squeeze + LAST_S
 
 
 def served_by(names: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """Model that a trace names -> the model of the scenario that serves it: the one of that name, or the next in
-    turn."""
+    """Model named in a trace -> model of the scenario that serves it: the one of that name, else the next in turn."""
     by_name = {key: key for key in keys}
     for name in names:
         own = _key(name)
@@ -167,7 +164,7 @@ def served_by(names: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
 
 
 def fleet_for(path: Path, source: str) -> Tree:
-    """A scenario for a trace alone: two servers of two GPUs, and a 7B model for each that the trace names. Raises
+    """A scenario for a trace alone: two servers of two GPUs, and a 7B model for each model in the trace. Raises
     ScenarioError."""
     try:
         keys = dict.fromkeys(_key(name) for name in contents(path).models)

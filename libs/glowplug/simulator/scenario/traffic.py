@@ -1,9 +1,9 @@
-"""The requests of a scenario, drawn as the papers draw them. Every chance comes from the seed of the run.
+"""The requests of a scenario, drawn as in the papers. All randomness comes from the seed of the run.
 
 | workload | requests |
 |---|---|
 | gamma | renewal arrivals at `rps`: each model's own share of it, or one stream split by the shares |
-| generator* | the seeded generator fitted to the public traces; it stands in for a trace that is not there |
+| generator* | the seeded generator fitted to the public traces; it replaces a missing trace |
 | counted trace, `days` | WarmServe section 7.1: model i takes the counts of its own day, scaled to its share of `rps` |
 | counted trace | the counts as one stream, split by the shares |
 | trace of requests | the requests as one stream, split by the shares; a trace that names models keeps them apart |
@@ -34,19 +34,17 @@ from glowplug.simulator.scenario.sources import (
 )
 from glowplug.simulator.scenario.trace import contents, is_path, served_by
 from glowplug.simulator.scenario.tree import data_folder
-from glowplug.simulator.scenario.words import LengthWords, WorkloadWords
+from glowplug.simulator.scenario.words import LengthWords, TenantWords, WorkloadWords
 from glowplug.simulator.workload import generator, generator_fitted
 from glowplug.simulator.workload.arrival import Arrival, merge
-from glowplug.simulator.workload.formats import Reading, counts, is_counted
+from glowplug.simulator.workload.formats import Reading, counts, is_counted, read
 from glowplug.simulator.workload.generator import dealt_functions, hours
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares, with_errors
-from glowplug.simulator.workload.servegen import read_trace
 from glowplug.simulator.workload.tables import read_once
 
-Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
+Bin = tuple[float, float, float]  # start (s of the run, negative before it), width (s), expected requests
 BIN_S: Final = 600.0
 SERVICES: Final = {"generator": generator_fitted.CONVERSATION, "generator_code": generator_fitted.CODE}
-MANY: Final = ("generator_fleet", "generator_functions")
 STANDS_FOR: Final = {"azure_2023_code": "generator_code", "azure_2024_code_10s": "generator_code",
                      "servegen_clients_10min": "generator_fleet"}  # fmt: skip
 """Trace -> what stands in for it; "generator" (conversations) for the others."""
@@ -64,16 +62,14 @@ class Generated:
         self._words, self._seconds, self._rate, self._shares, self._lengths = words, seconds, rate, shares, lengths
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """In order of time, up to the end of the run."""
+        """The requests in order of time, up to the end of the run."""
         words, keys = self._words, list(self._shares)
         squeeze, span_s = words.squeeze, self._seconds * words.squeeze
         rate = self._rate / squeeze
-        if words.source in MANY:
-            Random(len(keys)).shuffle(keys)  # popularity has nothing to do with the order of the models
+        if words.source == "generator_fleet":
+            Random(len(keys)).shuffle(keys)  # popularity is independent of the order of the models
         if self._kind == "generator_fleet":
             stream = generator.fleet(seed, len(keys), rate, span_s, start_s=self._start_s(0), names=keys)
-        elif self._kind == "generator_functions":
-            stream = generator.functions(seed, len(keys), rate, span_s, cv=words.cv or 1.0, names=keys)
         else:
             kind, cv = SERVICES[self._kind], words.cv or None
             stream = merge(*(
@@ -84,7 +80,7 @@ class Generated:
         return self._fitted(stream, Random(f"{seed}/lengths"))
 
     def past(self, key: str, seconds: float) -> list[tuple[float, float, float]]:
-        """(from, width, expected requests) before the run; the daily cycle alone, and nothing for fleets."""
+        """(start, width, expected requests) of bins before the run, from the daily cycle only; empty for fleets."""
         kind = SERVICES.get(self._kind)
         if kind is None:
             return []
@@ -105,21 +101,21 @@ class Generated:
         return BEGINS.get(words.source, 0.0) + day * DAY_S + words.start_s
 
     def _fitted(self, stream: Iterator[Arrival], chance: Random) -> Iterator[Arrival]:
-        """With the scenario's lengths where it names some, inside its bounds everywhere."""
+        """The requests with the scenario's lengths, if it names some, all inside its bounds."""
         words = self._words
         for arrival in stream:
-            given = self._lengths.get(arrival.model)
+            given, prefix = self._lengths.get(arrival.model), arrival.prefix
             if given is not None:
-                prompt, response = given.draw(chance)
+                (prompt, response), prefix = given.draw(chance), ()
             else:
                 prompt, response = bounded(arrival.prompt_tokens, arrival.response_tokens, *words.token_bounds)
             at_s = arrival.at_s / words.squeeze
             if at_s < self._seconds:
-                yield Arrival(at_s, arrival.model, prompt, response)
+                yield Arrival(at_s, arrival.model, prompt, response, prefix=prefix)
 
 
 class Traffic:
-    """All requests of one scenario. `notes` says what was stood in for, once it is made."""
+    """All requests of one scenario. `notes` names what was replaced or changed."""
 
     def __init__(
         self,
@@ -132,6 +128,16 @@ class Traffic:
         self.words, self.keys, self.seconds = words, tuple(keys), seconds
         self.notes: list[str] = []
         self._own_lengths = lengths
+        self._dealers = [tenant for tenant in words.tenants if tenant.workload is None]
+        self._of_tenants = {
+            tenant.name: Traffic(
+                tenant.workload, _asked(tenant, keys), seconds, beside, {} if tenant.workload.lengths else lengths
+            )
+            for tenant in words.tenants
+            if tenant.workload is not None
+        }
+        for one in self._of_tenants.values():
+            self.notes += one.notes
         self._book = LengthBook(words, beside, self.notes)
         self.path = None if words.source in DRAWN else find(words.source, beside, "workload.source")
         if self.path is None and words.source not in DRAWN:
@@ -145,11 +151,11 @@ class Traffic:
         self._lengths = {key: self._lengths_by(key) for key in self.keys}
         self.streams = self._streams()
         self._served_by = {key: key for key in self.keys}
-        if self.path is not None and self.path.is_file() and is_path(words.source):
+        if self.path is not None and self.streams is None and is_path(words.source):
             self._read_by_path(self.path)
 
     def _read_by_path(self, path: Path) -> None:
-        """Note what a trace given by its path holds, and what of it is not served as it stands there."""
+        """Add notes on a trace given by its path: its requests, and which of them are not served as they are."""
         words, held = self.words, contents(path)
         span_s = self.seconds * words.squeeze
         here = sum(held.num_within(day_s, span_s) for day_s in self._starts())
@@ -169,9 +175,27 @@ class Traffic:
             self.notes.append(f"models that {words.source} names are served: {', '.join(others[:5])}{more}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """Every request in order of time, from 0 s up to the end of the run."""
+        """All requests in order of time, from 0 s up to the end of the run."""
+        if self._of_tenants:
+            own = (self._by_tenant(name, traffic, seed) for name, traffic in self._of_tenants.items())
+            return merge(*own, *([self._dealt(seed)] if self._dealers else []))
+        return self._dealt(seed) if self._dealers else self._undealt(seed)
+
+    def _undealt(self, seed: int) -> Iterator[Arrival]:
+        """The requests without those of tenants that have a workload of their own."""
         found = self.streams.arrivals(seed) if self.streams else self._arrivals(seed)
         return with_errors(found, f"{seed}/expected") if self.words.length_errors else found
+
+    def _by_tenant(self, name: str, traffic: "Traffic", seed: int) -> Iterator[Arrival]:
+        own_seed = Random(f"{seed}/{name}").getrandbits(32)  # tenants with the same words do not send at the same times
+        return (arrival._replace(tenant=name) for arrival in traffic.arrivals(own_seed))
+
+    def _dealt(self, seed: int) -> Iterator[Arrival]:
+        """The requests, dealt to the tenants without a workload of their own by their shares."""
+        chance, names = Random(f"{seed}/tenants"), [tenant.name for tenant in self._dealers]
+        upto = list(accumulate(tenant.share for tenant in self._dealers))
+        for arrival in self._undealt(seed):
+            yield arrival._replace(tenant=chance.choices(names, cum_weights=upto)[0])
 
     def _arrivals(self, seed: int) -> Iterator[Arrival]:
         chance = Random(f"{seed}/traffic")
@@ -182,8 +206,8 @@ class Traffic:
         return self._requests(chance)
 
     def require_requests(self) -> None:
-        """Raises TraceError when the trace itself holds no request in the time that is served: chance alone may leave
-        a short run without one."""
+        """Check that the trace itself holds a request in the time served; thinning may still leave a short run without
+        one. Raises TraceError."""
         if self.path is None or self.streams is not None:
             return
         words = self.words
@@ -191,19 +215,19 @@ class Traffic:
             found = any(self._num_counted(start_s) for start_s in self._starts())
         else:
             lengths = self._book.of(words.lengths, words.source)
-            found = next(self._cut(read_trace(self.path, Reading(lengths=lengths))), None) is not None
+            found = next(self._cut(read(self.path, Reading(lengths=lengths))), None) is not None
         span_s = self.seconds * words.squeeze
         require(found, self.path, f"holds no request from {words.start_s:g} s on, for {span_s:g} s")
 
     def _starts(self) -> list[float]:
-        """Where in the trace the run begins: of each model, where they have days of their own."""
+        """The times of the trace at which the run begins, one per model if models have days of their own."""
         return [self._day_s(number) for number in range(len(self.keys))] if self.words.days else [self.words.start_s]
 
     def lengths_of(self, key: str) -> Lengths:
         return self.streams.lengths_of(key) if isinstance(self.streams, Clients) else self._lengths[key]
 
     def past(self, key: str, seconds: float) -> list[Bin]:
-        """What the trace holds for a model in the `seconds` before the run, oldest first; empty when it has no past."""
+        """The bins of a model in the `seconds` before the run, oldest first; empty when the trace has no past."""
         if self.streams is not None:
             return self.streams.past(key, seconds)
         number = self.keys.index(key)
@@ -217,7 +241,7 @@ class Traffic:
         ]
 
     def _lengths_by(self, key: str) -> Lengths:
-        """Those that the model names, or else the workload, or else the source itself has."""
+        """The lengths of a model: named by the model, else by the workload, else those of the source."""
         spec, field = self._own_lengths.get(key), f"models.{key}.lengths"
         if spec is None:
             spec, field = self.words.lengths, "workload.lengths"
@@ -237,7 +261,7 @@ class Traffic:
         return power_law_shares(len(self.keys), self.words.alpha)
 
     def _streams(self) -> Generated | Clients | None:
-        """What draws requests by itself: the generator, or the clients of a trace."""
+        """The source that draws requests by itself (the generator, or the clients of a trace), if there is one."""
         words = self.words
         if self.path is not None:
             own_clients = words.clients and not self.counted
@@ -260,7 +284,7 @@ class Traffic:
                 raise ScenarioError("workload.days", f"day {day} lies past the end of {self.words.source}")
 
     def _day_s(self, number: int) -> float:
-        """Where in the trace model `number` begins."""
+        """The time of the trace at which model `number` begins."""
         days = self.words.days
         return days[number % len(days)] * DAY_S + self.words.start_s
 
@@ -285,7 +309,7 @@ class Traffic:
         return 0 <= offset_s < self.seconds * self.words.squeeze
 
     def _ratio(self, start_s: float, share: float) -> float:
-        """Requests served per request of the counted trace, from `start_s` of it on."""
+        """Requests served per request of the counted trace, from its time `start_s` on."""
         if not self.words.rps:
             return self.words.keep
         there = self._num_counted(start_s)
@@ -293,7 +317,7 @@ class Traffic:
         return self.words.rps * share * self.seconds / there
 
     def _num_counted(self, start_s: float) -> int:
-        """Requests of the counted trace that a run holds which begins at `start_s` of it."""
+        """The number of requests of the counted trace in a run that begins at its time `start_s`."""
         return sum(num for from_s, _, num in self._bins if self._inside(from_s - start_s))
 
     # ways to draw
@@ -306,7 +330,7 @@ class Traffic:
         return self._merged(seed, lambda number, share, chance: self._long_renewal(rate * share, cv, chance))
 
     def _long_renewal(self, rate: float, cv: float, chance: Random) -> Iterator[float]:
-        """A stream as if it had gone on for long: the first gap is cut at a random place."""
+        """Times of a stationary renewal process: the first gap is cut at a random place."""
         early_s = 20 / rate * (1 + chance.random()) if rate > 0 else 0.0
         for at_s in gamma_times(rate, cv, self.seconds + early_s, chance) if rate > 0 else ():
             if at_s >= early_s:
@@ -316,7 +340,7 @@ class Traffic:
         return self._merged(seed, lambda number, share, chance: self._from_bins(self._day_s(number), share, chance))
 
     def _merged(self, seed: int, times: Callable[[int, float, Random], Iterator[float]]) -> Iterator[Arrival]:
-        """A stream for each model, of the times that its number, its share and its own chance give."""
+        """Merge one stream per model, with times from `times(number, share, chance)`."""
 
         def one(number: int, key: str, share: float, chance: Random) -> Iterator[Arrival]:
             for at_s in times(number, share, chance):
@@ -326,7 +350,7 @@ class Traffic:
         return merge(*(one(number, key, share, Random(f"{seed}/{key}")) for number, (key, share) in models))
 
     def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[float]:
-        """Times in the run, from the counts after `start_s`: uniform inside each bin."""
+        """Times in the run from the counts after `start_s`, uniform inside each bin."""
         start_s = start_s if self.words.days else self.words.start_s
         ratio, squeeze = self._ratio(start_s, share), self.words.squeeze
         repeats = max(1, math.ceil(ratio))
@@ -340,30 +364,31 @@ class Traffic:
                 yield (from_s - start_s + offset_s) / squeeze
 
     def _requests(self, chance: Random) -> Iterator[Arrival]:
-        """A trace of requests: cut, squeezed, scaled and split."""
+        """The requests of a trace, cut to the run, squeezed, scaled and split over models."""
         words = self.words
         assert self.path is not None
         reading = Reading(model="", lengths=self._book.of(words.lengths, words.source), keep=words.keep, chance=chance)
         own = words.lengths is None
         ratio = 1.0
         if words.rps:
-            there = sum(1 for _ in self._cut(read_trace(self.path, reading)))
+            there = sum(1 for _ in self._cut(read(self.path, reading)))
             require(there > 0, self.path, f"no request from {words.start_s:.0f} s on")
             ratio = words.rps * self.seconds / there
         repeats = max(1, math.ceil(ratio))
         pick, by_name = self._picker(chance), dict(self._served_by)
-        for at_s, arrival in self._cut(read_trace(self.path, reading)):
+        for at_s, arrival in self._cut(read(self.path, reading)):
             for _ in range(binomial(repeats, ratio / repeats, chance)):
                 key = by_name.get(arrival.model) or (
                     by_name.setdefault(arrival.model, self.keys[len(by_name) % len(self.keys)])
                     if arrival.model
                     else pick()
                 )
+                prefix = arrival.prefix
                 if own and key not in self._own_lengths:
                     tokens = bounded(arrival.prompt_tokens, arrival.response_tokens, *words.token_bounds)
                 else:
-                    tokens = self._lengths[key].draw(chance)
-                yield Arrival(at_s, key, *tokens)
+                    tokens, prefix = self._lengths[key].draw(chance), ()
+                yield Arrival(at_s, key, *tokens, prefix=prefix)
 
     def _cut(self, arrivals: Iterator[Arrival]) -> Iterator[tuple[float, Arrival]]:
         for arrival in arrivals:
@@ -384,12 +409,20 @@ class Traffic:
         return lambda: chance.choices(self.keys, cum_weights=upto)[0]
 
 
+def _asked(tenant: TenantWords, keys: Sequence[str]) -> tuple[str, ...]:
+    """The models that a tenant's own workload asks for. Raises ScenarioError for one that the scenario lacks."""
+    for name in tenant.models:
+        if name not in keys:
+            raise ScenarioError("workload.tenants", f"{tenant.name} asks for {name!r}, which is no model here")
+    return tenant.models or tuple(keys)
+
+
 def _read_bins(path: Path) -> list[tuple[float, float, int]]:
     return [(c.from_s, c.width_s, c.num_requests) for group in counts(path) for c in group]
 
 
 def _repeated(width_s: float, num: int, repeats: int, keep: float, chance: Random) -> list[float]:
-    """`num` times in a bin, each as often as of `repeats` tries succeed: what is repeated comes at one moment."""
+    """Draw `num` times in a bin, and repeat each at the same moment as often as `repeats` tries succeed."""
     times: list[float] = []
     for _ in range(num):
         times += [chance.random() * width_s] * binomial(repeats, keep, chance)

@@ -1,5 +1,4 @@
-"""A scenario as it is written: YAML, what it inherits, what the command line sets over it, and units as people write
-them."""
+"""A scenario as it is written: YAML with inheritance, settings of the command line, and units as people write them."""
 
 import math
 import os
@@ -11,6 +10,7 @@ import yaml
 
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.policies.systems import DEFAULT, SYSTEMS
+from glowplug.runtime import plain_yaml
 from glowplug.simulator.scenario.errors import ScenarioError, join, known
 from glowplug.simulator.scenario.trace import under_trace
 
@@ -21,13 +21,13 @@ REST = "rest"  # the word of kv_bytes that is no size
 
 
 def read_tree(path: Path) -> Tree:
-    """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. One that names no
-    policies runs what a fleet without settings runs. Raises ScenarioError."""
+    """Read the mapping in `path`, laid over that of its `base` (a path beside it), and so on. Without policies it gets
+    those of a fleet without settings. Raises ScenarioError."""
     return with_default_system(_read(path, ()))
 
 
 def with_default_system(tree: Tree) -> Tree:
-    """The tree with the policies of a fleet without settings, where it names none."""
+    """The tree, with the policies of a fleet without settings if it names none."""
     return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
 
 
@@ -35,7 +35,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
     if path in below or len(below) > MAX_BASES:
         raise ScenarioError("base", f"{path} inherits itself")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = plain_yaml.load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError("", f"{path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -55,7 +55,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
 
 
 def expand(tree: Mapping[str, Any]) -> Tree:
-    """'a.b: 1' as 'a: {b: 1}', at any depth."""
+    """Expand 'a.b: 1' to 'a: {b: 1}', at any depth."""
     out: Tree = {}
     for name, value in tree.items():
         head, dot, rest = str(name).partition(".")
@@ -66,7 +66,7 @@ def expand(tree: Mapping[str, Any]) -> Tree:
 
 
 def merge(under: Tree, over: Tree) -> Tree:
-    """`over` laid over `under`: mappings field by field, everything else whole."""
+    """Lay `over` over `under`: mappings field by field, everything else whole."""
     out = dict(under)
     for name, value in over.items():
         old = out.get(name)
@@ -75,9 +75,9 @@ def merge(under: Tree, over: Tree) -> Tree:
 
 
 def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) -> Tree:
-    """Each 'dotted.path=value' set in a copy. A list is entered by number, by the `name` of its entry, or with '*' for
-    all of them; the value is YAML. With `beside`, where relative paths start, a trace they name by its path replaces
-    what the tree says of requests. Raises ScenarioError."""
+    """Copy the tree and set each 'dotted.path=value'. A path enters a list by number, by the `name` of an entry, or
+    with '*' for all; the value is YAML. With `beside`, the folder of relative paths, a trace named by its path replaces
+    the tree's own requests. Raises ScenarioError."""
     settings = list(settings)
     sources = [value.strip() for key, _, value in (one.partition("=") for one in settings) if key.strip() == SOURCE]
     if beside is not None and sources:
@@ -87,7 +87,7 @@ def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) ->
         if not equals or not path.strip():
             raise ScenarioError("--set", f"{setting!r} is not key=value")
         try:
-            value = yaml.safe_load(text)
+            value = plain_yaml.load(text)
         except yaml.YAMLError as error:
             raise ScenarioError(path, f"{text!r} is no YAML value") from error
         tree = with_system(_set(tree, path.strip().split("."), value, path), over=True)
@@ -116,8 +116,8 @@ def _place(items: list[Any], head: str, path: str) -> int:
 
 
 def in_units(value: Any, path: str = "") -> Any:
-    """The tree with '12.55GB' as bytes and '5m' as seconds wherever a field's name ends in its unit. Raises
-    ScenarioError for a size, rate or time below 0, and for what is no number."""
+    """Convert '12.55GB' to bytes and '5m' to seconds wherever a field's name ends in a unit. Raises ScenarioError for a
+    size, rate or time that is below 0 or no number."""
     if isinstance(value, dict):
         return {
             name: _measured(name, in_units(item, join(path, name)), join(path, name)) for name, item in value.items()
@@ -145,14 +145,14 @@ def _measured(name: str, value: Any, path: str) -> Any:
 
 
 def _bytes(text: str) -> int:
-    """Sizes, and rates as networks have them: '16Gbps' is 2 GB a second."""
+    """Parse a size, or a rate in bits or bytes: '16Gbps' is 2 GB a second."""
     if text.lower().endswith("bps"):
         return parse_bytes(text[:-3] + "B") // 8
     return parse_bytes(text.removesuffix("/s"))
 
 
 def data_folder() -> Path:
-    """Where the traces are: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
+    """The folder of the traces: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
     if named := os.environ.get("GLOWPLUG_DATA", ""):
         return Path(named)
     places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
@@ -160,8 +160,8 @@ def data_folder() -> Path:
 
 
 def with_system(tree: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
-    """The tree with a system named in `policies` written out. Its settings go under those the tree has, or `over` them.
-    Raises ScenarioError for a name that does not exist."""
+    """Replace the name of a system in `policies` by its policies. The system's settings go under those of the tree, or
+    `over` them. Raises ScenarioError for an unknown name."""
     named = tree.get("policies")
     if not isinstance(named, str):
         return dict(tree)

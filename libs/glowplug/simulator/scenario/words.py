@@ -1,22 +1,24 @@
-"""The fields of a scenario that are its own: what is served, by what, and what comes in. Seconds and bytes.
+"""The fields of a scenario file. Seconds and bytes.
 
-Fields of servers, models, policies and params are those of `ServerSetup`, `Model`, `ModelSetup`, `PolicyNames` and
-`Params`; they are laid over by `scenario_fleet`.
+Servers, models, policies and params have the fields of `ServerSetup`, `Model`, `ModelSetup`, `PolicyNames` and
+`Params`, which scenario/fleet.py overlays.
 """
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from glowplug.domain.access import Priority
+
 
 class Words(BaseModel):
-    """Every part of a scenario: unknown fields are errors."""
+    """The base of every part of a scenario; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LengthWords(Words):
-    """Independent lognormal lengths in tokens, for those who have no trace."""
+    """Independent lognormal lengths in tokens, for a workload without a trace of lengths."""
 
     prompt_mean: float = Field(1195.0, gt=0)  # defaults: means and coefficients of variation of azure_2023_conv
     prompt_cv: float = Field(0.97, ge=0)
@@ -25,43 +27,69 @@ class LengthWords(Words):
 
 
 class ClientWords(Words):
-    """Some ServeGen clients, each a model of the scenario (in the order of the models), scaled to `rps` together."""
+    """A group of ServeGen clients, each a model of the scenario (in the order of the models), scaled to `rps`
+    together."""
 
     pick: Literal["popular", "bursty", "tail"]  # most requests; highest CV in the busier half; the quieter half
     num: int = Field(ge=1)
     rps: float = Field(gt=0, le=1e6)
 
 
+class TenantWords(Words):
+    """Who sends requests, with what becomes of them beside those of others; with a workload of its own or a share of
+    the scenario's requests."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+    weight: float = Field(1.0, ge=0.001, le=1000)
+    priority: Priority = Priority.STANDARD
+    share: float = Field(1.0, gt=0)  # of the requests, beside the other tenants without a workload of their own
+    workload: "WorkloadWords | None" = None
+    models: tuple[str, ...] = ()  # keys of the models that its own workload asks for; none: all
+
+    @model_validator(mode="after")
+    def _has_own(self) -> "TenantWords":
+        if self.models and self.workload is None:
+            raise ValueError(f"models: {self.name} has no workload of its own")
+        return self
+
+
 class WorkloadWords(Words):
-    """What comes in. `source` is a trace in the data folder by its name, a path beside the scenario, "gamma" (renewal
+    """The requests. `source` is the name of a trace in the data folder, a path beside the scenario, "gamma" (renewal
     arrivals at `rps` with `cv`), or the seeded generator fitted to the traces: "generator" (conversations),
-    "generator_code", "generator_fleet" (many tenants), "generator_functions" (popularity of serverless functions)."""
+    "generator_code", "generator_fleet" (many tenants)."""
 
     source: str = "gamma"
     rps: float = Field(0.0, ge=0, le=1e6)  # mean of all models together; 0 keeps a trace's own rate
-    alpha: float = Field(0.0, ge=0)  # power law over models, the first is the most popular; 0 shares evenly
+    alpha: float = Field(0.0, ge=0)  # power law over models, the first the most popular; 0: equal shares
     shares: Literal["power_law", "servegen", "functions"] = "power_law"
-    # servegen: rates of its clients, functions: popularity as published of Azure's; both dealt round robin onto models
+    # servegen: rates of its clients; functions: published popularity of Azure's; both assigned round robin to models
     cv: float = Field(0.0, ge=0)  # of the gaps between arrivals; 0 keeps the trace's (Poisson for "gamma")
     cv_of: Literal["model", "fleet"] = "model"  # whose arrivals have that CV
     keep: float = Field(1.0, gt=0, le=1)  # share of the requests (thinning)
     squeeze: float = Field(1.0, gt=0)  # times as fast as the trace
     start_s: float = Field(0.0, ge=0)  # where in the trace the run begins
     days: tuple[int, ...] = ()  # model i takes day days[i] of the trace, from 0, at start_s of that day
-    clients: tuple[ClientWords, ...] = ()  # of "servegen_clients_10min": which of them are served
+    clients: tuple[ClientWords, ...] = ()  # clients of "servegen_clients_10min" that are served
     lengths: str | LengthWords | None = None  # trace of lengths, or their distribution; None: those of the source
-    length_errors: bool = False  # requests bring an expected length, off as PreServe's predictor is
+    length_errors: bool = False  # requests bring an expected length with the errors of PreServe's predictor
     max_prompt_tokens: int = Field(0, ge=0)  # 0: no bound
     min_response_tokens: int = Field(1, ge=1)
     max_total_tokens: int = Field(0, ge=0)
+    tenants: tuple[TenantWords, ...] = ()  # who sends them; none: nobody in particular
 
     @property
     def token_bounds(self) -> tuple[int, int, int]:
-        """Most prompt, least response, most of both: as `sampling.bounded` takes them."""
+        """(most prompt tokens, least response tokens, most of both), as `sampling.bounded` takes them."""
         return self.max_prompt_tokens, self.min_response_tokens, self.max_total_tokens
 
     @model_validator(mode="after")
     def _sound(self) -> "WorkloadWords":
+        if len({tenant.name for tenant in self.tenants}) < len(self.tenants):
+            raise ValueError("tenants: two have the same name")
+        if any(tenant.workload is not None and tenant.workload.tenants for tenant in self.tenants):
+            raise ValueError("tenants: the workload of one has tenants")
+        if self.tenants and all(tenant.workload is not None for tenant in self.tenants):
+            return self  # its own requests are not served
         if self.source.startswith(("gamma", "generator")) and not self.rps:
             raise ValueError(f"rps: 0, and {self.source!r} has no rate of its own")
         if self.source == "servegen_clients_10min" and not self.clients:
@@ -74,31 +102,32 @@ class WorkloadWords(Words):
 
 
 class HistoryWords(Words):
-    """What the predictor knows of the past when the run begins: windows of the trace before it, up to `seconds`."""
+    """The predictor's knowledge at the beginning of the run: windows of the trace before it, up to `seconds`."""
 
-    seconds: float = Field(0.0, ge=0)  # 0: nothing
+    seconds: float = Field(0.0, ge=0)  # 0: no history
     window_s: float = Field(0.0, ge=0)  # 0: the predictor's
     request_s: float = Field(0.0, ge=0)  # a request's time in flight; 0: at a batch of 8, from costs and lengths
 
 
 class ModelWords(BaseModel):
-    """One entry of `models`; what is not named here is a field of `Model`."""
+    """One entry of `models`; all other fields are those of `Model` and `ModelSetup`."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1)
     copies: int = Field(1, ge=1, le=100_000)  # name-1, name-2, ...
     weights_bytes: int = Field(gt=0)
-    kv_bytes: int | Literal["rest"] = "rest"  # "rest": what the smallest GPU that fits has left
+    kv_bytes: int | Literal["rest"] = "rest"  # "rest": what the weights leave of the smallest GPU that fits
     kv_bytes_per_token: int = Field(500_000, gt=0)
+    base: str | tuple[str, ...] = ""  # of an adapter: the key of its base; several: copies belong to them in turn
     costs: Any = "llama-2-7b"  # profile, {profile, scale}, or one of these per kind of GPU
     lengths: str | LengthWords | None = None  # of this model's requests
 
 
 class ScenarioWords(Words):
-    """A whole scenario, before its parts are laid over the simulator's own."""
+    """A whole scenario, before its parts are laid over the simulator's defaults."""
 
-    name: str = ""  # of the run's folder, too
+    name: str = ""  # of the run's folder too
     title: str = ""
     seed: int = Field(0, ge=0)
     seconds: float = Field(gt=0, le=31_536_000)

@@ -1,1 +1,1 @@
-"""What arrives: readers of public traces, samplers as the papers describe them, and a generator for those without."""
+"""Workloads: readers of public traces, samplers as the papers describe them, and a generator in place of traces."""

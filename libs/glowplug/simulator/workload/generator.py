@@ -1,12 +1,10 @@
-"""Traffic for those who have no trace: generated, seeded, fitted to public ones (generator_fitted.py says to which).
+"""Generated traffic in place of a trace: seeded, and fitted to public traces (generator_fitted.py says to which).
 
-One service (`service`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
-mixture. Many tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its
-own. Functions (`functions`): popularity as of a serverless provider. Rates change, and arrivals follow them: a renewal
-process in operational time, where a second lasts as long as the rate says. Gaps are Gamma with a coefficient of
-variation; the first is what is left of a gap already begun, so that no burst stands at the start of every run.
-Everything here is generated and must be labelled so: `LABEL`, also the beginning of every model's name unless names are
-given.
+One service (`service`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a mixture. Many
+tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its own. Arrivals
+follow the rate by a renewal process in operational time, in which a unit passes faster the higher the rate. Gaps are
+Gamma with a coefficient of variation; the first one is the rest of a gap already begun, so that runs do not all begin
+with a burst. `LABEL` marks the traffic as generated: it begins every model's name unless names are given.
 """
 
 import math
@@ -31,7 +29,7 @@ WEEK_S: Final = 7 * DAY_S
 
 
 class Span(NamedTuple):
-    """`rate` requests a second in `[from_s, from_s + width_s)`."""
+    """A span of time with a constant rate: `rate` requests a second in `[from_s, from_s + width_s)`."""
 
     from_s: float
     width_s: float
@@ -39,7 +37,7 @@ class Span(NamedTuple):
 
 
 def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]:
-    """Times of arrivals over spans in order of time, without gaps between them. Raises ValueError for a negative cv."""
+    """Times of arrivals over ordered, adjacent spans. Raises ValueError for a negative cv."""
     if not cv >= 0:
         raise ValueError(f"arrivals with CV {cv}")
     shape = 1 / max(cv * cv, 1e-4)  # below CV 0.01 it is a clock
@@ -56,7 +54,8 @@ def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]
 
 
 def hours(kind: Cycle, at_s: float) -> float:
-    """The share of the mean weekday rate at `at_s` seconds after a Monday's 00:00, between the middles of the hours."""
+    """The rate over the mean weekday rate at `at_s` seconds after a Monday's 00:00, interpolated between the middles of
+    the hours."""
     middle, within = divmod((at_s - 1800.0) % WEEK_S, 3600.0)
 
     def at(hour: int) -> float:
@@ -68,7 +67,7 @@ def hours(kind: Cycle, at_s: float) -> float:
 
 
 def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
-    """Factors around a mean of 1, one per window: exp of an AR(1) of stationary `sigma`."""
+    """Factors with mean 1, one per window: exp of an AR(1) process with stationary deviation `sigma`."""
     value = chance.gauss(0.0, 1.0)
     step = math.sqrt(max(0.0, 1 - keep * keep))
     while True:
@@ -77,7 +76,7 @@ def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
 
 
 def between(quantiles: Sequence[float], share: float) -> float:
-    """A value of the distribution whose 0 ... 100 % points these are, at `share` in [0, 1)."""
+    """The value at `share` in [0, 1) of a distribution given by its evenly spaced 0 ... 100 % points."""
     at = share * (len(quantiles) - 1)
     low = min(int(at), len(quantiles) - 2)
     return quantiles[low] + (at - low) * (quantiles[low + 1] - quantiles[low])
@@ -88,7 +87,7 @@ Draw = Callable[[Random], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """`seconds` from `start_s` on, which counts from a Monday's 00:00 UTC."""
+    """A time span: `seconds` from `start_s` on, which counts from a Monday's 00:00 UTC."""
 
     seconds: float
     start_s: float = NOON_S
@@ -101,9 +100,9 @@ class When:
 def service(
     kind: Cycle, seed: int, rps: float, seconds: float, *, model: str, start_s: float = NOON_S, cv: float | None = None
 ) -> Iterator[Arrival]:
-    """One service with `rps` requests a second on average over those seconds, times from 0: a chat (`CONVERSATION`), or
-    code completion (`CODE`: long prompts, short responses, a quiet weekend). `cv` of the gaps is that of the trace
-    unless it is given. Raises ValueError for a rate or a time that is not above 0."""
+    """Requests of one service, on average `rps` a second, times from 0: a chat (`CONVERSATION`), or code completion
+    (`CODE`: long prompts, short responses, a quiet weekend). `cv` of the gaps defaults to that of the fitted trace.
+    Raises ValueError for a rate or a time that is not above 0."""
     when = When(seconds=seconds, start_s=start_s)
     if not 0 < rps < math.inf:
         raise ValueError(f"rps: {rps} requests a second")
@@ -114,7 +113,7 @@ def service(
 
 
 def lengths(kind: Cycle) -> Draw:
-    """Draws (prompt_tokens, response_tokens) of one request of that service."""
+    """A function that draws (prompt_tokens, response_tokens) of one request of a service."""
     upto = list(accumulate(part[0] for part in kind.parts))
 
     def draw(chance: Random) -> tuple[int, int]:
@@ -127,7 +126,7 @@ def lengths(kind: Cycle) -> Draw:
 
 
 def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
-    """The rate in bins of 10 s: the cycle, scaled to `rps` over the time asked for, and what strays from it."""
+    """The rate in bins of 10 s: the cycle, scaled to a mean of `rps` over the span, with its random deviations."""
     num = math.ceil(when.seconds / BIN_S)
     sampled = range(0, num, max(1, num // 10_000))
     shape = [hours(kind, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
@@ -145,7 +144,7 @@ def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One model of a fleet. `rate` is its long-run mean, `active` the share of windows it is asked for at all."""
+    """One model of a fleet. `rate` is its long-run mean, `active` the share of windows with any request."""
 
     name: str
     rate: float
@@ -162,23 +161,18 @@ class Tenant:
 
 def tenants(seed: int, num_models: int, rps: float, names: Sequence[str] = ()) -> list[Tenant]:
     """The models of a fleet, the most popular first. Popularity is the same for every seed (even steps through the
-    fitted distribution); what else tells models apart is drawn. Raises ValueError for no model or no rate, and when
-    `names` are too few."""
+    fitted distribution); their other properties are drawn. Raises ValueError for no model or no rate, and when `names`
+    are too few."""
     if num_models < 1 or not 0 < rps < math.inf:
         raise ValueError(f"num_models: {num_models} models with {rps} requests a second in all")
-    names = _named(LABEL, num_models, names)
+    if names and len(names) < num_models:
+        raise ValueError(f"names: {len(names)} names for {num_models} of {LABEL}")
+    names = names or [f"{LABEL}-{rank:0{len(str(num_models - 1))}d}" for rank in range(num_models)]
     chance = Random(f"{seed}/tenants")
     scores = [_NORMAL.inv_cdf(1 - (rank + 0.5) / num_models) for rank in range(num_models)]
     weights = [10 ** (fitted.TENANTS.rate_sigma_log10 * z) for z in scores]
     scale = rps / math.fsum(weights)
     return [_tenant(name, z, weight * scale, chance) for name, z, weight in zip(names, scores, weights, strict=False)]
-
-
-def _named(prefix: str, num: int, names: Sequence[str]) -> Sequence[str]:
-    """The names given, or as many that say that they are generated. Raises ValueError when those given are too few."""
-    if names and len(names) < num:
-        raise ValueError(f"names: {len(names)} names for {num} of {prefix}")
-    return names or [f"{prefix}-{rank:0{len(str(num - 1))}d}" for rank in range(num)]
 
 
 def _tenant(name: str, z: float, rate: float, chance: Random) -> Tenant:
@@ -212,8 +206,8 @@ def fleet(
     max_prompt: int = 8192,
     max_response: int = 2048,
 ) -> Iterator[Arrival]:
-    """Many models as the clients of one provider, `rps` requests a second in all on the long-run average (an hour may
-    bring half or twice of that: so do the traces). Raises ValueError as `tenants` does."""
+    """Requests of many models, as from the clients of one provider, `rps` a second in all on the long-run average (an
+    hour may bring half or twice of that, as in the traces). Raises ValueError as `tenants` does."""
     when = When(seconds=seconds, start_s=start_s)
     streams = [_of(t, seed, when, max_prompt, max_response) for t in tenants(seed, num_models, rps, names)]
     return merge(*streams)
@@ -228,7 +222,7 @@ def _of(tenant: Tenant, seed: int, when: When, max_prompt: int, max_response: in
 
 
 def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
-    """Windows of 600 s, active or not: runs of both whose mean lengths give the share of active ones."""
+    """Windows of 600 s, active or idle, in runs whose mean lengths give the tenant's share of active windows."""
     ends = 1 / tenant.run_windows
     begins = min(1.0, ends * tenant.active / max(1e-9, 1 - tenant.active))
     active = chance.random() < tenant.active
@@ -244,57 +238,20 @@ def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
         from_s += WINDOW_S
 
 
-def _popularity(num_functions: int, drop_above: float = 1.0) -> list[float]:
-    """Invocations of each function in proportion, the most popular first."""
-    sigma = math.log(60) / (_NORMAL.inv_cdf(0.81) - _NORMAL.inv_cdf(0.45))
-    upto = [drop_above * (1 - (rank + 0.5) / num_functions) for rank in range(num_functions)]
-    return [math.exp(sigma * _NORMAL.inv_cdf(share)) for share in upto]
-
-
 def dealt_functions(num_models: int, num_functions: int = 46_413) -> list[float]:
-    """Shares of models onto which functions were dealt round robin; they sum to 1. The order of the functions has
-    nothing to do with their popularity, and is always the same.
+    """Shares of models to which functions are assigned round robin; they sum to 1. The order of the functions is fixed
+    and independent of their popularity.
 
     HydraServe section 8.3 maps the functions of Azure's 2019 trace (Shahrad et al., ATC 2020; 46,413 a day) to models
-    so. See `functions` for how popular each is. Raises ValueError for no model or fewer functions than models.
+    in this way. Popularity is lognormal through its two published points (section 3.3): 45 % are invoked once an hour
+    or less on average, 81 % once a minute or less. Raises ValueError for no model or fewer functions than models.
     """
     if not 1 <= num_models <= num_functions:
         raise ValueError(f"{num_functions} functions for {num_models} models")
-    weights = _popularity(num_functions)
+    sigma = math.log(60) / (_NORMAL.inv_cdf(0.81) - _NORMAL.inv_cdf(0.45))
+    upto = [1 - (rank + 0.5) / num_functions for rank in range(num_functions)]
+    weights = [math.exp(sigma * _NORMAL.inv_cdf(share)) for share in upto]
     Random(num_functions).shuffle(weights)
     dealt = [math.fsum(weights[first::num_models]) for first in range(num_models)]
     total = math.fsum(dealt)
     return [weight / total for weight in dealt]
-
-
-def functions(
-    seed: int,
-    num_functions: int,
-    rps: float,
-    seconds: float,
-    *,
-    cv: float = 1.0,
-    drop_above: float = 1.0,
-    names: Sequence[str] = (),
-    draw: Draw | None = None,
-) -> Iterator[Arrival]:
-    """Functions of a serverless provider, `rps` invocations a second in all, Gamma gaps with `cv` each.
-
-    Popularity is lognormal through the two points published of Azure Functions (Shahrad et al., ATC 2020, section 3.3):
-    45 % are invoked once an hour or less on average, 81 % once a minute or less. `drop_above` leaves out those more
-    popular than that share of all (mCache section 6.1 drops above 0.9). Lengths as of a chat unless given.
-    Raises ValueError for no function, no rate or a share outside (0, 1].
-    """
-    if num_functions < 1 or not 0 < rps < math.inf or not 0 < drop_above <= 1:
-        raise ValueError(f"num_functions: {num_functions} at {rps} a second, those up to the share {drop_above}")
-    names = _named(f"{LABEL}-function", num_functions, names)
-    when = When(seconds=seconds)
-    weights = _popularity(num_functions, drop_above)
-    scale = rps / math.fsum(weights)
-    tokens = draw or lengths(fitted.CONVERSATION)
-
-    def one(name: str, rate: float) -> Iterator[Arrival]:
-        chance = Random(f"{seed}/{name}")
-        return (Arrival(at, name, *tokens(chance)) for at in renewal([Span(0.0, when.seconds, rate)], cv, chance))
-
-    return merge(*(one(name, weight * scale) for name, weight in zip(names, weights, strict=False)))

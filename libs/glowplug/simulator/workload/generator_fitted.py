@@ -1,4 +1,4 @@
-"""What the generator was fitted to: generator_fitted.toml, which bench/fit/generator.py writes, as typed records."""
+"""The fitted parameters of the generator, from generator_fitted.toml, as typed records."""
 
 import tomllib
 from importlib import resources
@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 
 class Cycle(NamedTuple):
-    """One service. `weekday` and `weekend`: 24 hours (UTC) over the mean weekday hour. The rate strays from them by a
-    log-AR(1) of `stray_sigma` over windows of 600 s, correlated by `stray_keep`, and by `jitter_sigma` every 10 s.
-    `parts`: share, mean and sigma of log prompt, mean and sigma of log response."""
+    """Parameters of one service. `weekday` and `weekend`: the rate of each of 24 hours (UTC) over the mean weekday
+    hour. The rate strays from them by a log-AR(1) of `stray_sigma` over windows of 600 s, correlated by `stray_keep`,
+    and by `jitter_sigma` every 10 s. `parts`: share, mean and sigma of log prompt, mean and sigma of log response."""
 
     weekday: list[float]
     weekend: list[float]
@@ -23,9 +23,9 @@ class Cycle(NamedTuple):
 
 
 class Tenants(NamedTuple):
-    """Clients of one provider. z is a client's log10 rate, standardised: share of active windows = Phi(active_base +
-    active_slope z + noise of active_sigma), mean windows of one active run = exp(run_base + run_slope x that argument).
-    Quantiles are the 0, 10 ... 100 % points over clients."""
+    """Parameters of the clients of one provider. With z, a client's standardised log10 rate: share of active windows =
+    Phi(active_base + active_slope z + noise of active_sigma), mean windows of one active run = exp(run_base + run_slope
+    x the argument of Phi). Quantiles are the 0, 10 ... 100 % points over clients."""
 
     rate_sigma_log10: float
     active_base: float
@@ -40,8 +40,8 @@ class Tenants(NamedTuple):
 
 
 class TenantLengths(NamedTuple):
-    """Medians over clients are lognormal in prompt and response, correlated; each client's own requests stray by a
-    sigma of its own."""
+    """Parameters of clients' lengths. The medians of clients are lognormal and correlated in prompt and response; each
+    client's requests vary around them by a sigma of its own."""
 
     prompt_log_mean: float
     prompt_log_sigma: float

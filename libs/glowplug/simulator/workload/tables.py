@@ -27,37 +27,42 @@ class Row:
     line: int
 
     def text(self, field: str) -> str:
-        """The field as it is written. Raises TraceError when the row is too short."""
+        """The text of a field. Raises TraceError when the row is too short."""
         value = self.values.get(field)
         if value is None:
             raise TraceError(self.source, self.line, field, "is missing")
         return value.strip()
 
     def one_of(self, field: str, words: tuple[str, str]) -> str:
-        """One of two words."""
+        """A field that must be one of two words. Raises TraceError."""
         text = self.text(field)
         if text not in words:
             raise TraceError(self.source, self.line, field, f"{text[:20]!r} is neither {words[0]} nor {words[1]}")
         return text
 
     def count(self, field: str) -> int:
-        """A whole number from 0 up."""
+        """A field as a whole number from 0 up. Raises TraceError."""
         return self._read(field, int, "a whole number from 0 up", lambda n: n >= 0)
 
     def seconds(self, field: str) -> float:
-        """A finite number from 0 up."""
+        """A field as finite seconds from 0 up. Raises TraceError."""
         return self._read(field, float, "seconds from 0 up", lambda s: 0 <= s < float("inf"))
 
     def number(self, field: str) -> float:
-        """A finite number from 0 up."""
+        """A field as a finite number from 0 up. Raises TraceError."""
         return self._read(field, float, "a number from 0 up", lambda x: 0 <= x < float("inf"))
 
+    def numbers(self, field: str) -> tuple[int, ...]:
+        """A field with whole numbers, apart by spaces or as a JSON list; () when it is empty. Raises TraceError."""
+        return self._read(field, lambda text: tuple(map(int, text.strip("[]").replace(",", " ").split())),
+                          "whole numbers", lambda _: True)  # fmt: skip
+
     def positive(self, field: str) -> float:
-        """A finite number above 0."""
+        """A field as a finite number above 0. Raises TraceError."""
         return self._read(field, float, "a number above 0", lambda x: 0 < x < float("inf"))
 
     def moment(self, field: str) -> float:
-        """A calendar time, in epoch seconds (a time without a zone is read as UTC)."""
+        """A calendar time in epoch seconds, always read as UTC. Raises TraceError."""
 
         def read(text: str) -> float:
             whole, _, rest = text.partition(".")
@@ -79,12 +84,12 @@ class Row:
 
 
 def read_once(read: Callable[..., T], path: Path, *arguments: Any) -> T:
-    """`read(path, *arguments)`, kept for as long as the file stays as it is: the runs of a sweep share what their
-    traces hold. What `read` returns must not be changed. Raises what `read` raises."""
+    """Return `read(path, *arguments)`, cached while the file is unchanged, so that the runs of a sweep share their
+    traces. Callers must not change the result. Raises what `read` raises."""
     try:
         there = path.stat()
     except OSError:
-        return read(path, *arguments)  # which says what is wrong
+        return read(path, *arguments)  # raises the error
     found: T = _kept(read, path, (there.st_mtime_ns, there.st_size), arguments)
     return found
 
@@ -95,8 +100,8 @@ def _kept(read: Callable[..., Any], path: Path, _: tuple[int, int], arguments: t
 
 
 def open_text(path: Path) -> io.TextIOBase:
-    """A trace file as text, unpacked when it is gzip, whatever its name, or its name ends in .gz. Raises TraceError
-    when it cannot be read."""
+    """Open a trace file as text, unpacked if its content is gzip or its name ends in .gz. Raises TraceError when it
+    cannot be read."""
     return io.TextIOWrapper(_open(path), "utf-8-sig", newline="")
 
 
@@ -110,7 +115,7 @@ def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def header(path: Path) -> tuple[str, ...]:
-    """The names of a CSV's columns, or `("{",)` for JSON lines. Raises TraceError for an empty file."""
+    """The names of a CSV's columns; `("{",)` for JSON lines. Raises TraceError for an empty file."""
     with open_text(path) as file:
         line = next(_lines(file, str(path)), "").strip()
     if not line:
@@ -121,8 +126,8 @@ def header(path: Path) -> tuple[str, ...]:
 
 
 def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Every line but the first of a CSV, every line of JSON lines; blank ones are skipped. A CSV that is published
-    without its header has `columns`. Raises TraceError for a row that has more cells than there are columns."""
+    """Read the rows of a CSV or of JSON lines, without blank lines and the CSV's header. `columns` are the names for a
+    CSV that is published without a header. Raises TraceError for a row with more cells than columns."""
     source = str(path)
     names = columns or header(path)
     with open_text(path) as file:
@@ -171,7 +176,7 @@ def _lines(file: io.TextIOBase, source: str) -> Iterator[str]:
 
 
 def _undecodable(path: Path) -> int:
-    """The first line that is no text: a reader hits it while it is at an earlier one."""
+    """The number of the first line that is no UTF-8, which a buffered reader hits while at an earlier line."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -42,7 +42,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class RequestImpossible(Exception):
-    """No try can send it: a header holds what none may, or the proxy is of a kind that is not supported."""
+    """No try can send the request: HTTP does not allow a header of it, or the kind of its proxy is not supported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,9 @@ class _Line:
         try:
             self._http.request(method, target, headers={**headers, **own})
         except ValueError as error:  # it quotes the header, which may be a token
-            raise RequestImpossible(f"a header holds what none may ({type(error).__name__})") from None
+            raise RequestImpossible(
+                f"a header holds a character that HTTP does not allow ({type(error).__name__})"
+            ) from None
         self._acknowledge()
         self._response = response = self._http.getresponse()
         self._is_read_ahead = True
@@ -231,7 +233,7 @@ class _Line:
         if not self.num_bytes_left:
             self._end_answer()
         elif not response.fp.peek(1):
-            raise http.client.RemoteDisconnected("it closed before the body, and maybe within the head")
+            raise http.client.RemoteDisconnected("the server closed the connection before it sent the body")
         return response
 
     def _connect(self) -> None:
@@ -240,7 +242,7 @@ class _Line:
         with self._closing:
             self._http, self._socket = connection, connection.sock
         if self._is_shut:
-            raise ConnectionAbortedError("it was given up while it was made")
+            raise ConnectionAbortedError("the connection was given up before it was made")
         self._poll.register(self._socket, select.POLLIN)
         self._window = of_socket(self._socket, self._limits.window)
 
@@ -259,7 +261,7 @@ class _Line:
                 raise http.client.IncompleteRead(b"", self.num_bytes_left)
             self.num_bytes_left -= num_bytes
         if not num_bytes and self._is_shut:
-            raise ConnectionAbortedError("it was closed before the end of its body")
+            raise ConnectionAbortedError("the connection was closed before the end of the body")
         if not num_bytes or self.num_bytes_left == 0:
             self._end_answer()
         return view[:num_bytes]

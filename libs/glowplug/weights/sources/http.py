@@ -11,8 +11,6 @@ import httpx
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.source import (
-    MAX_REDIRECTS,
-    STATUSES,
     UNKNOWN_BYTES,
     Chunk,
     SourceChanged,
@@ -20,11 +18,10 @@ from glowplug.weights.source import (
     SourceInfo,
     SourceInterrupted,
     SourceOptions,
-    is_same_server,
-    next_url,
     redacted,
 )
 from glowplug.weights.sources.connection import Answer, Connections, Limits, RequestImpossible
+from glowplug.weights.sources.redirects import MAX_REDIRECTS, STATUSES, is_same_server, next_url
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is

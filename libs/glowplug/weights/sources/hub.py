@@ -160,7 +160,7 @@ class HubSource:
             except WeightsUnavailable as lacking:
                 log.debug("%s", lacking)
                 raise error from None  # the hub may answer the next time, and has what the cache lacks
-            log.warning("%s; what the cache holds is used", error)
+            log.warning("%s; the weights come from the cache of the hub instead", error)
             return found
 
     # the hub

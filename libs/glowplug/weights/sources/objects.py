@@ -133,7 +133,7 @@ def _s3_config(options: SourceOptions) -> dict[str, Any]:
     if endpoint:
         # The service-specific name: obstore lets it win over `endpoint`, from the environment too.
         config |= {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False}
-    if region := options.s3_region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         config["region"] = region
     return config
 

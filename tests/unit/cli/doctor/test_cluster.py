@@ -92,6 +92,14 @@ def having(kind: str, *items: Mapping[str, Any], **changes: Any) -> ClusterFacts
     return replace(WELL, items=ITEMS | {kind: items}, **changes)
 
 
+def without_servers(**told: str) -> ClusterFacts:
+    """No NATS and no Valkey, and a router that is told of these addresses."""
+    router = a_workload("router")
+    router["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": k, "value": v} for k, v in told.items()]
+    others = [w for w in ITEMS["deployments"] if w["metadata"]["name"] != "router"]
+    return replace(WELL, items=ITEMS | {"statefulsets": (), "deployments": (router, *others)})
+
+
 def node(**fields: Any) -> ClusterFacts:
     return having("daemonsets", a_workload("node", **fields))
 
@@ -114,6 +122,8 @@ OOM = {"restartCount": 2, "lastState": {"terminated": {"reason": "OOMKilled", "e
         (ClusterFacts(namespace="x", error="connection refused"), "kubectl", FAIL, "connection refused"),
         (replace(WELL, refused={"pods": "forbidden"}), "pods", SKIPPED, "forbidden"),
         (having("statefulsets"), "nats", FAIL, "is not deployed"),
+        (without_servers(GLOWPLUG_NATS_URL="nats://router:p@nats:4222"), "nats", FAIL, "is not deployed"),
+        (without_servers(GLOWPLUG_NATS_URL="tls://router:p@bus.example:4222"), "nats", OK, "not of this fleet"),
         (node(ready=1), "node", FAIL, "1 of 2 ready"),
         (node(desiredNumberScheduled=0), "node", FAIL, "no node of the cluster is chosen"),
         (node(observedGeneration=1), "node", WARN, "not taken in yet"),

@@ -91,7 +91,7 @@ def test_model_files_that_are_gone_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["--url", "no-address"], 2, "no http address"),
+        (["--url", "no-address"], 2, "is not an http address"),
         (["--kubernetes", "--url", "http://127.0.0.1:1"], 2, "takes no --url"),
         (["--url", "http://127.0.0.1:1"], 1, "does not answer"),
     ],
@@ -103,7 +103,7 @@ def test_wrong_usage_is_date_s_apart(argv: list[str], code: int, words: str) -> 
 
 
 def test_without_a_fleet_the_machine_is_looked_at(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app_of(), ["doctor", "--json", "--state-dir", str(tmp_path / "s")])
+    done = CliRunner().invoke(app_of(), ["doctor", "--output", "json", "--state-dir", str(tmp_path / "s")])
     shown = json.loads(done.stdout)
     (fleet,) = (f for f in shown["findings"] if f["area"] == "fleet")
     assert fleet["level"] == "skipped" and "glowplug up" in fleet["do"]

@@ -136,7 +136,7 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("facts", "about", "level", "words"),
     [
-        (having(processes=(PROCESS | {"state": "crash-loop"},)), "nats", FAIL, "keeps ending"),
+        (having(processes=(PROCESS | {"state": "crash-loop"},)), "nats", FAIL, "ends again and again"),
         (having(processes=(PROCESS | {"state": "waiting"},)), "nats", FAIL, "is waiting"),
         (having(processes=(PROCESS | {"restarts": 4},)), "nats", WARN, "started again 4 times"),
         (with_service("placer", error="refused"), "placer", FAIL, "does not answer at http://placer: refused"),

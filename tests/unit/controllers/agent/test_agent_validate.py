@@ -141,7 +141,7 @@ def test_a_stimulus_that_makes_no_sense_is_refused_by_name_and_changes_nothing()
 def test_every_effect_and_every_stimulus_of_the_table_is_listed() -> None:
     rows = [row for row in TABLE.values() if isinstance(row, Transition)]
     assert {effect for row in rows for effect in row.asks} | {msg.Remember} == set(msg.EFFECTS)
-    own = {msg.GivesWay, msg.TakenOver, msg.RunsElsewhere}
+    own = {msg.GivesWay, msg.TakenOver, msg.RunsElsewhere, msg.HostLeaves}
     assert {stimulus for _, stimulus in TABLE} - own | {msg.Surroundings} == set(make().handlers)
 
 

@@ -193,6 +193,15 @@ def test_failed_starts_back_off_and_an_operator_may_try_at_once():
     assert len(published(other.handle(operator.Load("m"), 10.1), PlaceInstance)) == 1
 
 
+@pytest.mark.parametrize("of", [{"part_of": "i-1"}, {"replica": True}], ids=["stage", "replica"])
+def test_a_stage_or_replica_that_fails_is_no_failed_start(of):
+    """The pipeline's own failure is: it must not count twice."""
+    controller = autoscaler(a_model())
+    failed = an_instance("i-2", state=InstanceState.FAILED, reason="no such file", **of)
+    controller.handle(an_event(InstanceFailed(instance=failed)), 10.0)
+    assert len(published(controller.handle(waiting(), 10.1), PlaceInstance)) == 1
+
+
 def test_a_start_that_may_be_tried_on_another_node_is_at_once_but_not_for_ever():
     controller = autoscaler(a_model())
     starts, num = published(controller.handle(waiting(), 9.0), PlaceInstance), 0
@@ -298,6 +307,18 @@ def test_deploy_same_again_changes_nothing_and_a_change_grows_the_revision():
     assert controller.handle(operator.Deploy(model=a_model(keep_alive_s=5)), 9.0) == []
     controller.handle(operator.Deploy(model=a_model(keep_alive_s=6)), 9.0)
     assert controller.models["m"].revision > before.revision
+
+
+@pytest.mark.parametrize("other", ["api", "/etc/models/m.yaml", "kubernetes:team/other"])
+def test_what_a_custom_resource_declares_changes_only_there(other):
+    mine = "kubernetes:team/m"
+    for known, given in ((mine, other), (other, mine)):
+        controller = autoscaler(a_model(source=known))
+        with pytest.raises(Conflict, match=r"model 'm' is declared by .*, and changes only there"):
+            controller.handle(operator.Deploy(model=a_model(source=given, priority=9)), 1.0)
+    assert autoscaler(a_model(source=mine)).handle(operator.Pin("m", True), 1.0), "verbs are for everybody"
+    own = autoscaler(a_model(source=mine))
+    assert own.handle(operator.Deploy(model=a_model(source=mine, priority=9)), 1.0)
 
 
 def test_conflicts_and_unknown_models_are_typed():

@@ -310,7 +310,7 @@ def test_a_load_on_one_node_is_refused_where_a_copy_is_as_near_on_another(state:
     controller.restore("nodes", {name: a_node(name, abilities=ABLE) for name in ("node-1", "node-2")}, 0.5)
     fact(controller, state, 1.0, "i-1")
     if to is Rung.ASLEEP or state in (S.READY, S.STARTING) or (state, to) == (S.PREWARMED, Rung.PREWARMED):
-        with pytest.raises(Conflict, match=f"i-1 is {state.value} on node-1") as refused:
+        with pytest.raises(Conflict, match=f"i-1 is {state.word} on node-1") as refused:
             controller.handle(operator.Load("m", to, "node-2"), 2.0)
         assert refused.value.param == "node"
         controller.handle(operator.Load("m", to, "node-1"), 2.1)

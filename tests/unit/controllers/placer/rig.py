@@ -9,7 +9,7 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
-from glowplug.events.facts import NodeBeat, RequestFinished
+from glowplug.events.facts import NodeBeat, RequestFinished, RouterRequestsFinished
 from glowplug.policies.registry import choose
 from tests.fleet_builder import an_event
 
@@ -55,12 +55,17 @@ def asked(
 
 def finished(model_key: str = "m", **fields: Any) -> RequestFinished:
     """A warm request: 1 s of prefill after 1 s in the queue, 100 steps of 0.1 s."""
-    given = {
+    given: dict[str, Any] = {
         "request_id": "r", "router_id": "router-1", "instance_id": "i-1", "status": 200, "arrived_at": 0.0,
         "finished_at": 12.0, "queue_s": 1.0, "ttft_s": 2.0, "e2e_s": 12.0, "prompt_tokens": 5,
         "response_tokens": 101, "tokens_exact": True, "cold": False,
     }  # fmt: skip
     return RequestFinished(model_key=model_key, **(given | fields))
+
+
+def told(*requests: RequestFinished) -> Event:
+    """A router's report that these have ended."""
+    return an_event(RouterRequestsFinished(router_id="router-1", requests=requests))
 
 
 def payloads(effects: list[Effect], cls: type) -> list[Any]:

@@ -2,15 +2,14 @@
 
 import pytest
 
-from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.fleet import MAX_PEERS, Fleet
 from glowplug.controllers.placer.params import PlacerParams
-from glowplug.controllers.placer.peers import MAX_PEERS, with_peers
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import FetchWeights
 from glowplug.policies.placement.links import network_rate
 from glowplug.policies.start_times import StartTimes
-from services.prefetcher.settings import PrefetcherSettings
+from glowplug.services.prefetcher.settings import PrefetcherSettings
 from tests.fleet_builder import a_model, a_node, an_instance
 
 M = a_model()
@@ -38,7 +37,7 @@ def a_fleet() -> Fleet:
 
 def test_nodes_that_hold_all_come_first_and_the_idle_one_of_them() -> None:
     command = FetchWeights(target="node-1", model_key=M.key, weights=M.weights)
-    assert with_peers(command, a_fleet()).peers == ("http://3", "http://2", "http://4")
+    assert a_fleet().with_peers(command).peers == ("http://3", "http://2", "http://4")
 
 
 def test_a_command_names_a_few_nodes() -> None:
@@ -46,7 +45,7 @@ def test_a_command_names_a_few_nodes() -> None:
     for number in range(20):
         fleet.node(a_node(f"more-{number}", cached=(HERE,), prefetcher_url=f"http://m{number}"), 1.0)
     command = FetchWeights(target="node-1", model_key=M.key, weights=M.weights)
-    assert len(with_peers(command, fleet).peers) == MAX_PEERS
+    assert len(fleet.with_peers(command).peers) == MAX_PEERS
 
 
 @pytest.mark.parametrize("is_measured", [True, False])

@@ -17,7 +17,7 @@ from glowplug.policies.placement import hydraserve, union
 from glowplug.policies.placement.first_fit import place as first_fit
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
-from tests.unit.controllers.placer.rig import a_placer, asked, beat, finished, payloads
+from tests.unit.controllers.placer.rig import a_placer, asked, beat, finished, payloads, told
 
 MODEL = a_model("m", mib=300)
 NODES = [a_node(f"node-{n}", revision=1) for n in (1, 2)]
@@ -126,7 +126,7 @@ def test_a_model_that_would_be_late_is_no_answer_for_one_that_would_not(
 def test_requests_teach_only_a_placement_that_reads_seconds(place: Callable[..., Any], learns: bool) -> None:
     controller = a_placer(place=place)
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 2.0)
-    controller.handle(an_event(finished()), 12.0)
+    controller.handle(told(finished()), 12.0)
     assert ("m" in controller.fleet.network.seconds) == learns == controller.reads_ends
 
 

@@ -19,7 +19,7 @@ from glowplug.events.facts import (
     NodeBeat,
 )
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
-from tests.unit.controllers.placer.rig import a_placer, asked, finished
+from tests.unit.controllers.placer.rig import a_placer, asked, finished, told
 from tests.unit.controllers.placer.rig import payloads as sent
 
 CAN = ("emulated:prewarm", "emulated:swap")
@@ -260,7 +260,7 @@ def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_
     assert controller.reads_ends
     controller.handle(an_event(InstanceReady(instance=an_instance("i-0", "a", gpu_id="node-2/0"))), 1.0)
     for ttft_s in (1.5, 2.5):
-        controller.handle(an_event(finished("a", instance_id="i-0", ttft_s=ttft_s)), 1.0)
+        controller.handle(told(finished("a", instance_id="i-0", ttft_s=ttft_s)), 1.0)
     controller.handle(
         an_event(InstanceStopped(instance=an_instance("i-0", "a", InstanceState.STOPPED, revision=2))), 1.1
     )

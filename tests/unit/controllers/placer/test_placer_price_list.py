@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import NotFound
-from glowplug.domain.hardware import CachedWeights
+from glowplug.domain.hardware import CachedWeights, SharedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.facts import ForecastMade, InstanceReady, NodeBeat
@@ -52,6 +52,25 @@ def test_each_holder_has_its_probability_its_seconds_and_its_worth_a_byte():
         assert one.worth == pytest.approx(one.saves_s / one.num_bytes, rel=0.01)
     assert by_id["i-copied"].asked > by_id["i-rare"].asked, "used 10 s ago, and never since 58 s"
     assert by_id["i-idle"].climb_s > 2.0, "the emulated engine's start from host memory, by its prior"
+
+
+def test_weights_that_several_read_in_the_same_pages_are_held_by_each_and_said_to_be_shared():
+    """Granted once: a copy that shares all but 2 MiB of its 94 holds what `glowplug ps` says that it does."""
+    node = a_node(gpus_mib=(400,), grants={0: [("i-copied", 2), ("i-busy", 102), ("i-idle", 100)]}, cached=(CACHED,))
+    shared = SharedWeights(key="k", num_bytes=92 << 20, holders=("i-copied", "i-busy"))
+    alone = SharedWeights(key="l", num_bytes=90 << 20, holders=("i-idle",))
+    node = replace(node, gpus=(replace(node.gpus[0], shared=(shared, alone)),))
+    controller = a_placer(node, models=[a_model(name, mib=100) for name in NAMES])
+    rows = [an_instance(f"i-{name}", name, mib=mib, ready_at=1.0) for name, mib in (("busy", 194), ("idle", 100))]
+    rows.append(an_instance("i-copied", "copied", InstanceState.PREWARMED, mib=94, replica=True))
+    for row in rows:
+        controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+    holders = controller.price_list.of("node-1/0", 60.0).holders
+    assert {one.instance_id: (one.num_bytes >> 20, one.shared_bytes >> 20) for one in holders} == {
+        "i-copied": (94, 92), "i-busy": (194, 92), "i-idle": (100, 0)
+    }  # fmt: skip
+    for one in holders:
+        assert one.worth == pytest.approx(one.saves_s / one.num_bytes, rel=0.01)
 
 
 def test_copies_go_first_the_least_worth_before_the_others_then_who_may_leave():

@@ -188,6 +188,19 @@ def test_a_stage_that_becomes_whole_gets_the_rest_of_its_weights_until_they_are_
     assert sent(controller.handle(Tick(), 9.0), FetchWeights) == []
 
 
+def test_a_late_fact_of_a_stage_that_has_ended_fetches_nothing():
+    """The store's row that says it is gone was read before the fact that it becomes whole arrived."""
+    model, controller = a_model(mib=100), placer(follows_parts=True)
+    controller.restore("models", {model.key: model}, 0.5)
+    made = heard(controller)
+    growing = replace(as_state(made["x"], InstanceState.READY, 3), consolidating=True)
+    gone = replace(as_state(made["x"], InstanceState.FAILED, 4))
+    controller.restore("instances", {row.instance_id: row for row in (gone, made["x.1"])}, 2.0)
+    links = dict(controller.fleet.network.links)
+    assert sent(controller.handle(an_event(InstanceReady(instance=growing)), 3.0), FetchWeights) == []
+    assert controller.fleet.network.links == links, "nothing would end the fetch"
+
+
 def test_a_stage_that_becomes_whole_has_a_moment_to_go_on_without_one_that_is_gone():
     controller = placer(follows_parts=True, hole_grace_s=3.0)
     made = heard(controller)

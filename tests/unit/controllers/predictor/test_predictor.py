@@ -12,8 +12,8 @@ from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.predictor.series import Window
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
-from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.facts import ForecastMade, InstanceDraining, InstanceReady, RequestFinished
+from glowplug.domain.snapshot import ClassLoad, ModelLoad
+from glowplug.events.facts import ForecastMade, InstanceDraining, InstanceReady, RequestFinished, RouterRequestsFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
@@ -30,12 +30,16 @@ def predictor(make=LastWindow, *, model=None, **given) -> PredictorController:
 
 
 def finished(**fields):
+    return an_event(RouterRequestsFinished(router_id="router-1", requests=(ended(**fields),)))
+
+
+def ended(**fields):
     given = {
         "model_key": "m", "request_id": "r", "router_id": "router-1", "instance_id": "i-1", "status": 200,
         "arrived_at": 0.0, "finished_at": 1.0, "queue_s": 0.0, "ttft_s": 0.5, "e2e_s": 1.5, "prompt_tokens": 600,
         "response_tokens": 21, "tokens_exact": True, "cold": False,
     }  # fmt: skip
-    return an_event(RequestFinished(**(given | fields)))
+    return RequestFinished(**(given | fields))
 
 
 def made(effects):
@@ -66,6 +70,22 @@ def test_tokens_are_counted_and_marked_when_not_exact():
     (window,) = controller.windows("m")
     assert (window.num_requests, window.prompt_tokens, window.response_tokens) == (2, 20, 40)
     assert (window.num_tokens_exact, window.num_cold) == (1, 1)
+
+
+def test_batch_requests_are_no_demand_to_come_until_they_count_as_standard_ones():
+    controller = predictor()
+    batch = {"batch": ClassLoad(num_waiting=7, in_flight_by_instance={"i-1": 3})}
+    load = ModelLoad(num_waiting=9, num_in_flight=4, in_flight_by_instance={"i-1": 4}, by_class=batch)
+    controller.handle(load_report(m=load), 0.0)
+    controller.handle(finished(priority="batch"), 10.0)
+    controller.handle(finished(priority="interactive"), 20.0)
+    controller.handle(load_report(m=replace(load, num_in_flight=3, in_flight_by_instance={"i-1": 3})), 30.0)
+    controller.handle(load_report(m=replace(load, by_class={})), 60.0)
+    controller.handle(Tick(), 60.0)
+    first, second = controller.windows("m")
+    assert (first.num_requests, first.prompt_tokens, first.num_judged) == (1, 600, 1)
+    assert first.concurrency_seconds == 30 * 3 + 30 * 2 and first.instance_seconds == 30
+    assert second.concurrency_peak == 13
 
 
 def test_memory_is_bounded_in_windows_and_models():
@@ -293,14 +313,14 @@ def test_an_instance_that_has_not_served_all_the_time_shows_nothing(row):
     ],
 )
 def test_a_request_misses_by_its_models_objectives_unless_it_waited_for_a_start(fields, is_missed):
-    one = served(finished(**fields).data, a_model(slo=SLO), CapacityParams())
+    one = served(ended(**fields), a_model(slo=SLO), CapacityParams())
     assert one is not None and one.missed is is_missed
 
 
 def test_a_model_without_objectives_is_held_to_the_papers_normalized_latency():
     """Section 5.1: 0.2 s per response token."""
     for e2e_s, is_missed in ((4.1, False), (4.3, True)):
-        one = served(finished(e2e_s=e2e_s).data, a_model(), CapacityParams())
+        one = served(ended(e2e_s=e2e_s), a_model(), CapacityParams())
         assert one is not None and one.missed is is_missed
 
 
@@ -351,7 +371,7 @@ def test_after_a_window_that_missed_nothing_a_model_that_has_become_slow_is_know
 
 @pytest.mark.parametrize("fields", [{"instance_id": ""}, {"num_continued": 1}, {"response_tokens": 0}])
 def test_what_no_single_instance_answered_says_nothing_of_one(fields):
-    assert served(finished(**fields).data, a_model(), CapacityParams()) is None
+    assert served(ended(**fields), a_model(), CapacityParams()) is None
 
 
 def test_capacities_measured_elsewhere_stand_until_windows_have_shown():

@@ -107,7 +107,7 @@ def test_a_lost_copy_is_dropped_and_the_fetch_goes_on() -> None:
     assert "weights.fetched" in kinds(end)
 
 
-@pytest.mark.parametrize("caching", ["lru", "lfu", "arc", "srrip"])
+@pytest.mark.parametrize("caching", ["lru", "lfu"])
 def test_disk_takes_what_leaves_host_memory_next_and_keeps_what_has_left(caching: str) -> None:
     """Room for one copy: it goes to the weights that are next to leave, not to those that were used last."""
     prefetcher = with_disk(50, caching=caching)

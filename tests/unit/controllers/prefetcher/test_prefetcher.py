@@ -441,7 +441,7 @@ def test_often_asked_for_stays_under_lfu_and_is_told_of_every_use() -> None:
 
 
 def test_what_an_earlier_process_left_is_in_the_order() -> None:
-    prefetcher = controller(caching="srrip")
+    prefetcher = controller(caching="lfu")
     found = (CachedWeights(digest="new", num_bytes=50, last_used_at=9.0), CachedWeights(digest="old", num_bytes=50))
     prefetcher.handle(msg.RegionsFound(found), 10.0)
     assert only(bring(prefetcher, C, 50, 11.0), msg.DropRegion).digest == "old"

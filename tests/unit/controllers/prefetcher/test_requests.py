@@ -45,6 +45,14 @@ def test_a_part_says_nothing_of_models_that_were_not_reported_before() -> None:
     assert arrivals.take(report(num_parts=0, a=4, b=9), 2.0) == {"a": 1}
 
 
+def test_no_weights_are_kept_for_batch() -> None:
+    arrivals = Arrivals()
+    for num, num_batch in ((5, 0), (105, 100), (106, 100)):
+        loads = {"a": ModelLoad(num_arrived=num, num_batch_arrived=num_batch)}
+        found = arrivals.take(RouterLoadReported(router_id="router-1", loads=loads), 1.0)
+    assert found == {"a": 1}
+
+
 def test_a_router_that_is_silent_for_long_is_forgotten() -> None:
     arrivals = Arrivals()
     arrivals.take(report(a=1), 0.0)
@@ -72,5 +80,5 @@ def test_weights_with_requests_stay_though_they_were_started_once(caching: str, 
 
 
 def test_reports_are_read_only_by_an_order_that_counts_requests() -> None:
-    for caching, is_read in (("mcache", True), ("mcache:counts=uses", False), ("lru", False), ("arc", False)):
+    for caching, is_read in (("mcache", True), ("mcache:counts=uses", False), ("lru", False)):
         assert (RouterLoadReported in reads_of(caching, IMPORTANCE).telemetry) is is_read, caching

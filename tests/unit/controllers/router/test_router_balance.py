@@ -149,6 +149,48 @@ def test_a_true_length_wins_over_what_earlier_answers_tell() -> None:
     assert run.controller.requests[run.ticket].expected_tokens == 700
 
 
+def ahead(run: Ahead) -> int:
+    return run.controller.loads()["m"].outlook_by_instance["i-1"].current_tokens
+
+
+def test_a_text_is_needed_first_where_a_request_has_a_choice_or_waits() -> None:
+    run = Ahead(max_concurrency=1)
+    assert run.controller.chooses("m")  # none runs: it is held, and several may start
+    run.instance(max_concurrency=1)
+    assert not run.controller.chooses("m")
+    run.ask()
+    run.ask()  # the one slot is taken: this one waits
+    assert run.controller.chooses("m")
+    run.handle(msg.RequestEnded(1))
+    assert not run.controller.chooses("m")
+    run.instance("i-2")
+    assert run.controller.chooses("m")
+
+
+def test_a_text_read_later_changes_what_is_ahead_of_its_instance() -> None:
+    run = Ahead()
+    run.instance()
+    run.ask(expected=0, most=300)
+    assert ahead(run) == 200  # of a model that has answered nothing yet
+    run.handle(msg.TextRead(1, 40, teaches=True))
+    assert ahead(run) == 40
+    run.handle(msg.TextRead(1, 900, teaches=True))
+    assert ahead(run) == 300  # the client bounds it
+    run.handle(msg.TextRead(2, 40, teaches=True))  # one that is here no more
+    assert ahead(run) == 300
+
+
+@pytest.mark.parametrize("teaches", [True, False])
+def test_an_answer_is_held_against_its_text_only_where_that_was_read_whatever_the_answer_was(teaches: bool) -> None:
+    run = Ahead()
+    run.instance()
+    run.ask(expected=0)
+    run.handle(msg.TextRead(1, 40, teaches=teaches))
+    run.handle(msg.RequestEnded(1, took_s=60.0, response_tokens=60), 60.0)
+    ratio = run.controller.balances._lengths["m"].text_ratio
+    assert ratio > 1.0 if teaches else ratio == 1.0
+
+
 def test_answers_that_broke_off_teach_nothing() -> None:
     run = Ahead()
     run.instance(kv_tokens=100_000)

@@ -20,7 +20,7 @@ def a_batch(num_blocks: int = 100, max_running: int = 4, max_step_tokens: int = 
 
 
 def a_sequence(name: str, num_prompt: int = 10, num_wanted: int = 5) -> Sequence:
-    return Sequence(name, num_prompt, num_wanted, arrived_at=0.0)
+    return Sequence(name, num_prompt, num_wanted)
 
 
 def planned(batch: Batch) -> Step:
@@ -185,11 +185,6 @@ def test_changes_keep_what_they_do_not_name() -> None:
     faults = changed(Faults(hang=True), {"ttft_s": 1, "failure_types": ["rate_limit"]})
     assert faults == Faults(hang=True, ttft_s=1.0, failure_types=("rate_limit",))
     assert as_json(faults)["emulated"] is True
-
-
-def test_names_of_the_llm_d_simulator_mean_the_same_in_its_units() -> None:
-    faults = changed(Faults(), {"time-to-first-token": 250, "inter-token-latency": 20, "failure-injection-rate": 5})
-    assert (faults.ttft_s, faults.itl_s, faults.failure_rate) == (0.25, 0.02, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ async def test_stages_ask_for_the_keys_of_their_engines() -> None:
     [
         ({}, "1 later stages"),
         ({"stages": []}, "1 later stages"),
-        ({"stages": [{"url": 3}]}, "stages.url"),
-        ({"stages": ["x"]}, "stages.url"),
+        ({"stages": [{"url": 3}]}, "stages[0].url"),
+        ({"stages": ["x"]}, "stages[0]"),
     ],
 )
 async def test_a_join_that_makes_no_sense_is_refused(body: dict[str, Any], why: str) -> None:
@@ -220,11 +220,11 @@ async def test_a_consolidation_is_given_up_and_asked_for_again() -> None:
 @pytest.mark.parametrize("how", ["gone", "hangs"])
 async def test_without_a_stage_the_engine_ends(how: str) -> None:
     """As vLLM does: its requests have lost a part of their KV cache."""
-    async with pipeline(stage_timeout_s=0.3) as (first, later):
+    async with pipeline(stage_timeout_s=1.0) as (first, later):
         answering = asyncio.create_task(first.ask("/v1/completions", completion(1000)))
         await until(lambda: later.engine.carried.kv_tokens, "a step passes through the later stage")
         harm(later, how)
-        with pytest.raises(StageLost, match=r"no answer in 0.3 s|Incomplete|Connect"):
+        with pytest.raises(StageLost, match=r"no answer in 1 s|Incomplete|Connect"):
             await asyncio.wait_for(first.steps, WAIT_S)
         answering.cancel()
 
@@ -232,7 +232,7 @@ async def test_without_a_stage_the_engine_ends(how: str) -> None:
 @pytest.mark.parametrize("how", ["gone", "hangs"])
 async def test_with_all_of_the_weights_it_goes_on_alone(how: str) -> None:
     """The KV cache of the stage that is lost is computed again, and no token differs."""
-    async with pipeline(stage_timeout_s=0.3) as (first, later):
+    async with pipeline(stage_timeout_s=1.0) as (first, later):
         answering = asyncio.create_task(text(first, 400))
         await until(lambda: later.engine.carried.kv_tokens > 150, "steps pass through the later stage")
         first.engine.whole = Whole(8 * GIB, 4)  # the rest of the weights has come

@@ -6,18 +6,12 @@ import pytest
 
 from glowplug.policies.caching.mcache_importance import CacheFacts, Importance, ImportanceParams, ranks, request_counter
 from glowplug.policies.caching.ordering import Resident
-from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
+from glowplug.policies.caching.recency import Lfu, Lru
 from glowplug.policies.caching.union import union
 
 
 def a_resident(name, size=10, used=0.0, **fields):
     return Resident(name=name, num_bytes=size, last_used_at=used, **fields)
-
-
-def came(memory, names, *, hit=False):
-    """Each is asked for: it was there, or is brought in now."""
-    for name in names:
-        memory.used(name, 10, 0.0, hit=hit)
 
 
 def order(memory, names, now_s=100.0, size=10):
@@ -34,78 +28,6 @@ def test_lru_lfu():
     lfu.left("b")
     lfu.used("b", 10, 1.0, hit=False)
     assert order(lfu, "ab") == ["b", "a"], "who comes back begins anew"
-
-
-def test_srrip_keeps_what_was_hit_before_what_only_came():
-    """2 bits: a newcomer waits at 2, a hit is at 0; to evict, all age until one is at 3."""
-    srrip = Srrip()
-    came(srrip, "abc")
-    came(srrip, "a", hit=True)
-    assert order(srrip, "abc") == ["b", "c", "a"]
-    srrip.left("b")  # a is at 1 now, c at 3
-    came(srrip, "d")
-    assert order(srrip, "acd") == ["c", "d", "a"]
-    srrip.left("c")
-    came(srrip, "a", hit=True)
-    srrip.left("d")
-    assert order(srrip, "a") == ["a"]
-
-
-def test_srrip_forgets_a_hit_as_others_leave():
-    """A newcomer waits at 2, so each that leaves again ages everybody by 1, and after two a hit is worth no more."""
-    srrip = Srrip()
-    came(srrip, "a")
-    came(srrip, "a", hit=True)
-    for name in "bc":
-        srrip.used(name, 10, 2.0, hit=False)
-        assert order(srrip, f"a{name}") == [name, "a"]
-        srrip.left(name)
-    came(srrip, "d")
-    assert order(srrip, "ad") == ["a", "d"]
-
-
-def test_arc_moves_its_target_by_how_many_more_ghosts_the_other_side_has():
-    arc = Arc(capacity_bytes=40)
-    came(arc, "ab")
-    came(arc, "ab", hit=True)
-    came(arc, "x")
-    for name in "abx":
-        arc.left(name)
-    came(arc, "x")  # two ghosts of the often-used to one: twice the size
-    came(arc, "cd")
-    assert order(arc, "xcd") == ["x", "c", "d"], "20 bytes of once-used are within the target"
-
-
-def test_arc_learns_from_its_ghosts():
-    arc = Arc(capacity_bytes=30)
-    came(arc, "abc")
-    came(arc, "a", hit=True)
-    assert order(arc, "abc") == ["b", "c", "a"], "once-used first"
-    arc.left("b")
-    came(arc, "d")
-    arc.left("c")
-    came(arc, "b")  # a ghost of the once-used: they may hold 10 now
-    assert order(arc, "abd") == ["a", "b", "d"]
-    arc.left("a")
-    came(arc, "a")  # a ghost of the often-used: the target goes back
-    assert order(arc, "abd")[0] == "d"
-
-
-def test_arc_remembers_as_many_of_the_once_used_as_still_fit_the_cache_with_them():
-    """|T1| + |B1| <= c: who is asked for after that is new."""
-    arc = Arc(capacity_bytes=30)
-    came(arc, "abc")
-    arc.left("b")
-    came(arc, "d")  # three used once fill it: none is left a ghost
-    came(arc, "b")
-    came(arc, "a", hit=True)
-    assert order(arc, "abcd") == ["c", "d", "b", "a"]
-
-
-def test_belady_knows():
-    belady = Belady({"a": [1.0, 9.0], "b": [2.0, 5.0], "c": [3.0]})
-    assert order(belady, "abc", now_s=3.0) == ["c", "a", "b"]
-    assert order(belady, "abc", now_s=6.0) == ["b", "c", "a"]
 
 
 # mCache section 4.3
@@ -184,7 +106,7 @@ def test_scores_may_be_stale_until_they_are_renewed():
 
 def test_the_unions_order_is_by_worth_a_byte_and_by_recency_where_all_cost_the_same():
     seconds = {"slow": 8.0}
-    memory = union(CacheFacts(capacity_bytes=100, penalty_s=lambda name, size: seconds.get(name, 1.0)))
+    memory = union(CacheFacts(penalty_s=lambda name, size: seconds.get(name, 1.0)))
     assert request_counter(memory) is None, "what counts is who asks this memory, not each request"
     old, new, slow, copied = (
         a_resident(name, used=at, has_copy=name == "copied")

@@ -3,8 +3,7 @@ there; and what models are given while memory is short, counted by hand."""
 
 import pytest
 
-from glowplug.policies.eviction.shares import ModelDemand, Shares, account
-from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on
+from glowplug.policies.eviction.turns import ModelDemand, Shares, Turn, TurnParams, account, goes_on
 
 BALANCED = TurnParams(rule="balanced")
 
@@ -30,6 +29,16 @@ def test_fair_turns_last_their_time_whatever_the_queues_are():
 def test_a_balanced_turn_ends_when_more_wait_than_would_come_in_a_round(arriving_per_s, stays):
     """A round is two starts of 8 s and a turn of 5 s; three wait, so the balance is at one request in 7 s."""
     assert bool(goes_on(turn(arriving_per_s=arriving_per_s), BALANCED)) is stays
+
+
+def test_as_many_waiting_as_would_come_are_no_reason_to_go():
+    """A round of 12 s at one request in 4 s: three would come, and three wait."""
+    even = {"start_s": 3.5, "arriving_per_s": 0.25}
+    assert (
+        goes_on(turn(num_wanting=3, **even), BALANCED)
+        == "3.0 requests would come for it until it is back, and 3 wait for the other"
+    )
+    assert not goes_on(turn(num_wanting=4, **even), BALANCED)
 
 
 def test_a_balanced_turn_has_a_beginning_and_an_end():
@@ -71,7 +80,7 @@ def test_only_what_is_dispatched_while_somebody_waits_is_counted():
     assert shares.given == {"a": 0, "b": 0}
     shares = counted(shares, 0.5, a=(100, 5), b=(10, 5))
     assert shares.given == {"a": 0, "b": 3} and shares.ahead("b", of="a") == 3
-    assert shares.behind("a", {"a", "b"}) == 3 and shares.behind("b", {"a", "b"}) == 0
+    assert shares.behind({"a", "b", "nobody"}) == {"a": 3, "b": 0} and shares.least_given == 0
     assert shares.ahead("b", of="nobody") == 0
 
 

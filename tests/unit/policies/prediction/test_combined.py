@@ -6,9 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glowplug.policies.prediction.alike import Alike
 from glowplug.policies.prediction.baselines import LastWindow, SeasonalNaive
-from glowplug.policies.prediction.combined import UNITS, Combined, Mixture
+from glowplug.policies.prediction.combined import UNITS, Alike, Combined, Mixture
 from glowplug.policies.prediction.combined_experts import NAMES, Experts
 from glowplug.policies.prediction.combined_weights import prior_of
 from glowplug.policies.prediction.learned import CombinedParams

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from glowplug.policies.prediction.combined import Mixture
-from glowplug.policies.prediction.combined_days import NEAR, Changes
 from glowplug.policies.prediction.combined_experts import DAYS_ALIKE, NAMES
+from glowplug.policies.prediction.combined_weights import NEAR, Changes
 from glowplug.policies.prediction.learned import CombinedParams
 
 PER_DAY = 24

@@ -52,7 +52,7 @@ def test_none_forecasts_nothing_and_nobody_forecasts_from_nothing():
 
 
 loads = st.lists(st.integers(0, 50), min_size=1, max_size=40)
-params = st.builds(CspParams, num_days=st.integers(0, 3), num_errors=st.integers(1, 10), literal_weights=st.booleans())
+params = st.builds(CspParams, num_errors=st.integers(1, 10), literal_weights=st.booleans())
 
 
 @given(loads=loads, per_day=st.integers(1, 9), params=params)
@@ -80,8 +80,3 @@ def test_csp_follows_the_season_and_corrects_by_the_newest_error():
 def test_an_idle_model_costs_no_season():
     csp = feed(WarmserveCsp(W, season_s=1000 * W), [0] * 900)
     assert csp._seasons == {} and csp.forecast(1.0)[0].concurrency_mean == 0.0
-
-
-def test_limited_days_are_forgotten():
-    csp = feed(WarmserveCsp(W, CspParams(num_days=2), season_s=2 * W), [7, 0] * 50)
-    assert max(len(s.days) for s in csp._seasons.values()) <= 2

@@ -13,8 +13,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.policies.prediction.learned import SeriesParams, WorkloadParams
 from glowplug.policies.prediction.port import WindowTotals, make_with
 from glowplug.policies.prediction.preserve_mlstm import Trainer, draw_weights, gradients, predict
-from glowplug.policies.prediction.preserve_series import TokenSeries
-from glowplug.policies.prediction.preserve_workload import PreserveWorkload
+from glowplug.policies.prediction.preserve_workload import PreserveWorkload, TokenSeries
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.registry import choose
 

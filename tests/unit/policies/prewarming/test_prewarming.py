@@ -11,8 +11,8 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.prewarming import union, warmserve
 from glowplug.policies.prewarming.baselines import keep_last, nothing
-from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers, first_layers_bytes
 from glowplug.policies.prewarming.port import PrewarmView, reads_profile, weighs_worth
+from glowplug.policies.prewarming.warmserve import LayerProfile, first_layers, first_layers_bytes
 from glowplug.policies.registry import choose
 from glowplug.policies.worth import Holding
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
@@ -118,8 +118,6 @@ def test_a_copy_under_a_drain_does_not_stand_for_one_that_a_start_can_use():
     here = node(300, 300, grants={1: [("i-drain", 100), ("r-0", 100)]})
     view = seen(here, draining=frozenset({"i-drain"}), copies=[copy("r-0", gpu=1)])
     assert gpus(warmserve.plan(view)) == ["0"]
-    literally = warmserve.WarmserveParams(usable_first=False)
-    assert warmserve.plan(view, literally).steps == (), "Algorithm 1 counts a replica wherever it lies"
 
 
 def test_what_drains_stays_as_a_copy_of_its_model_and_gets_no_second():

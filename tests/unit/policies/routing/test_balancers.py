@@ -3,7 +3,7 @@
 import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
-from glowplug.policies.registry import KINDS
+from glowplug.policies.registry import choose
 from glowplug.policies.routing.llumnix_like import Freest, freeness
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import LoadAware
@@ -22,7 +22,7 @@ def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
 
 def counted(name: str, *targets: Target, last: str = "") -> Balancer:
     """A policy that counts requests, with these instances known in this order."""
-    balancer: Balancer = KINDS["routing"][name](BalancerParams())
+    balancer: Balancer = choose("routing", name)(BalancerParams())
     for target in targets:
         balancer.put(target, 0.0)
     if last:

@@ -1,7 +1,7 @@
 """PreServe sections 4.1 and 4.3.2 (Algorithm 2) on the fleet, and its baselines "Proactive" and "Hybrid" (5.1)."""
 
 from glowplug.policies.scaling import preserve
-from glowplug.policies.scaling.preserve import ProactiveParams, ScalerParams, hybrid, proactive
+from glowplug.policies.scaling.preserve import hybrid, proactive
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
 MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
@@ -14,13 +14,10 @@ def test_a_window_is_planned_for_its_tokens_over_what_an_instance_takes():
 
 
 def test_instances_for_the_next_window_are_there_when_it_begins_and_those_of_this_one_stay():
-    """Two-step look-ahead: N of the window after is pre-initialised; literally it alone is planned for."""
+    """Two-step look-ahead: N of the window after is pre-initialised."""
     low, high = a_forecast(900, 100, **MU), a_forecast(4500, 100, starts_at=200.0, **MU)
     assert Asked(preserve.scale)(100.5, load(i1=1), ready(1), forecast=low, next_forecast=high).num_wanted == 5
     assert Asked(preserve.scale)(100.5, load(i1=1), ready(5), forecast=high, next_forecast=low).num_wanted == 5
-    literal = preserve.PreserveParams(literal_next=True)
-    decision = Asked(preserve.scale)(100.5, load(i1=1), ready(5), forecast=high, next_forecast=low, params=literal)
-    assert len(decision.drain) == 4
 
 
 def test_within_the_window_each_instance_that_will_be_too_full_brings_one_more():
@@ -37,15 +34,17 @@ def test_within_the_window_each_instance_that_will_be_too_full_brings_one_more()
 
 
 def test_once_a_window_it_shrinks_when_all_are_nearly_empty():
-    """4.3.2 with erratum E36: N_c - ceil(sum of peaks / T_mem) fewer, at least one stays."""
+    """4.3.2 with erratum E36: N_c - ceil(sum of peaks / T_mem) fewer, and not fewer than the forecast takes."""
     asked, forecast = Asked(preserve.scale), a_forecast(3500, 100, **MU)
-    literal = preserve.PreserveParams(scaler=ScalerParams(literal_windows=True))
     calm = outlooks(load(i1=1), i1=(0.2, 0.0), i2=(0.1, 0.0), i3=(0.1, 0.0), i4=(0.1, 0.0))
     assert asked(100.5, calm, ready(4), forecast=forecast).num_wanted == 4
     assert asked(101.0, calm, ready(4), forecast=forecast).drain == (), "the forecast is for four"
-    decision = asked(101.0, calm, ready(4), forecast=forecast, params=literal)
-    assert len(decision.drain) == 3, "0.5 / 0.8 of one instance"
-    assert asked(101.5, calm, ready(1), forecast=forecast).num_wanted == 1, "planned again only by the next forecast"
+    asked, forecast = Asked(preserve.scale), a_forecast(100, 10, **MU)
+    hot = outlooks(load(i1=8), i1=(1.2, 0.3))
+    assert asked(100.5, hot, ready(1), forecast=forecast).num_wanted == 2
+    assert asked(140.0, hot, ready(2), forecast=forecast).num_wanted == 3
+    assert len(asked(145.0, calm, ready(4), forecast=forecast).drain) == 3, "0.5 / 0.8 of one instance"
+    assert asked(146.0, calm, ready(1), forecast=forecast).num_wanted == 1, "planned again only by the next forecast"
     assert asked(200.5, calm, ready(1), forecast=a_forecast(3500, 100, made_at=200.0, **MU)).num_wanted == 4
 
 
@@ -82,11 +81,6 @@ def test_proactive_is_the_forecast_alone():
     assert asked(100.5, load(i1=8, i2=8), ready(2), forecast=a_forecast(900, 50, **MU)).drain, "whatever runs now"
     decision = asked(100.5, load(), forecast=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0))
     assert decision.num_wanted == 3 and "20.00 requests at once" in decision.reason
-    mean = ProactiveParams(use_peak=False)
-    assert (
-        asked(100.5, load(), forecast=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0), params=mean).num_wanted
-        == 2
-    )
 
 
 def test_proactive_without_a_forecast_keeps_what_there_is_and_says_so():

@@ -66,18 +66,16 @@ def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_
     assert Asked(baselines.muxserve_like, min_instances=3)(100.0, load()).num_wanted == 3
 
 
-@pytest.mark.parametrize(("name", "first", "last"), [("union:last_by_keep_alive=false", 1, ()), ("union", 0, ("i-1",))])
-def test_whether_what_is_expected_brings_the_first_instance_and_keeps_the_last(name, first, last):
-    """PreServe, erratum E32: one stays while anything is expected; or requests and keep-alive say so, above one it is
-    the plan in both."""
+def test_what_is_expected_neither_brings_the_first_instance_nor_keeps_the_last():
+    """Requests and keep-alive say so, where PreServe keeps one while anything is expected (erratum E32)."""
     little, much = a_forecast(250, 50, **MU), a_forecast(2500, 500, **MU)
-    assert Asked(choose("scaling", name))(100.5, load(), forecast=little).num_wanted == first
-    asked, idle = Asked(choose("scaling", name)), load(last_active_at=100.0)
+    assert Asked(union.scale)(100.5, load(), forecast=little).num_wanted == 0
+    asked, idle = Asked(union.scale), load(last_active_at=100.0)
     assert asked(100.0, idle, ready(1), forecast=little).drain == ()
     assert asked(129.0, idle, ready(1), forecast=little).drain == ()
-    assert asked(131.0, idle, ready(1), forecast=little).drain == last
-    assert Asked(choose("scaling", name))(100.5, load(), forecast=much).num_wanted == 3
-    assert Asked(choose("scaling", name))(131.0, load(i1=1), ready(1), forecast=little).num_wanted == 1
+    assert asked(131.0, idle, ready(1), forecast=little).drain == ("i-1",)
+    assert Asked(union.scale)(100.5, load(), forecast=much).num_wanted == 3
+    assert Asked(union.scale)(131.0, load(i1=1), ready(1), forecast=little).num_wanted == 1
 
 
 def test_the_union_is_the_larger_of_plan_and_demand():
@@ -190,6 +188,19 @@ def test_a_spare_instance_is_held_against_a_start_from_nothing():
     assert asked(500.0, spare, grown, params=PRICED).drain == ("i-1",)
 
 
+def test_an_answer_stands_only_while_nobody_drains():
+    """What drains may be taken back at any look, and is gone at a moment that nobody knows."""
+    asked = Asked(union.scale)
+    (serving,) = ready(1)
+    quiet = load(last_active_at=99.0)
+    for now_s in (100.0, 110.0):  # at first it looks at what has arrived lately
+        decision = asked(now_s, quiet, [serving])
+    assert decision.stands_until > 110.0
+    draining = replace(serving, instance_id="i-2", state=InstanceState.DRAINING)
+    assert asked(111.0, quiet, [serving, draining]).stands_until == 0.0
+    assert asked(112.0, quiet, [serving]).stands_until > 112.0
+
+
 def test_spare_instances_go_at_once_while_another_model_finds_no_free_memory():
     for is_short, gone in ((False, ()), (True, ("i-1",))):
         asked = Asked(union.scale, keep_alive_s=30.0)
@@ -234,7 +245,7 @@ def test_a_last_pipeline_that_has_run_nothing_for_the_keep_alive_goes_as_an_inst
     assert drained[20] == () and drained[-1] == ("i-1",)
 
 
-POLICIES = sorted(KINDS["scaling"].items())
+POLICIES = [(name, choose("scaling", name)) for name in sorted(KINDS["scaling"])]
 instances = st.lists(st.tuples(st.sampled_from(["ready", "starting", "draining"]), st.integers(0, 8)), max_size=5)
 
 

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import pytest
 
-from glowplug.domain.snapshot import Forecast, Outlook, Quantile
+from glowplug.domain.snapshot import ClassLoad, Forecast, Outlook, Quantile
 from glowplug.policies.scaling import union_plan
 from glowplug.policies.scaling.port import ScalingView
 from glowplug.policies.scaling.preserve import Target
@@ -138,6 +138,18 @@ def test_there_are_as_many_as_what_runs_and_waits_fills():
     assert "the KV caches of 3.1 instances" in target.reason, "2.8 caches, filled to 90 %"
     uneven = outlooks(load(i1=3, i2=3), i1=(0.99, 0.2), i2=(0.3, 0.0))
     assert asked(windows(1.2), num=2, load=uneven)[0].num_wanted == 2, "there is free cache where requests go next"
+
+
+def test_batch_asks_for_nothing_beyond_what_waits_and_runs():
+    """A flood of batch prompts, waiting and unread, beside the same forecast of people."""
+    full = Outlook(peak_ratio=2.0, over_share=0.5, queued_tokens=610)
+    people = replace(load(i1=8), num_waiting=61, outlook_by_instance={"i-1": full})
+    batch = ClassLoad(num_waiting=61, in_flight_by_instance={"i-1": 8})
+    assert asked(windows(1.2), load=people)[0].num_wanted > 2
+    assert asked(windows(1.2), load=replace(people, by_class={"batch": batch}))[0].num_wanted == 2, "the forecast's"
+    half = replace(batch, num_waiting=61, in_flight_by_instance={"i-1": 4})
+    target, _ = asked(windows(1.2), load=replace(people, by_class={"batch": half}))
+    assert "prompts wait for 1.0 instances more" in target.reason, "305 tokens, 10 a second, in 30 s"
 
 
 def test_what_was_asked_for_serves_before_it_goes():

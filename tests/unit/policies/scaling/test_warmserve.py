@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.scaling.warmserve import Level, WarmserveParams, one_way, scale
+from glowplug.policies.scaling.warmserve import Level, one_way, scale
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
 
@@ -52,9 +52,6 @@ def test_a_request_that_finds_no_slot_starts_one_at_once_unless_one_is_coming():
     assert asked(105.1, full, ready(1)).num_wanted == 2
     assert asked(105.2, full, ready(1), num_pending=1).num_wanted <= 2
     assert asked(105.3, full, [*ready(1), starting()]).num_wanted == 2
-    literal = Asked(scale)
-    after_5s(literal, load(i1=5), ready(1))
-    assert literal(105.1, full, ready(1), params=WarmserveParams(start_when_full=False)).num_wanted == 1
 
 
 def test_the_first_request_of_a_cold_model_starts_one():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.units import parse_bytes
+from glowplug.engines import samples
 from glowplug.runtime import model_files
 from glowplug.runtime.supervisor import plan
 from glowplug.runtime.supervisor.child import ChildSpec, backoff_s
@@ -27,7 +28,7 @@ def make(tmp_path: Path, **fields: object) -> plan.Plan:
 
 
 def environment(made: plan.Plan) -> dict[str, str]:
-    return plan.service_environment(made, SECRETS, models_dir=Path("/m"), shm_dir=Path("/s"))
+    return plan.service_environment(made, SECRETS, models_dir=Path("/m"), access_dir=Path("/a"), shm_dir=Path("/s"))
 
 
 def services(made: plan.Plan, engine_secret: str = "") -> list[ChildSpec]:
@@ -59,7 +60,7 @@ def test_each_process_has_its_own_port_and_id_and_is_itself_at_the_bus_and_the_s
     assert len({s.env["GLOWPLUG_SERVICE_ID"] for s in specs}) == len(specs)
     router = next(s for s in specs if s.service == "router")
     assert router.env["GLOWPLUG_DATA_PORT"] == "8000"
-    assert router.argv()[1:] == ("-m", "services.router")
+    assert router.argv()[1:] == ("-m", "glowplug.services.router")
     agents = {s.env["GLOWPLUG_NODE_ID"]: s.env["GLOWPLUG_PREFETCHER_URL"] for s in specs if s.service == "agent"}
     assert agents == {"node-1": "http://127.0.0.1:8011", "node-2": "http://127.0.0.1:8013"}
 
@@ -165,7 +166,9 @@ def test_backoff_grows_to_its_cap_and_starts_almost_at_once() -> None:
 
 @pytest.mark.llamacpp
 def test_llamacpp_samples_compete_for_the_memory_of_three_nodes() -> None:
+    samples.prepare()
     models = [model for file in sample_files("llamacpp") for model in model_files.load(file)]
+    assert len({model.weights.uri for model in models}) == 2, "a swap changes the weights, too"
     budget = parse_bytes(GPU_BUDGETS["llamacpp"])
     assert len(models) >= 5
     assert all(model.memory_bytes <= budget for model in models)

@@ -1,0 +1,1 @@
+"""Figures of docs/figures.md and README.md as data: the benchmark of each, its result, and the pages that print it."""

@@ -1,0 +1,5 @@
+"""`python -m bench.throughput`: see run.py."""
+
+from bench.throughput.run import main
+
+main()

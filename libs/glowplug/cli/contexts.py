@@ -1,0 +1,164 @@
+"""Where a command finds its fleet from any folder: the contexts that `glowplug up` and `glowplug context` keep.
+
+`context.json` lies in $XDG_CONFIG_HOME/glowplug, else in ~/.config/glowplug, and only its owner can read it. A context
+is a fleet of this machine, by its state folder, or one elsewhere, by the addresses of its services; the tokens of the
+latter are in a file beside (lines as `glowplug env` prints them) or in the environment, never in `context.json`."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from glowplug.cli.terminal import WRONG_USAGE, CliError
+from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.runtime.supervisor.statedir import OTHERS, write_private
+
+DEFAULT_STATE_DIR = Path(".glowplug")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def address(option: str, url: str) -> str:
+    """The address that was given with `option`, without a slash at its end. Raises CliError where it is none of http
+    or https with a host."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise CliError(f"{option} {url!r} is not an http address", WRONG_USAGE)
+    return url.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A fleet by `state_dir`, or by `urls` of its services and the `env_file` with its tokens. `name` is "" for a
+    folder that no context stands for."""
+
+    name: str = ""
+    state_dir: str = ""
+    urls: Mapping[str, str] = field(default_factory=dict)
+    env_file: str = ""
+
+    def values(self) -> dict[str, str]:
+        """What the file with the tokens says: `admin_token` of its GLOWPLUG_ADMIN_TOKEN, and so on. Raises CliError
+        for a file that others can read."""
+        if not self.env_file:
+            return {}
+        told = read_env(Path(self.env_file), f"{self.env_file} of context {self.name}")
+        return {name.removeprefix("GLOWPLUG_").lower(): value for name, value in told.items()}
+
+
+def read_env(path: Path, what: str) -> dict[str, str]:
+    """The variables in a private file of lines as `glowplug env` prints them. `what` names it in errors. Raises
+    CliError, also for a file that others can read."""
+    try:
+        if path.stat().st_mode & OTHERS:
+            raise CliError(f"others can read {path}, which holds tokens: chmod 600 {path}")
+        lines = [line.strip().removeprefix("export ") for line in path.read_text("utf-8").splitlines()]
+        pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
+        return {name.strip(): "".join(shlex.split(value)) for name, _, value in pairs}
+    except OSError as error:
+        raise CliError(f"cannot read {what}: {error.strerror}") from error
+    except ValueError as error:
+        raise CliError(f"{what} has a line that is not NAME=VALUE: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """All contexts by name, and the name of the one that commands use; "" where none is chosen."""
+
+    current: str = ""
+    named: Mapping[str, Context] = field(default_factory=dict)
+
+    def get(self, name: str) -> Context:
+        """Raises CliError naming those there are."""
+        if name not in self.named:
+            raise CliError(f"there is no context {name!r}; there are: {', '.join(sorted(self.named)) or 'none'}")
+        return self.named[name]
+
+    def with_context(self, added: Context) -> "Contexts":
+        """These, with one more that commands use from now on."""
+        return Contexts(added.name, {**self.named, added.name: added})
+
+    def without(self, name: str) -> "Contexts":
+        self.get(name)
+        left = {key: one for key, one in self.named.items() if key != name}
+        return Contexts("" if self.current == name else self.current, left)
+
+
+def path() -> Path:
+    """Where the contexts are kept. Raises CliError for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "glowplug", "context.json")
+    except RuntimeError as error:
+        raise CliError("there is no folder for contexts: set HOME or XDG_CONFIG_HOME") from error
+
+
+def read() -> Contexts:
+    """Raises CliError for a file that is not of this version."""
+    try:
+        stored: dict[str, Any] = json.loads(path().read_text("utf-8"))
+        named = {name: Context(name=name, **fields) for name, fields in stored["contexts"].items()}
+        texts = [text for one in named.values() for text in (one.state_dir, one.env_file, *one.urls.values())]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError
+        return Contexts(str(stored["current"]), named)
+    except FileNotFoundError:
+        return Contexts()
+    except OSError as error:
+        raise CliError(f"cannot read {path()}: {error.strerror}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise CliError(f"{path()} is damaged or of another version: remove it, then add its contexts again") from error
+
+
+def write(contexts: Contexts) -> None:
+    """Raises CliError where the folder cannot be written."""
+    stored = {
+        name: {key: value for key, value in asdict(one).items() if value and key != "name"}
+        for name, one in sorted(contexts.named.items())
+    }
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path(), {"current": contexts.current, "contexts": stored})
+    except (OSError, FleetError) as error:
+        why = getattr(error.__cause__ or error, "strerror", "")
+        raise CliError(f"cannot write {path()}: {why}; XDG_CONFIG_HOME chooses another place") from error
+
+
+def checked_name(name: str) -> str:
+    """`name`. Raises CliError for one that no shell takes as it stands."""
+    if not _NAME.fullmatch(name):
+        raise CliError(f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 63")
+    return name
+
+
+def record(state_dir: Path) -> str:
+    """Make the fleet of `state_dir` the one that commands use; returns the name of its context, which is that of the
+    folder around it, with a number where another fleet has the name."""
+    contexts = read()
+    known = [name for name, one in contexts.named.items() if one.state_dir == str(state_dir)]
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", state_dir.parent.name).strip("-._")[:50] or "fleet"
+    free = (
+        name
+        for n in range(1, len(contexts.named) + 2)
+        if (name := plain if n == 1 else f"{plain}-{n}") not in contexts.named
+    )
+    name = known[0] if known else next(free)
+    write(contexts.with_context(Context(name=name, state_dir=str(state_dir))))
+    return name
+
+
+def chosen(state_dir: Path | None, *, by_context: bool = True) -> Context:
+    """Where a command looks for its fleet: in `state_dir` or GLOWPLUG_STATE_DIR where that is given, in `.glowplug`
+    where this folder has one, else in the current context (with `by_context`), else in `.glowplug` all the same."""
+    given = state_dir or os.environ.get("GLOWPLUG_STATE_DIR") or ""
+    if not given and by_context and not DEFAULT_STATE_DIR.is_dir():
+        contexts = read()
+        if contexts.current:
+            return contexts.get(contexts.current)
+    return Context(state_dir=str(Path(given or DEFAULT_STATE_DIR).absolute()))

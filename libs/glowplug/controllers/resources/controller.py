@@ -1,0 +1,260 @@
+"""The operator's controller: a pure state machine that holds custom resources against the fleet.
+
+    handle(stimulus, now_s) -> [Effect, ...]
+
+Stimuli: Listed, Seen and Gone come of the API server's list and watch; Looked and Lost of the fleet's REST, every few
+seconds; Answered follows each Declare and Withdraw. All effects are level-triggered: what was lost with a process that
+was killed is decided again from what API server and fleet have.
+
+- A resource gets our finalizer before the fleet hears of it, and loses it when the fleet has neither its row nor, of a
+  model, an instance that lives.
+- A row belongs to a resource by its `source`; rows of files, of REST and of other resources are never touched, and a
+  resource that names one is not accepted (Conflict).
+- A spec is declared once for each generation, and again when its row is gone. What the fleet refuses is tried again
+  later, since what it lacks may come (weights, the base of an adapter).
+- A status is written when it differs, and never on a fleet's word that is older than our own call to it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
+
+from glowplug.controllers import backoff
+from glowplug.controllers.resources import messages as msg
+from glowplug.controllers.resources.messages import FleetView, Kind, Resource, Row
+from glowplug.controllers.resources.news import news
+from glowplug.controllers.resources.status import Verdict, fields_of, model_ready, status_of
+
+Effect = Any
+RETRY_S: Final = 2.0  # after a call that failed, twice as long after each further one
+REFUSED_S: Final = 15.0  # after a refusal
+MOST_S: Final = 120.0
+LOST_S: Final = 15.0  # a fleet that is silent for longer is said to be unreachable
+WRITTEN: Final = ("observedGeneration", "conditions")  # of every status; the rest is of its kind
+TAKEN: Final = Verdict(True, "Deployed", "the fleet has taken it")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the fleet has followed one resource. `generation`: of the spec that it has taken or refused last, 0: none
+    that is known."""
+
+    generation: int = 0
+    refusal: Verdict | None = None
+    error: str = ""  # of the last call, where no answer came or the fleet could not do it
+    num_failures: int = 0
+    not_before: float = 0.0
+    called_at: float = 0.0
+    announced: set[str] = field(default_factory=set)
+
+
+class ResourcesController:
+    """The state: resources by uid, how far each is, and the fleet at the last look."""
+
+    def __init__(self) -> None:
+        self.resources: dict[str, Resource] = {}
+        self.view: FleetView | None = None
+        self._progress: dict[str, Progress] = {}
+        self._keys: dict[tuple[Kind, str], list[str]] = {}  # (kind, source) -> keys of its rows
+        self._news: Mapping[str, tuple[msg.Notice, ...]] = {}
+        self._lost_since: float | None = None
+        self._lost_why = ""
+        self._handlers: Mapping[type[Any], Callable[[Any, float], list[Effect]]] = {
+            msg.Listed: self._on_listed,
+            msg.Seen: self._on_seen,
+            msg.Gone: self._on_gone,
+            msg.Looked: self._on_looked,
+            msg.Lost: self._on_lost,
+            msg.Answered: self._on_answered,
+            msg.NotDone: self._on_not_done,
+        }
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        """Take one stimulus. Returns effects in the order in which they are to be carried out."""
+        return self._handlers[type(stimulus)](stimulus, now_s)
+
+    def _on_listed(self, listed: msg.Listed, now_s: float) -> list[Effect]:
+        there = {one.uid for one in listed.resources}
+        for uid in [uid for uid, one in self.resources.items() if one.kind is listed.kind and uid not in there]:
+            self._forget(uid)
+        for one in listed.resources:
+            self._keep(one)
+        return [effect for one in listed.resources for effect in self._act(one, now_s)]
+
+    def _on_seen(self, seen: msg.Seen, now_s: float) -> list[Effect]:
+        known = self.resources.get(seen.resource.uid)
+        if known is not None and 0 < seen.resource.version < known.version:
+            return []  # a watch is behind the answers to our own writes
+        self._keep(seen.resource)
+        return self._act(seen.resource, now_s)
+
+    def _keep(self, resource: Resource) -> None:
+        known, self.resources[resource.uid] = self.resources.get(resource.uid), resource
+        progress = self._progress.setdefault(resource.uid, _known_progress(resource))
+        as_known = (resource.generation, resource.is_leaving)
+        if known is not None and as_known != (known.generation, known.is_leaving):
+            progress.num_failures, progress.not_before, progress.refusal = 0, 0.0, None
+
+    def _on_gone(self, gone: msg.Gone, now_s: float) -> list[Effect]:
+        self._forget(gone.uid)
+        return []
+
+    def _forget(self, uid: str) -> None:
+        self.resources.pop(uid, None)
+        self._progress.pop(uid, None)
+
+    def _on_looked(self, looked: msg.Looked, now_s: float) -> list[Effect]:
+        self.view, self._lost_since = looked.view, None
+        self._keys = {}
+        for kind, rows in looked.view.rows.items():
+            for row in rows.values():
+                self._keys.setdefault((kind, row.source), []).append(row.key)
+        self._news = news(looked.view)
+        return self._act_on_all(now_s)
+
+    def _on_lost(self, lost: msg.Lost, now_s: float) -> list[Effect]:
+        self._lost_since = now_s if self._lost_since is None else self._lost_since
+        self._lost_why = self._lost_why if now_s > self._lost_since else lost.why
+        return self._act_on_all(now_s) if self._is_lost(now_s) else []
+
+    def _on_not_done(self, stimulus: msg.NotDone, now_s: float) -> list[Effect]:
+        """All but a notice is decided again at the next look."""
+        effect = stimulus.effect
+        if isinstance(effect, msg.Announce) and (progress := self._progress.get(effect.resource.uid)) is not None:
+            progress.announced.discard(effect.notice.name)
+        return []
+
+    def _is_lost(self, now_s: float) -> bool:
+        return self._lost_since is not None and now_s - self._lost_since >= LOST_S
+
+    def _act_on_all(self, now_s: float) -> list[Effect]:
+        return [effect for one in list(self.resources.values()) for effect in self._act(one, now_s)]
+
+    def _on_answered(self, answer: msg.Answered, now_s: float) -> list[Effect]:
+        progress, resource = self._progress.get(answer.uid), self.resources.get(answer.uid)
+        if progress is None or resource is None:
+            return []
+        progress.called_at = now_s
+        is_done, is_refused = (
+            not answer.message,
+            HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR,
+        )
+        progress.error, progress.refusal = ("" if is_done or is_refused else answer.message), None
+        progress.num_failures = 0 if is_done else progress.num_failures + 1
+        if is_refused:
+            is_conflict = answer.status == HTTPStatus.CONFLICT
+            progress.refusal = Verdict(False, "Conflict" if is_conflict else "Invalid", answer.message)
+        first_s = REFUSED_S if is_refused else RETRY_S
+        progress.not_before = 0.0 if is_done else now_s + backoff.backoff_s(progress.num_failures, first_s, MOST_S)
+        if is_done or is_refused:
+            progress.generation = answer.generation
+        return self._act(resource, now_s)
+
+    # one resource
+
+    def _act(self, resource: Resource, now_s: float) -> list[Effect]:
+        """What follows from the resource and the last look at the fleet."""
+        progress, view = self._progress[resource.uid], self.view
+        if resource.is_leaving and not resource.is_held:
+            return []
+        if self._is_lost(now_s):
+            silent = Verdict(None, "FleetUnreachable", self._lost_why)
+            own = {name: value for name, value in resource.status.items() if name not in WRITTEN}
+            status = status_of(resource, resource.status.get(WRITTEN[0], 0), None, silent, now_s, own)
+            return [msg.WriteStatus(resource, status)] if status != resource.status else []
+        if view is None:
+            return []
+        if resource.is_leaving:
+            return self._leave(resource, progress, view, now_s)
+        if not resource.is_held:
+            return [msg.Hold(resource)]
+        row = view.rows[resource.kind].get(resource.key)
+        if row is not None and row.source != resource.source:
+            who = row.source or "api"
+            foreign = Verdict(
+                False, "Conflict", f"{resource.key} is there and was declared by {who}: nothing is adopted"
+            )
+            progress.generation = 0  # it is declared when the other one is gone
+            return self._status(resource, resource.generation, foreign, foreign, now_s, None)
+        effects: list[Effect] = []
+        if now_s >= progress.not_before:
+            others = [key for key in self._keys.get((resource.kind, resource.source), ()) if key != resource.key]
+            effects += [msg.Withdraw(resource, key) for key in others]
+            is_lost = row is None and view.taken_at > progress.called_at
+            if progress.generation != resource.generation or is_lost or progress.refusal is not None:
+                return [*effects, msg.Declare(resource)]
+        return [
+            *effects,
+            *self._described(resource, progress, row, view, now_s),
+            *self._announced(resource, row, now_s),
+        ]
+
+    def _described(
+        self, resource: Resource, progress: Progress, row: Row | None, view: FleetView, now_s: float
+    ) -> list[Effect]:
+        if progress.refusal is not None:
+            accepted: Verdict | None = progress.refusal
+        else:
+            accepted = TAKEN if progress.generation == resource.generation else None
+        if progress.error and row is None:
+            ready = Verdict(None, "FleetUnreachable", progress.error)
+        elif row is None:
+            if progress.refusal is None and view.taken_at <= progress.called_at:
+                return []  # the next look shows its row
+            ready = progress.refusal or Verdict(False, "Pending", "the fleet has not taken it yet")
+        else:
+            ready = TAKEN if resource.kind is Kind.TENANT else model_ready(row, row.state)
+        return self._status(resource, progress.generation, accepted, ready, now_s, row)
+
+    def _leave(self, resource: Resource, progress: Progress, view: FleetView, now_s: float) -> list[Effect]:
+        """Withdraw what it declared, wait until that is gone, and let it go."""
+        mine = self._keys.get((resource.kind, resource.source), [])
+        living = [one for one in view.instances.get(resource.key, ()) if not one.state.is_gone]
+        is_another = resource.key in view.rows[resource.kind] and resource.key not in mine
+        if mine:
+            if now_s >= progress.not_before and view.taken_at > progress.called_at:
+                return [msg.Withdraw(resource, key) for key in mine]
+            text = progress.refusal.message if progress.refusal else progress.error or "its instances drain"
+            reason = "InUse" if progress.refusal else "Leaving"
+        elif resource.kind is Kind.MODEL and living and not is_another:
+            reason, text = "Leaving", "its instances drain"
+        elif view.taken_at <= progress.called_at:
+            return []
+        else:
+            return [msg.Release(resource)]
+        row = view.rows[resource.kind].get(resource.key) if mine else None
+        generation = resource.status.get("observedGeneration", 0)
+        return self._status(resource, generation, None, Verdict(False, reason, text), now_s, row)
+
+    def _status(
+        self,
+        resource: Resource,
+        generation: int,
+        accepted: Verdict | None,
+        ready: Verdict,
+        now_s: float,
+        row: Row | None,
+    ) -> list[Effect]:
+        view = self.view
+        instances = view.instances.get(resource.key, ()) if view and (row or resource.is_leaving) else ()
+        own = fields_of(resource, row, instances, view.etas.get(resource.key) if view else None)
+        status = status_of(resource, generation, accepted, ready, now_s, own)
+        return [msg.WriteStatus(resource, status)] if status != resource.status else []
+
+    def _announced(self, resource: Resource, row: Row | None, now_s: float) -> list[Effect]:
+        """Notices about a model that is ours and were not announced by this process."""
+        if row is None or resource.kind is not Kind.MODEL:
+            return []
+        progress, fresh = self._progress[resource.uid], self._news.get(resource.key, ())
+        new = [notice for notice in fresh if notice.name not in progress.announced]
+        progress.announced = {notice.name for notice in fresh}
+        return [msg.Announce(resource, notice) for notice in new]
+
+
+def _known_progress(resource: Resource) -> Progress:
+    """What the status says of a resource that this process sees for the first time."""
+    conditions = resource.status.get("conditions", ())
+    is_taken = any(one.get("type") == "Accepted" and one.get("status") == "True" for one in conditions)
+    generation = resource.status.get("observedGeneration", 0)
+    return Progress(generation=generation if is_taken else 0)

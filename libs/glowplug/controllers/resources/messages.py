@@ -1,0 +1,217 @@
+"""Messages between the operator's shell and its controller: stimuli and effects, and what they speak of.
+
+Times are epoch seconds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.declared import OF_KUBERNETES
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import model_key
+
+FINALIZER: Final = "glowplug.dev/drain"
+MANAGER: Final = "glowplug-operator"  # owner of the fields that the operator writes
+
+
+class Kind(StrEnum):
+    MODEL = "Model"
+    TENANT = "Tenant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One custom resource as the API server has it. `is_leaving`: somebody has deleted it; `is_held`: it has our
+    finalizer, so that it is there until Release; `version`: grows with each write, 0 where the API server counts in
+    another way."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    generation: int
+    is_leaving: bool
+    is_held: bool
+    spec: Mapping[str, Any]
+    status: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> "Resource":
+        """Raises KeyError, ValueError or TypeError for a document that no API server sends."""
+        meta = document["metadata"]
+        return cls(
+            kind=Kind(document["kind"]),
+            namespace=str(meta["namespace"]),
+            name=str(meta["name"]),
+            uid=str(meta["uid"]),
+            version=int(version) if (version := str(meta.get("resourceVersion", ""))).isdecimal() else 0,
+            generation=int(meta.get("generation", 1)),
+            is_leaving=bool(meta.get("deletionTimestamp")),
+            is_held=FINALIZER in meta.get("finalizers", ()),
+            spec=dict(document.get("spec") or {}),
+            status=dict(document.get("status") or {}),
+        )
+
+    @property
+    def source(self) -> str:
+        """What the fleet's rows have as their source that this resource declares."""
+        return f"{OF_KUBERNETES}{self.namespace}/{self.name}"
+
+    @property
+    def fleet_name(self) -> str:
+        """Its name in the fleet."""
+        return str(self.spec.get("name") or self.name)
+
+    @property
+    def key(self) -> str:
+        """The key of its row in the fleet; "" for a name that can have none."""
+        if self.kind is Kind.TENANT:
+            return self.fleet_name
+        try:
+            return model_key(self.fleet_name)
+        except ValueError:
+            return ""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the autoscaler's PUT takes of it."""
+        if self.kind is Kind.TENANT:
+            return {name: value for name, value in self.spec.items() if name != "name"}
+        return {**self.spec, "name": self.fleet_name}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A model or tenant of the fleet, as much of it as concerns the operator. `state` to `keeps_one` are a model's:
+    `refuses_cold`: requests do not wait for a start; `keeps_one`: an instance is always meant to run."""
+
+    key: str
+    source: str
+    num_keys: int = 0
+    state: str = ""
+    last_failure: str = ""
+    refuses_cold: bool = False
+    keeps_one: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """The fleet at one look, which began at `taken_at`. `instances`: by model key, gone ones too. `etas`: seconds until
+    a model serves a request that arrives now, by key, of the models that are known to the router asked."""
+
+    taken_at: float
+    rows: Mapping[Kind, Mapping[str, Row]]
+    instances: Mapping[str, tuple[Instance, ...]] = field(default_factory=dict)
+    decisions: tuple[DecisionRecord, ...] = ()
+    etas: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An event of Kubernetes about a resource. `name` is the same whenever the same thing is noticed again."""
+
+    name: str
+    reason: str
+    note: str
+    at_s: float
+    is_warning: bool = False
+
+
+# Stimuli
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All resources of a kind."""
+
+    kind: Kind
+    resources: tuple[Resource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A resource is new or has changed."""
+
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    view: FleetView
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The fleet did not answer a look."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The fleet's answer to a Declare or Withdraw. `status`: of HTTP, 0 where no answer came; `message`: "" if it was
+    done."""
+
+    uid: str
+    generation: int
+    status: int = 200
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """The API server did not take an effect."""
+
+    effect: Any
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Set our finalizer."""
+
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Take our finalizer away: the API server then removes the resource."""
+
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Make the fleet's row what the spec says."""
+
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Remove the fleet's row of that key, which the resource declares; instances drain."""
+
+    resource: Resource
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    resource: Resource
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    resource: Resource
+    notice: Notice

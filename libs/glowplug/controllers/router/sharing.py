@@ -1,0 +1,116 @@
+"""A model that several tenants or classes ask for at once: who is dispatched next, and who is refused in its place.
+
+While all requests of a model are of one tenant and class, its queue has no discipline: it goes in order of arrival, and
+the arriving request is refused where the queue is full. With the first request of another one a discipline is made by
+the fairness policy and learns of all requests that are there; it is dropped when one tenant and class is left.
+"""
+
+from collections.abc import Callable, Mapping
+
+from glowplug.controllers.router.balance import Balances
+from glowplug.controllers.router.messages import Recall
+from glowplug.controllers.router.queue import ModelQueue, Request
+from glowplug.fleet.tables import Fleet
+from glowplug.policies.fairness.port import Discipline
+
+MakeDiscipline = Callable[[], Discipline]
+
+
+class Sharing:
+    """The disciplines of the queues of one router."""
+
+    def __init__(self, make: MakeDiscipline, fleet: Fleet, balances: Balances, requests: Mapping[int, Request]) -> None:
+        self._make, self._fleet, self._balances, self._requests = make, fleet, balances, requests
+
+    def meet(self, model_key: str, queue: ModelQueue, request: Request, now_s: float) -> None:
+        """Take note of a request by another tenant or class than the queue's own: that becomes the queue's own where
+        nothing else is there, else the queue gets a discipline."""
+        if not queue.waiting and not queue.num_running:
+            queue.tenant, queue.priority = request.tenant, request.priority
+            return
+        discipline = self._make()
+        for other in self._requests.values():
+            if other.model_key == model_key and other.instance_id:
+                discipline.sent(other.claim, now_s)
+                if other.is_read:
+                    discipline.read(other.ticket, now_s)
+        for other in queue.waiting.values():
+            discipline.hold(other.claim, now_s)
+        queue.discipline = discipline
+        self._count(model_key, queue)
+
+    def look(self, model_key: str, queue: ModelQueue, now_s: float) -> None:
+        """Count the slots of a shared model, or drop its discipline where one tenant and class is left."""
+        if queue.discipline is None:
+            return
+        if queue.discipline.is_shared(now_s):
+            self._count(model_key, queue)
+            return
+        queue.discipline = None
+        here = (r for r in self._requests.values() if r.model_key == model_key)
+        if (one := next(here, None)) is not None:
+            queue.tenant, queue.priority = one.tenant, one.priority
+
+    def next(self, model_key: str, queue: ModelQueue, now_s: float) -> Request | None:
+        """The held request to dispatch next; None where there is none, or none may have a slot now."""
+        if queue.discipline is None or not queue.waiting:
+            return queue.oldest()
+        num_free = self._num_free(model_key, queue)
+        ticket = queue.discipline.next(queue.num_slots, num_free, now_s, queue.num_instances)
+        return None if ticket is None else queue.waiting[ticket]
+
+    def recalls(self, model_key: str, queue: ModelQueue, now_s: float) -> list[Recall]:
+        """Recall a request that has to give way to another one, if there is such a request. The next one is asked for
+        when this one has left its instance, or stays."""
+        if queue.discipline is None:
+            return []
+        num_free = self._num_free(model_key, queue)
+        ticket = queue.discipline.recall(queue.num_slots, num_free, now_s, queue.num_instances)
+        if ticket is None:
+            return []
+        request = self._requests[ticket]
+        if request.leaves is not None:
+            queue.discipline.stays(ticket)
+            return []
+        request.gives_way = True
+        return [Recall(ticket, "the request gives way to one of a tenant with less", gives_way=True)]
+
+    def gave_way(self, request: Request, num_tokens: int | None, now_s: float) -> None:
+        """Note that a recalled request has left its instance and waits again. `num_tokens`: those that its client has
+        of a stream that has begun; None: no part of this engine's answer came."""
+        request.gives_way = False
+        if num_tokens is not None:
+            request.go_on_behind(num_tokens, now_s)
+        request.gave_way_at = now_s
+
+    def stays(self, queue: ModelQueue, request: Request) -> None:
+        """Note that a recalled request does not leave its instance, since no other could go on with its answer."""
+        request.gives_way = False
+        if queue.discipline is not None:
+            queue.discipline.stays(request.ticket)
+
+    def goes_at_once(self, request: Request, queue: ModelQueue, now_s: float) -> bool:
+        """Return whether nothing waits, more than half of the slots are free and no prompt stands against the request,
+        so that it need not be held even for a moment."""
+        if queue.waiting or self._num_free(request.model_key, queue) <= queue.num_slots // 2:
+            return False
+        assert queue.discipline is not None
+        return queue.discipline.goes_at_once(request.tenant, request.prompt_tokens, queue.num_instances, now_s)
+
+    def _num_free(self, model_key: str, queue: ModelQueue) -> int:
+        if self._balances.hosts.riders:  # other models may have taken slots too
+            return sum(max(0, i.max_concurrency - self._balances.taken(i)) for i in self._fleet.ready(model_key))
+        return queue.num_slots - queue.num_running - self._balances.num_of_others(model_key)
+
+    def refused(self, queue: ModelQueue, request: Request) -> Request:
+        """The held request to refuse where the queue is full: `request`, the one that arrived, unless others have more
+        than their share of the queue. One whose client was answered 200 is refused only if there is no other, and a
+        stream that goes on never."""
+        assert queue.discipline is not None
+        found = [queue.waiting[ticket] for ticket in queue.discipline.before(request.ticket)]
+        unanswered = (other for other in found if not other.head_sent)
+        return next(unanswered, found[0] if found else request)
+
+    def _count(self, model_key: str, queue: ModelQueue) -> None:
+        ready = self._fleet.ready(model_key)
+        queue.num_slots, queue.num_instances = sum(instance.max_concurrency for instance in ready), len(ready)

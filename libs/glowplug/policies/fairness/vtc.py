@@ -1,0 +1,498 @@
+"""Virtual token counters: Sheng, Cao, Li, Zhu, Li, Zhuo, Gonzalez, Stoica, "Fairness in Serving Large Language Models",
+OSDI 2024, section 4.1 (Algorithm 2), with weights (section 4.3) and a predicted length of answers (section 4.4).
+
+Each tenant u has a counter c_u of the tokens that it was served:
+
+    c_u += (w_p n_p + w_q n_q) / (weight_u x factor of the class)      n_p, n_q: tokens of prompt and answer
+
+The waiting request of the tenant with the smallest counter is dispatched next; within a tenant first come, first
+served, the more urgent class first. A tenant of which nothing waited has its counter lifted when a request of it
+arrives, so that absence earns no credit:
+
+    c_u <- max(c_u, min {c_v - p_v : v waits}),  or where nobody waits max(c_u, c_l - p_l), l the one dispatched last
+
+where p_v is what the running requests of v were charged.
+
+Departures.
+- Requests are charged when they are dispatched, by the expected answer; the end of the answer corrects that (the paper
+  charges each token as it is made, so p_v is about what it has not charged yet). An answer that was not finished stays
+  charged as expected.
+- Of equal counters the tenant with fewer running requests per weight goes first (the paper leaves ties open), so that a
+  tenant that arrives beside a flood has the next slot.
+- A tenant is forgotten `active_s` after its last arrival, its counter with it.
+- The paper never takes a slot back, so that a tenant which sends little waits each time until an answer of the flood
+  ends: t / S seconds for answers of t seconds in S slots. Here a running request gives way (`recall`): the engine drops
+  it, it waits again, and its stream goes on where it ended. For the next request in order, of tenant u with fewer
+  running than its share of the slots, one of a tenant v of no more urgent class that keeps its share without it. Of
+  those that may give way, one of the tenant furthest above its share, then the one that gave way least often, then the
+  newest, whose work is least; each a limited number of times.
+- Prompts that engines have not read count too (reading.py). A prompt above `unread_tokens` is sent while fewer are
+  unread than there are instances, and gives way, still unread, to a shorter one of a tenant that was served less.
+- A request with a long prompt that was read gives way once at most, since its prompt is read again, and only where no
+  other can. So a tenant leaves slots free for such requests while another one with a smaller counter was active within
+  `active_s`: k, the least number that requests of those tenants, Poisson with their rate, reach within t / S seconds
+  with a probability of at most `missed`; at least 1, at most `reserve` of S, and none of fewer than `least_slots`, nor
+  while nothing of it runs. So it does for all requests where most of those asked to give way could not (no engine can
+  go on with their answers). Otherwise the discipline is work-conserving.
+
+Classes. Interactive, standard and batch multiply the weight (4, 1, 1/4): a tenant's tokens of a more urgent class cost
+it less. Batch also gives way: it is not dispatched while a more urgent request of any tenant waits, and a running one
+gives its slot to that request. While more urgent requests came within `active_s`, none is sent while prompts are unread
+at every instance, and of 2 `least_slots` or more batch leaves one free; where it cannot give way, k by the rate of all
+more urgent requests, at most `batch_reserve` of S.
+
+Bound. A batch request that has waited `patience_s` counts as standard and is the first of its tenant, if no other batch
+request of that tenant was dispatched for as long. It does not give way as batch. From then on no other tenant v is
+served more than weight_v x factor_v x (c_u - c_v) weighted tokens, and one request more, before it goes. The counter of
+a tenant that was served nothing meanwhile is among the smallest, since those of the others grow: it has the next slot
+that it need not leave free, whatever the others send. A request that has given way `most_recalls` times, or four times
+as often as batch, runs to its end.
+
+Counters of a model live in one router and start anew with it. Where several routers serve a model, each is fair among
+the requests that it holds itself: a tenant that sends to more routers than another may have more in all, by at most the
+ratio of the routers that they use. Behind a balancer that spreads each tenant alike the shares hold.
+
+One choice costs a look at each tenant that waits, an arrival at most one sort of the queue.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from glowplug.domain.access import Priority
+from glowplug.policies.fairness.port import Claim, Discipline, FairnessParams
+from glowplug.policies.fairness.reading import Reading
+
+_STANDARD, _BATCH = Priority.STANDARD.rank, Priority.BATCH.rank
+_FADES_S = 30.0  # over which rates fade
+_MOST = 1000
+_NEWEST = 0.05  # weight of the newest answer in the mean length
+_NEWEST_ASKED = 0.2  # ... and of the newest request asked to give way
+_MOSTLY = 0.5
+_AS_BATCH = 4  # times as often as another request batch gives way
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Arrivals a second, fading."""
+
+    per_s: float = 0.0
+    counted_at: float = 0.0
+
+    def at(self, now_s: float) -> float:
+        return self.per_s * math.exp(min(0.0, self.counted_at - now_s) / _FADES_S)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A dispatched request. `rank`: its class, 1 for batch that had waited long enough."""
+
+    tenant: "_Tenant"
+    claim: Claim
+    expected: float  # tokens of its answer
+    charge: float
+    sent_at: float
+    rank: int
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    name: str
+    weight: float = 1.0
+    counter: float = 0.0  # c_u
+    pending: float = 0.0  # p_u
+    num_running: int = 0
+    rate: _Rate = field(default_factory=_Rate)  # of its urgent requests
+    num_waiting: int = 0
+    batch_sent_at: float = -math.inf
+    seen_at: list[float] = field(default_factory=lambda: [-math.inf] * len(Priority))  # last arrival, by class
+    lines: tuple[OrderedDict[int, Claim], ...] = field(default_factory=lambda: tuple(OrderedDict() for _ in Priority))
+
+    def add(self, claim: Claim) -> None:
+        line = self.lines[claim.priority.rank]
+        newest = next(reversed(line), 0)
+        line[claim.ticket] = claim
+        if claim.ticket < newest:
+            for ticket in sorted(line):
+                line.move_to_end(ticket)
+        self.num_waiting += 1
+
+    def head(self, long_ago: float) -> tuple[Claim, int]:
+        """The request of this tenant to dispatch next, and the rank of its class; batch that arrived by `long_ago`
+        counts as standard, if none of it was dispatched since. Something waits."""
+        heads = [next(iter(line.values())) for line in self.lines if line]
+        aged = [claim for claim in heads if self.is_aged(claim, long_ago)]
+        if aged:
+            oldest = min(aged, key=lambda claim: claim.ticket)
+            return oldest, min(oldest.priority.rank, _STANDARD)
+        return heads[0], heads[0].priority.rank
+
+    def is_aged(self, claim: Claim, long_ago: float) -> bool:
+        """Return whether a request has waited since `long_ago` while nothing of its class went, if that is batch."""
+        return claim.arrived_at <= long_ago and (claim.priority.rank < _BATCH or self.batch_sent_at <= long_ago)
+
+
+class Vtc:
+    """The `Discipline` of virtual token counters."""
+
+    def __init__(self, params: FairnessParams) -> None:
+        self._params = params
+        self._factors = (params.interactive, params.standard, params.batch)
+        self._tenants: dict[str, _Tenant] = {}
+        self._waiting: dict[int, tuple[_Tenant, Claim]] = {}
+        self._first: dict[int, Claim] = {}  # streams that go on
+        self._backlog: dict[str, _Tenant] = {}  # tenants of which something waits
+        self._num_urgent = 0  # waiting requests of other classes than batch
+        self._running: dict[int, _Running] = {}
+        self._reading = Reading(params.unread_tokens)
+        self.may_recall = False
+        self._num_recalls: dict[int, int] = {}  # by ticket, of open requests that gave way
+        self._staying: set[int] = set()  # running requests that cannot give way
+        self._leaving: tuple[int, int] | None = None  # the request that is giving way, and the one that waits for it
+        self._promised = 0  # the waiting request that another one gave its slot to
+        self._stay_ratio = 0.0  # of the requests asked to give way of late
+        self._busy: dict[str, _Tenant] = {}  # tenants of which something runs
+        self._last: _Tenant | None = None  # dispatched last
+        self._seen: OrderedDict[str, float] = OrderedDict()  # tenant -> its last arrival, the longest ago first
+        self._urgent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # likewise without batch, with the weight
+        self._urgent_weight = 0.0  # sum over `_urgent`
+        self._answer_tokens = float(params.default_tokens)
+        self._answer_s = params.default_s
+        self._rate = _Rate()  # of all urgent requests
+
+    # the requests
+
+    def hold(self, claim: Claim, now_s: float) -> None:
+        tenant = self._tenant(claim, now_s)
+        self._waiting[claim.ticket] = (tenant, claim)
+        if claim.goes_on:
+            self._first[claim.ticket] = claim
+            return
+        if not tenant.num_waiting:
+            self._lift(tenant)
+            self._backlog[tenant.name] = tenant
+        tenant.add(claim)
+        self._num_urgent += claim.priority.rank < _BATCH
+
+    def remove(self, ticket: int) -> None:
+        self._num_recalls.pop(ticket, None)
+        self._take_out(ticket)
+
+    def _take_out(self, ticket: int) -> None:
+        known = self._waiting.pop(ticket, None)
+        if known is None or self._first.pop(ticket, None) is not None:
+            return
+        tenant, claim = known
+        del tenant.lines[claim.priority.rank][ticket]
+        self._num_urgent -= claim.priority.rank < _BATCH
+        tenant.num_waiting -= 1
+        if not tenant.num_waiting:
+            del self._backlog[tenant.name]
+
+    def sent(self, claim: Claim, now_s: float) -> None:
+        rank = rank_asked = claim.priority.rank
+        if claim.ticket in self._waiting:
+            tenant = self._waiting[claim.ticket][0]
+            if rank == _BATCH and tenant.is_aged(claim, now_s - self._params.patience_s):
+                rank = _STANDARD
+            self._take_out(claim.ticket)
+        else:
+            tenant = self._tenant(claim, now_s)
+            if not tenant.num_waiting:
+                self._lift(tenant)
+        if rank_asked == _BATCH:
+            tenant.batch_sent_at = now_s
+        expected = claim.expected_tokens or self._answer_tokens
+        tokens = self._params.input_weight * (claim.prompt_tokens or 1) + self._params.output_weight * expected
+        charge = tokens / (claim.weight * self._factors[rank_asked])
+        tenant.counter += charge
+        tenant.pending += charge
+        tenant.num_running += 1
+        self._busy[tenant.name] = tenant
+        self._running[claim.ticket] = _Running(tenant, claim, expected, charge, now_s, rank)
+        self._reading.sent(claim.ticket, tenant.name, claim.prompt_tokens, now_s)
+        self.may_recall = self._reading.num_long > 0
+        self._last = tenant
+
+    def read(self, ticket: int, now_s: float) -> None:
+        self._reading.read(ticket, now_s)
+        self.may_recall = self._reading.num_long > 0
+
+    def stays(self, ticket: int) -> None:
+        if ticket in self._running:
+            self._staying.add(ticket)
+            self._asked(stayed=True)
+        if self._leaving is not None and self._leaving[0] == ticket:
+            self._leaving = None
+
+    def _asked(self, *, stayed: bool) -> None:
+        self._stay_ratio += _NEWEST_ASKED * (stayed - self._stay_ratio)
+
+    def left(self, ticket: int, response_tokens: int, now_s: float, *, comes_back: bool) -> None:
+        one = self._running.pop(ticket, None)
+        if one is None:
+            return
+        tenant = one.tenant
+        if ticket in self._reading.prompts:
+            self._reading.left(ticket, now_s, is_over=bool(response_tokens))
+            self.may_recall = self._reading.num_long > 0
+        self._staying.discard(ticket)
+        if self._leaving is not None and self._leaving[0] == ticket:
+            if comes_back:
+                self._num_recalls[ticket] = self._num_recalls.get(ticket, 0) + 1
+                self._promised = self._leaving[1]
+                self._asked(stayed=False)
+            self._leaving = None
+        if not comes_back:
+            self._num_recalls.pop(ticket, None)
+        tenant.num_running -= 1
+        if not tenant.num_running:
+            del self._busy[tenant.name]
+        tenant.pending = tenant.pending - one.charge if tenant.num_running else 0.0
+        if comes_back:
+            tenant.counter -= one.charge
+        elif response_tokens:
+            more = self._params.output_weight * (response_tokens - one.expected)
+            tenant.counter += more / (one.claim.weight * self._factors[one.claim.priority.rank])
+            self._answer_tokens += _NEWEST * (response_tokens - self._answer_tokens)
+            self._answer_s += _NEWEST * (now_s - one.sent_at - self._answer_s)
+
+    def _cost(self, claim: Claim, response_tokens: float) -> float:
+        """The charge of a request with so long an answer."""
+        params = self._params
+        tokens = params.input_weight * (claim.prompt_tokens or 1) + params.output_weight * response_tokens
+        return tokens / (claim.weight * self._factors[claim.priority.rank])
+
+    def _lift(self, tenant: _Tenant) -> None:
+        """Take from a tenant of which nothing waits the credit of its absence."""
+        if self._backlog:
+            least = min([other.counter - other.pending for other in self._backlog.values()])
+        else:
+            least = self._last.counter - self._last.pending if self._last is not None else 0.0
+        if least > tenant.counter:
+            tenant.counter = least
+
+    # who is active
+
+    def _tenant(self, claim: Claim, now_s: float) -> _Tenant:
+        """The tenant of a request, seen now."""
+        name, rank = claim.tenant, claim.priority.rank
+        tenant = self._tenants.get(name) or self._tenants.setdefault(name, _Tenant(name))
+        tenant.weight = claim.weight
+        tenant.seen_at[rank] = now_s
+        self._seen[name] = now_s
+        self._seen.move_to_end(name)
+        if rank < _BATCH:
+            self._urgent_weight += claim.weight - self._urgent.get(name, (0.0, 0.0))[1]
+            self._urgent[name] = (now_s, claim.weight)
+            self._urgent.move_to_end(name)
+            for rate in (self._rate, tenant.rate):
+                faded = math.exp(min(0.0, rate.counted_at - now_s) / _FADES_S)
+                rate.per_s, rate.counted_at = rate.per_s * faded + 1 / _FADES_S, now_s
+        return tenant
+
+    def _forget(self, now_s: float) -> None:
+        """Forget the tenants that were absent for `active_s`."""
+        upto = now_s - self._params.active_s
+        while self._urgent and (entry := next(iter(self._urgent.items())))[1][0] <= upto:
+            del self._urgent[entry[0]]
+            self._urgent_weight = self._urgent_weight - entry[1][1] if self._urgent else 0.0
+        while self._seen and (oldest := next(iter(self._seen.items())))[1] <= upto:
+            tenant = self._tenants[oldest[0]]
+            if tenant.num_running or tenant.num_waiting or tenant is self._last:
+                self._seen[oldest[0]] = now_s
+                self._seen.move_to_end(oldest[0])
+            else:
+                del self._seen[oldest[0]], self._tenants[oldest[0]]
+
+    def is_shared(self, now_s: float) -> bool:
+        self._forget(now_s)
+        upto = now_s - self._params.active_s
+        here = {(tenant.name, claim.priority.rank) for tenant, claim in self._waiting.values()}
+        here |= {(one.tenant.name, one.claim.priority.rank) for one in self._running.values()}
+        for name in self._seen:
+            here |= {(name, rank) for rank, at_s in enumerate(self._tenants[name].seen_at) if at_s > upto}
+            if len(here) > 1:
+                return True
+        return len(here) > 1
+
+    # the decisions
+
+    def next(self, num_slots: int, num_free: int, now_s: float, num_instances: int = 1) -> int | None:
+        if self._first:
+            return min(self._first)
+        if self._promised in self._waiting:
+            return self._promised if num_free > 0 else None
+        self._forget(now_s)
+        best = self._best(num_slots, num_free, now_s, num_instances)
+        return best.ticket if best is not None else None
+
+    def _best(self, num_slots: int, num_free: int, now_s: float, num_instances: int) -> Claim | None:
+        """The waiting request of the least counter among those that may have a slot. While it is a long prompt that
+        waits until others were read, those with larger counters wait behind it."""
+        most = num_slots // 2 if num_slots >= self._params.least_slots else -1
+        is_reading = len(self._reading.prompts) >= num_instances and bool(self._reading.tokens(now_s))
+        batch_waits = self._num_urgent > 0 or (is_reading and bool(self._urgent) and self._params.unread_tokens > 0)
+        best: tuple[float, float, int] | None = None
+        found: Claim | None = None
+        for tenant in self._backlog.values():
+            claim, rank = tenant.head(now_s - self._params.patience_s)
+            if rank == _BATCH and batch_waits:
+                continue
+            is_long = self._reading.is_long(claim.prompt_tokens)
+            if num_free <= most and num_free <= self._num_left_free(tenant, rank, num_slots, is_long, now_s):
+                continue
+            order = (tenant.counter, tenant.num_running / tenant.weight, claim.ticket)
+            if best is not None and order > best:
+                continue
+            if not self._reading.is_full(tenant.name, claim.prompt_tokens, num_instances, now_s):
+                best, found = order, claim
+        if found is not None and is_reading and self._reading.is_long(found.prompt_tokens):
+            return None
+        return found
+
+    def goes_at_once(self, tenant: str, prompt_tokens: int, num_instances: int, now_s: float) -> bool:
+        reading = self._reading
+        if reading.num_long or (prompt_tokens > reading.most and reading.tokens(now_s)):
+            return False
+        if not reading.prompts:
+            return True
+        return not reading.is_full(tenant, prompt_tokens, num_instances, now_s)
+
+    # who gives way
+
+    def recall(self, num_slots: int, num_free: int, now_s: float, num_instances: int = 1) -> int | None:
+        if self._leaving is not None or self._promised in self._waiting or not self._params.most_recalls:
+            return None
+        found = self._before_long(num_instances, now_s)
+        if found is None and num_free <= 0 and not self._first:
+            found = self._for_slot(num_slots, num_instances, now_s)
+        self._leaving = found
+        return found[0] if found is not None else None
+
+    def _may_leave(self, ticket: int) -> bool:
+        one = self._running[ticket]
+        most = self._params.most_recalls * (_AS_BATCH if one.rank == _BATCH else 1)
+        if self._is_read_again(ticket):
+            most = 1
+        return ticket not in self._staying and self._num_recalls.get(ticket, 0) < most
+
+    def _is_read_again(self, ticket: int) -> bool:
+        """Return whether a long prompt was read, for nothing if its request gives way."""
+        return ticket not in self._reading.prompts and self._reading.is_long(self._running[ticket].claim.prompt_tokens)
+
+    def _before_long(self, num_instances: int, now_s: float) -> tuple[int, int] | None:
+        """A long prompt that is read before a short one of a tenant which was served less."""
+        self._reading.tokens(now_s)
+        if self._reading.num_long < num_instances:
+            return None  # some instance reads no long one
+        unread = self._reading.tickets(now_s)
+        for number, ticket in enumerate(unread):
+            long = self._running[ticket]
+            if not self._reading.is_long(long.claim.prompt_tokens) or not self._may_leave(ticket):
+                continue
+            if not self._reading.is_young(ticket, now_s):
+                continue
+            for later in unread[number + 1 :]:
+                short = self._running[later]
+                if (
+                    short.tenant is not long.tenant
+                    and not self._reading.is_long(short.claim.prompt_tokens)
+                    and short.rank <= long.rank
+                    and short.tenant.counter <= long.tenant.counter
+                ):
+                    return ticket, later
+        return None
+
+    def _for_slot(self, num_slots: int, num_instances: int, now_s: float) -> tuple[int, int] | None:
+        """A running request that gives its slot to the first of those that wait."""
+        best = self._best(num_slots, num_slots, now_s, num_instances)
+        if best is None:
+            return None
+        tenant = self._waiting[best.ticket][0]
+        slots = self._slots_per_weight(tenant, num_slots)
+        is_below = tenant.num_running < slots * tenant.weight
+        if not (is_below or self._num_urgent):
+            return None
+        rank = tenant.head(now_s - self._params.patience_s)[1]
+        found: tuple[bool, bool, float, int, float, int] | None = None
+        for ticket, one in self._running.items():
+            other = one.tenant
+            gives_way = one.rank == _BATCH > rank
+            above = other.num_running - slots * other.weight
+            is_above = is_below and other is not tenant and one.rank >= rank and above >= 1
+            if (gives_way or is_above) and self._may_leave(ticket):
+                is_read = self._is_read_again(ticket)
+                order = (not gives_way, is_read, -above, self._num_recalls.get(ticket, 0), -one.sent_at, -ticket)
+                found = order if found is None else min(found, order)
+        return (-found[5], best.ticket) if found is not None else None
+
+    def _slots_per_weight(self, tenant: _Tenant, num_slots: int) -> float:
+        """The slots that each unit of weight has, of the tenants that were active of late without batch."""
+        own = self._urgent[tenant.name][1] if tenant.name in self._urgent else 0.0
+        return num_slots / (self._urgent_weight - own + tenant.weight)
+
+    def _num_left_free(self, tenant: _Tenant, rank: int, num_slots: int, is_long: bool, now_s: float) -> int:
+        """The slots that a tenant leaves free for others that were active of late; -1: none. As many as the others
+        send requests, but for a few, while one slot gets free; batch that can give way leaves one of many."""
+        keeps, per_s = self._stay_ratio > _MOSTLY or not self._params.most_recalls, self._rate.at(now_s)
+        if rank == _BATCH:
+            most = self._params.batch_reserve
+            if not (most and self._urgent):
+                return -1
+            if not keeps:
+                return 1 if num_slots >= 2 * self._params.least_slots else -1
+        else:
+            most = self._params.reserve
+            if not (most and tenant.num_running and (keeps or is_long)):
+                return -1
+            above = [one for one in self._busy.values() if one.counter >= tenant.counter]
+            if len(self._urgent) <= sum(one.name in self._urgent for one in above):
+                return -1  # nobody was served less
+            per_s -= sum(one.rate.at(now_s) for one in above)
+        return min(math.ceil(num_slots * most), _above(per_s * self._answer_s / num_slots, self._params.missed))
+
+    def before(self, ticket: int) -> Iterator[int]:
+        """First those of the tenants with more of the queue than this request's, by weight; then its own tenant's that
+        are less urgent. The newest go first, and the less urgent ones before all."""
+        own, claim = self._waiting[ticket]
+        most = {name: self._pressure(tenant) for name, tenant in self._backlog.items()}
+        above = sorted((-most[name], name) for name in most if most[name] > most[own.name])
+        for _, name in above:
+            for line in reversed(self._backlog[name].lines):
+                yield from reversed(line)
+        for line in reversed(own.lines[claim.priority.rank + 1 :]):
+            yield from reversed(line)
+
+    def _pressure(self, tenant: _Tenant) -> float:
+        """The waiting requests of a tenant over its weight in each class."""
+        waiting = zip(tenant.lines, self._factors, strict=True)
+        return sum(len(line) / factor for line, factor in waiting) / tenant.weight
+
+    def order(self, now_s: float) -> list[int]:
+        long_ago = now_s - self._params.patience_s
+        tags: list[tuple[bool, float, int]] = []
+        for tenant in self._backlog.values():
+            counter = tenant.counter
+            for line in tenant.lines:
+                for claim in line.values():
+                    gives_way = claim.priority.rank == _BATCH and not tenant.is_aged(claim, long_ago)
+                    tags.append((gives_way, counter, claim.ticket))
+                    counter += self._cost(claim, claim.expected_tokens or self._answer_tokens)
+        return [*sorted(self._first), *(ticket for _, _, ticket in sorted(tags))]
+
+
+def _above(mean: float, missed: float) -> int:
+    """The least number, 1 or more, that a Poisson variable reaches with a probability of at most `missed`."""
+    number, chance, below = 0, math.exp(-max(0.0, mean)), 0.0
+    while below + chance < 1 - missed and number < _MOST:
+        below += chance
+        number += 1
+        chance *= mean / number
+    return number + 1
+
+
+def vtc(params: FairnessParams = FairnessParams()) -> Discipline:
+    """Dispatch by virtual token counters."""
+    return Vtc(params)

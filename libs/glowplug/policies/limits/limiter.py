@@ -1,0 +1,354 @@
+"""Limits of requests and tokens, kept by several routers together.
+
+A minute's limits are token buckets: they fill without a break, and hold a minute's amount, which is what the `limit`,
+`remaining` and `reset` of OpenAI's rate limit headers describe. A request takes from a bucket when it is admitted, by
+its prompt and the answer that is expected; at its end the difference to what it really took is given back or taken, and
+a bucket that is below zero by that makes the next request wait longer. Tokens of a day and of a month (UTC) are counted
+when a request ends; what running requests have reserved counts against them at their own router.
+
+Every router has a copy of every bucket. About twice a second each reports what it has admitted (`report`), and the
+others take that from their copies (`take`). So a limit is used up wherever its requests come, and nothing is refused
+while there is something left, however the traffic is split or moves. What several routers admit in the time that a
+report takes may be more than there was: the copies are below zero then, and the surplus is paid back before anything
+else is admitted, so that the rate over some seconds is the limit's. Counts of requests at once cannot be paid back;
+what arrives at several routers within that time may exceed them. So a router that has admitted much since its last
+report, or has its even share of the requests at once, or knows that all of them are running, reports that scope soon
+(`urgent`).
+
+What a router admits cannot be seen once it has stopped reporting. A silent router keeps its share, by the demand that
+each router last reported, and the others use what remains; after `gone_s` the silent router is taken to be gone. A
+router that does not hear its own reports is cut off from the bus, and uses only its share for as long as that lasts.
+
+Copies differ where a router has started anew or a report was lost. Each report says what its router knows to be left.
+A copy that has far more moves a part of the way there; copies that are close move towards each other, lest the router
+whose copy is a little ahead admits nearly all.
+
+Ours, not a paper's. Memory is one small row for each scope that was used or reported in the last minutes, and for each
+one with tokens in this month.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+from glowplug.domain.limits import ScopeUse
+from glowplug.policies.limits.count import (
+    TINY_S,
+    Count,
+    Heard,
+    until_next_day_s,
+    until_next_month_s,
+)
+from glowplug.policies.limits.peers import Peers, running_at
+from glowplug.policies.limits.scope import FULL_S, Left, Limit, LimiterParams, Refusal, Reservation, Scope
+
+
+class Limiter:
+    """The limits as one router keeps them. Times are epoch seconds of its own clock; others' clocks do not matter, but
+    for the windows, which each router begins by its own."""
+
+    def __init__(self, router_id: str, params: LimiterParams = LimiterParams()) -> None:
+        self.router_id, self.params = router_id, params
+        self.peers = Peers(router_id, params)
+        self._counts: dict[str, Count] = {}  # by scope id, the one reviewed longest ago first
+        self._changed: dict[str, Count] = {}  # by scope id: to be reported, in order
+        self._number = 0
+        self._with_others_at, self._was_alone = 0.0, False  # when another router was known last, or this one started
+        self.urgent: dict[str, Count] = {}  # by scope id: to be reported soon
+        self.on_urgent: Callable[[], None] | None = None  # called when a scope is to be reported soon
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def admit(self, scopes: tuple[Scope, ...], tokens: int, now_s: float) -> Reservation | Refusal:
+        """Reserve one request with `tokens` expected of prompt and answer in all of its scopes, or in none. Returns the
+        refusal that lasts longest where several limits stand against it."""
+        refusal: Refusal | None = None
+        counts, known, is_whole = [], self._counts, not self.peers.silent
+        for scope in scopes:
+            count = known.get(scope.scope_id) or self._new(scope.scope_id, now_s)
+            counts.append(count)
+            count.fill(1.0 if is_whole else self.peers.part(count.heard), now_s)
+            request_s, token_s, most = scope.request_s, scope.token_s, scope.concurrent
+            if (
+                (request_s and count.requests_left_s < request_s - TINY_S)
+                or (token_s and count.tokens_left_s < token_s * tokens - TINY_S)
+                or (most and (not is_whole or count.num_running + count.elsewhere[0] >= most))
+                or (scope.has_windows and (not is_whole or count.is_short(scope.limits, tokens, now_s)))
+            ):
+                found = self._refusal(scope, count, tokens, now_s)
+                if found is not None and (refusal is None or found.wait_s > refusal.wait_s):
+                    refusal = found
+        urgent_s = self.params.urgent_s
+        for scope, count in zip(scopes, counts, strict=True):
+            request_s, tokens_s = scope.request_s, scope.token_s * tokens
+            count.asked_since_s += (request_s if request_s > tokens_s else tokens_s) or 1.0
+            count.used_at = now_s
+            self._changed[scope.scope_id] = count
+            if refusal is not None:
+                continue
+            count.num_running += 1
+            count.reserved += tokens
+            count.requests_left_s -= request_s
+            count.requests_s += request_s
+            count.tokens_left_s -= tokens_s
+            count.tokens_s += tokens_s
+            is_much = count.requests_s > urgent_s or count.tokens_s > urgent_s
+            if is_much or (scope.concurrent and self._is_near(scope, count)):
+                self._hurry(scope.scope_id, count)
+        return refusal if refusal is not None else Reservation(scopes, counts, tokens)
+
+    def _is_near(self, scope: Scope, count: Count) -> bool:
+        """Return whether a change of the requests at once is news to the others: this router has its even share, or all
+        routers together have what there is."""
+        running, most = count.num_running, scope.concurrent
+        return running * len(self.peers) >= most or running + count.elsewhere[0] >= most
+
+    def _hurry(self, scope_id: str, count: Count) -> None:
+        """Have the scope reported soon, where there are others who have to know."""
+        if len(self.peers) > 1:
+            self.urgent[scope_id] = count
+            if self.on_urgent is not None:
+                self.on_urgent()
+
+    def end(self, reservation: Reservation, tokens: int, now_s: float) -> None:
+        """End an admitted request that took `tokens` of prompt and answer in all."""
+        if reservation.is_over:
+            return
+        if reservation.is_held:
+            self.release(reservation)
+        reservation.is_over = reservation.was_sent = True
+        reserved, is_whole = reservation.tokens, not self.peers.silent
+        more = tokens - reserved
+        for scope, count in zip(reservation.scopes, reservation.states, strict=True):
+            if scope.token_s and more:
+                count.fill(1.0 if is_whole else self.peers.part(count.heard), now_s)
+                count.tokens_left_s -= scope.token_s * more
+                count.tokens_s += scope.token_s * more
+            if scope.has_windows and tokens:
+                count.use(tokens, now_s)
+            if scope.concurrent and self._is_near(scope, count):
+                self._hurry(scope.scope_id, count)
+            count.num_running -= 1
+            count.reserved -= reserved
+            self._changed[scope.scope_id] = count
+
+    def hold(self, reservation: Reservation) -> Refusal | None:
+        """Count an admitted request as held, or say why it may not be; `end` the request then. One that was sent on
+        before, and came back, is never refused."""
+        if reservation.is_held or reservation.is_over:
+            return None
+        for scope, count in zip(reservation.scopes, reservation.states, strict=True):
+            most = scope.limits.queued
+            if most and not reservation.was_sent and self._has_too_many(most, count, count.num_held, 1):
+                return Refusal(scope.scope_id, Limit.QUEUED, most, self.params.retry_s)
+        reservation.is_held = True
+        for scope, count in zip(reservation.scopes, reservation.states, strict=True):
+            count.num_held += 1
+            self._changed[scope.scope_id] = count
+        return None
+
+    def release(self, reservation: Reservation) -> None:
+        """Count a request as held no longer: it was sent on, or is over."""
+        reservation.was_sent = True
+        if reservation.is_held:
+            reservation.is_held = False
+            for scope, count in zip(reservation.scopes, reservation.states, strict=True):
+                count.num_held -= 1
+                self._changed[scope.scope_id] = count
+
+    def left(self, scopes: tuple[Scope, ...], now_s: float) -> tuple[Left | None, Left | None]:
+        """What is left of (requests, tokens) a minute, of the scope with the least left of each; None without such a
+        limit."""
+        is_whole, part, fewest, least = not self.peers.silent, 1.0, math.inf, math.inf
+        requests: Left | None = None
+        tokens: Left | None = None
+        for scope in scopes:
+            request_s, token_s = scope.request_s, scope.token_s
+            if not (request_s or token_s):
+                continue
+            count = self._counts.get(scope.scope_id) or self._new(scope.scope_id, now_s)
+            if not is_whole:
+                part = self.peers.part(count.heard)
+            if count.at != now_s or count.part != part:  # else `admit` has just filled it
+                count.fill(part, now_s)
+            if request_s and (num := count.requests_left_s / request_s) < fewest:
+                fewest, left_s = num, count.requests_left_s
+                requests = scope.limits.requests_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
+            if token_s and (num := count.tokens_left_s / token_s) < least:
+                least, left_s = num, count.tokens_left_s
+                tokens = scope.limits.tokens_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
+        return requests, tokens
+
+    def _refusal(self, scope: Scope, count: Count, tokens: int, now_s: float) -> Refusal | None:
+        """Why the scope refuses the request: a window that is used up, else what lasts longer of a minute's limits,
+        else too many at once. Its buckets are filled."""
+        limits = scope.limits
+        worst: Refusal | None = None
+        if scope.request_s and (wait_s := count.wait_s(scope.request_s, count.requests_left_s)):
+            worst = Refusal(scope.scope_id, Limit.REQUESTS, limits.requests_per_minute, wait_s)
+        wanted_s = scope.token_s * tokens
+        if scope.token_s and wanted_s - count.tokens_left_s > TINY_S:
+            is_too_large = tokens > limits.tokens_per_minute
+            wait_s = math.inf if is_too_large else count.wait_s(wanted_s, count.tokens_left_s)
+            if wait_s and (worst is None or wait_s > worst.wait_s):
+                worst = Refusal(scope.scope_id, Limit.TOKENS, limits.tokens_per_minute, wait_s)
+        most = limits.concurrent
+        if most and worst is None and self._has_too_many(most, count, count.num_running, 0):
+            worst = Refusal(scope.scope_id, Limit.CONCURRENT, most, self.params.retry_s)
+        if scope.has_windows:
+            return self._of_windows(scope, count, tokens, self._part(count), now_s) or worst
+        return worst
+
+    def _of_windows(self, scope: Scope, count: Count, tokens: int, part: float, now_s: float) -> Refusal | None:
+        of_day, of_month = count.used(now_s)
+        if self.peers.is_cut:  # the others are taken to use their share of what this router cannot see
+            unseen = count.unshown(now_s)
+            of_day += int(unseen[0] * (1 - part) / part)
+            of_month += int(unseen[1] * (1 - part) / part)
+        limits, wanted = scope.limits, count.reserved + tokens
+        if limits.tokens_per_month and of_month + wanted > limits.tokens_per_month:
+            return Refusal(scope.scope_id, Limit.MONTH, limits.tokens_per_month, until_next_month_s(now_s))
+        if limits.tokens_per_day and of_day + wanted > limits.tokens_per_day:
+            return Refusal(scope.scope_id, Limit.DAY, limits.tokens_per_day, until_next_day_s(now_s))
+        return None
+
+    def _has_too_many(self, most: int, count: Count, num_here: int, kind: int) -> bool:
+        """Return whether one more would be too many: with the others' as reported, or of this router's share while it
+        is cut off."""
+        if self.peers.is_cut:
+            return num_here >= max(int(most * self._part(count)), 1)
+        return num_here + count.elsewhere[kind] >= most
+
+    def _part(self, count: Count) -> float:
+        return self.peers.part(count.heard) if self.peers.silent else 1.0
+
+    def _new(self, scope_id: str, now_s: float) -> Count:
+        made = self._counts[scope_id] = Count(self.router_id, now_s, asked_at=now_s, used_at=now_s)
+        return made
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def report(self, now_s: float) -> tuple[int, dict[str, ScopeUse]]:
+        """(number, use by scope id) to be sent to all routers, this one included; about twice a second. It names the
+        scopes with news, up to a bound, and repeats the windows of a few others, as far as known of all routers, for
+        those that have started anew. Once no other router has been known for `silent_s` it names none; the first report
+        after one was heard begins to name all of them."""
+        if self.peers.refresh(now_s):
+            for count in self._counts.values():
+                count.elsewhere = running_at(self.peers, count.heard)
+        self.urgent.clear()
+        self._number = max(self._number + 1, int(now_s * 1000))
+        rows: dict[str, ScopeUse] = {}
+        if len(self.peers) > 1 or not self._with_others_at:
+            self._with_others_at = now_s
+        is_alone = now_s - self._with_others_at > self.params.silent_s
+        if is_alone:
+            for count in self._changed.values():
+                count.reported(now_s, self.params.demand_s)
+            self._changed.clear()
+        elif self._was_alone:
+            self._changed |= self._counts
+        self._was_alone = is_alone
+        for scope_id in list(islice(self._changed, self.params.most_rows)):
+            rows[scope_id] = self._row(self._changed.pop(scope_id), now_s)
+        for scope_id in list(islice(self._counts, self.params.num_reviewed)):
+            count = self._counts.pop(scope_id)
+            if self._is_idle(count, now_s):
+                continue
+            self._counts[scope_id] = count  # behind the others
+            if count.has_windows and not is_alone and scope_id not in rows and len(rows) < self.params.most_rows:
+                rows[scope_id] = self._row(count, now_s, is_whole=True)
+        return self._number, rows
+
+    def report_urgent(self, now_s: float) -> tuple[int, dict[str, ScopeUse]]:
+        """As `report`, of what the other routers have to know soon alone."""
+        self._number = max(self._number + 1, int(now_s * 1000))
+        rows = {}
+        for scope_id in list(islice(self.urgent, self.params.most_rows)):
+            rows[scope_id] = self._row(self.urgent.pop(scope_id), now_s)
+            self._changed.pop(scope_id, None)
+        return self._number, rows
+
+    def _row(self, count: Count, now_s: float, *, is_whole: bool = False) -> ScopeUse:
+        own, shown = count.own_use(), count.shown
+        count.fill(self._part(count), now_s)
+        windows = count.windows() if is_whole else () if own is None else (own,)
+        row = ScopeUse(
+            requests_left_s=round(count.requests_left_s, 6),
+            tokens_left_s=round(count.tokens_left_s, 6),
+            requests_s=count.requests_s,
+            tokens_s=count.tokens_s,
+            asked_s=count.reported(now_s, self.params.demand_s),
+            num_running=count.num_running,
+            num_held=count.num_held,
+            windows=windows,
+        )
+        if self.peers.is_cut:
+            count.shown = shown
+        return row
+
+    def take(self, router_id: str, number: int, rows: Mapping[str, ScopeUse], now_s: float) -> None:
+        """Take the report of a router. One that is not newer than the last changes nothing."""
+        if not self.peers.hear(router_id, number, now_s):
+            return
+        is_own = router_id == self.router_id
+        for scope_id, row in rows.items():
+            count = self._counts.get(scope_id)
+            if count is None:
+                count = self._new(scope_id, now_s)
+                count.requests_left_s, count.tokens_left_s = row.requests_left_s, row.tokens_left_s
+            elif not is_own:
+                count.fill(self._part(count), now_s)
+                count.requests_left_s = self._followed(count.requests_left_s - row.requests_s, row.requests_left_s)
+                count.tokens_left_s = self._followed(count.tokens_left_s - row.tokens_s, row.tokens_left_s)
+            count.heard[router_id] = Heard(row.asked_s, row.num_running, row.num_held, now_s)
+            if is_own:
+                continue
+            count.elsewhere = running_at(self.peers, count.heard)
+            count.used_at = now_s
+            for use in row.windows:  # those of this router are news where its copy on disk was lost
+                count.merge(use)
+
+    def _followed(self, left_s: float, theirs_s: float) -> float:
+        """What is left here, moved towards what is left at another router."""
+        surplus_s, slack_s = left_s - theirs_s, self.params.slack_s
+        if surplus_s > slack_s:
+            return left_s - (surplus_s - slack_s) * self.params.pull
+        return left_s - surplus_s * self.params.nudge if surplus_s > -slack_s else left_s
+
+    def _is_idle(self, count: Count, now_s: float) -> bool:
+        """Drop what is over of a scope. Returns whether nothing is left to be remembered."""
+        for router_id in [r for r in count.heard if r not in self.peers]:
+            del count.heard[router_id]
+        count.drop_past(now_s)
+        if count.has_windows or count.num_running or now_s - count.used_at < self.params.forget_s:
+            return False
+        count.fill(self._part(count), now_s)
+        return count.is_full()
+
+    # -- a copy on disk ------------------------------------------------------------------------------------------------
+
+    def copy(self, now_s: float) -> Iterator[tuple[str, ScopeUse | None]]:
+        """(scope id, use) of each scope that a router which starts anew has to know; None for the others. Windows of
+        all routers are in it, so that those of routers that are gone outlive this one. The caller may pause."""
+        for scope_id, count in list(self._counts.items()):
+            count.fill(self._part(count), now_s)
+            if not count.has_windows and count.is_full():
+                yield scope_id, None
+                continue
+            left_s = count.requests_left_s, count.tokens_left_s
+            yield scope_id, ScopeUse(requests_left_s=left_s[0], tokens_left_s=left_s[1], windows=count.windows())
+
+    def restore(self, others: Iterable[str], kept: Mapping[str, ScopeUse], copied_at: float, now_s: float) -> None:
+        """Begin with a copy that was made at `copied_at`, when this router knew these `others`."""
+        self.peers.met(others)
+        for scope_id, row in kept.items():
+            count = self._new(scope_id, min(copied_at, now_s))
+            count.requests_left_s, count.tokens_left_s = row.requests_left_s, row.tokens_left_s
+            count.used_at = now_s
+            for use in row.windows:
+                count.merge(use)
+            count.drop_past(now_s)

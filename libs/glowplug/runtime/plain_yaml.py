@@ -1,0 +1,75 @@
+"""YAML that a person hands in, within bounds: nothing is made of a text before it is known how much that would be.
+
+An alias costs nothing to write and stands for all that it names, so a few hundred bytes can mean a billion values. Here
+an alias counts for as many values as it names, before anything is constructed.
+"""
+
+from typing import Any, Final
+
+import yaml
+
+MAX_CHARS: Final = 8 << 20
+MAX_VALUES: Final = 100_000  # mappings, lists, keys and scalars, those that aliases stand for among them
+MAX_DEPTH: Final = 64
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts while the text is read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._num_values = 0
+        self._sizes: dict[int, int] = {}  # of a node by its identity, once it is complete
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self._sizes:
+                raise _refused("a value refers to itself", event)
+            self._count(self._sizes[id(node)], event)
+            return node
+        before = self._num_values
+        self._count(1, event)
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _refused(f"more than {MAX_DEPTH} values lie within each other", event)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        self._sizes[id(node)] = self._num_values - before
+        return node
+
+    def _count(self, num: int, event: yaml.Event) -> None:
+        self._num_values += num
+        if self._num_values > MAX_VALUES:
+            raise _refused(f"with its aliases it holds more than {MAX_VALUES} values", event)
+
+
+def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+    mark: Any = event.start_mark
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def load_all(text: str) -> list[Any]:
+    """The documents of a text, those that are null among them. Raises yaml.YAMLError, for what is beyond the bounds and
+    for values that are none (the 31st of a February) too."""
+    if len(text) > MAX_CHARS:
+        raise yaml.YAMLError(f"{len(text)} characters are more than {MAX_CHARS}")
+    loader = _Loader(text)
+    found = []
+    try:
+        while loader.check_data():  # type: ignore[no-untyped-call]
+            found.append(loader.get_data())
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
+    finally:
+        loader.dispose()
+    return found
+
+
+def load(text: str) -> Any:
+    """The only document of a text; None of an empty one. Raises yaml.YAMLError."""
+    documents = load_all(text)
+    if len(documents) > 1:
+        raise yaml.YAMLError("there is more than one document in it")
+    return documents[0] if documents else None

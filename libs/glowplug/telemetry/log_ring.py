@@ -1,0 +1,141 @@
+"""The last lines of a log, in memory and within bounds, for readers that come back with a cursor.
+
+A cursor is "<run>:<number of the last line read>". A reader that gives it gets each later line once, in order; what was
+dropped meanwhile is counted. A cursor of another run, of the process before a restart, reads from the first line kept.
+"""
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+MAX_LINES: Final = 2000
+MAX_BYTES: Final = 1 << 20
+MAX_LINE_CHARS: Final = 8192  # of a text, and of each field; the rest is cut off
+LINE_BYTES: Final = 200  # of a line besides its characters, about
+LEVELS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. `at`: epoch seconds; `fields`: the ids it carries and whatever else was said with it."""
+
+    number: int
+    at: float
+    level: str
+    text: str
+    fields: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes; each character counts as one."""
+        return LINE_BYTES + len(self.text) + sum(len(name) + len(value) for name, value in self.fields.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines a reader asks for: at least this level, each of the words somewhere in it whatever their case, and
+    one of the ids in a field or in the text. Empty: all."""
+
+    level: str = ""
+    words: Collection[str] = ()
+    ids: Collection[str] = ()
+
+    def fits(self, line: Line) -> bool:
+        if LEVELS.get(line.level, 0) < LEVELS.get(self.level, 0):
+            return False
+        if self.ids and not any(one in line.fields.values() or one in line.text for one in self.ids):
+            return False
+        if not self.words:
+            return True
+        whole = "\n".join((line.text, *line.fields.values())).lower()
+        return all(word.lower() in whole for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Lines, oldest first; the cursor to go on from; and how many lines were dropped unread since the last cursor."""
+
+    lines: tuple[Line, ...]
+    cursor: str
+    num_lost: int = 0
+
+
+@dataclass(slots=True)
+class LogRing:
+    """At most `max_lines` lines of about `max_bytes`. Any thread may put; readers live in event loops."""
+
+    max_lines: int = MAX_LINES
+    max_bytes: int = MAX_BYTES
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    num_bytes: int = 0
+    _last: int = 0
+    _lines: deque[Line] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = field(default_factory=dict)
+
+    def put(self, at: float, level: str, text: str, fields: Mapping[str, Any]) -> None:
+        """Keep a line; the oldest ones leave for it. Fields that say nothing are left out."""
+        kept = {name: str(value)[:MAX_LINE_CHARS] for name, value in fields.items() if value not in (None, "")}
+        with self._lock:
+            self._last += 1
+            line = Line(self._last, at, level, text[:MAX_LINE_CHARS], kept)
+            self._lines.append(line)
+            self.num_bytes += line.num_bytes
+            while len(self._lines) > self.max_lines or (self.num_bytes > self.max_bytes and len(self._lines) > 1):
+                self.num_bytes -= self._lines.popleft().num_bytes
+            waiting = list(self._waiting.items())
+        for event, loop in waiting:
+            with contextlib.suppress(RuntimeError):  # that loop has ended
+                loop.call_soon_threadsafe(event.set)
+
+    def read(self, after: str = "", wanted: Wanted = Wanted(), limit: int = MAX_LINES) -> Page:
+        """Without a cursor the newest lines that fit; with one the oldest that came after it. No more than `limit`."""
+        with self._lock:
+            lines, last = list(self._lines), self._last
+        first = lines[0].number if lines else last + 1
+        if not after:
+            newest = list(islice((line for line in reversed(lines) if wanted.fits(line)), limit))
+            return Page(tuple(reversed(newest)), self._cursor(last))
+        since = self._number(after, last)
+        found: list[Line] = []
+        for line in islice(lines, max(0, since + 1 - first), None):
+            if wanted.fits(line):
+                found.append(line)
+                if len(found) == limit:
+                    last = line.number
+                    break
+        return Page(tuple(found), self._cursor(last), max(0, first - since - 1))
+
+    async def wait(self, after: str, timeout_s: float) -> None:
+        """Until a line comes after the cursor, or the time is over."""
+        with self._watching() as came:
+            if self._number(after, self._last) < self._last:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(came.wait(), timeout_s)
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[asyncio.Event]:
+        came = asyncio.Event()
+        with self._lock:
+            self._waiting[came] = asyncio.get_running_loop()
+        try:
+            yield came
+        finally:
+            with self._lock:
+                del self._waiting[came]
+
+    def _cursor(self, number: int) -> str:
+        return f"{self.run}:{number}"
+
+    def _number(self, cursor: str, last: int) -> int:
+        """The number of the last line read; 0 for a cursor of another run, or none."""
+        run, _, number = cursor.partition(":")
+        known = run == self.run and number.isascii() and number.isdecimal() and len(number) < 19
+        return min(int(number), last) if known else 0

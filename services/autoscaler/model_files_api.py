@@ -1,0 +1,174 @@
+"""REST API of model files: a form asks whether what a person has typed could be deployed, and deploys nothing.
+
+The console's form shows these answers, so that it and a deployment never disagree."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+
+from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.autoscaler.keeping import check_able
+from glowplug.controllers.autoscaler.models import check_names
+from glowplug.domain.errors import GlowplugError, InvalidModelFile
+from glowplug.domain.hardware import Node
+from glowplug.domain.model import Model, Rung
+from glowplug.domain.units import show_bytes
+from glowplug.engines.drivers import NAMES, declaration
+from glowplug.runtime import model_forms
+from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.model_files import MAX_FILE_BYTES, ModelFile, Strict, fewer_slots, json_schema
+from glowplug.runtime.model_forms import Fault
+from glowplug.services.autoscaler.model_watch import ModelWatch
+from glowplug.weights.files import NoAnswer
+
+# What a form may start with, by engine: each can be deployed as it is where its engine and its sample are installed.
+EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llamacpp": {"weights": "sample:smollm2", "kv_bytes": "100MiB", "context_tokens": 2048, "max_concurrency": 2},
+    "vllm": {"weights": "sample:smollm2-hf", "weights_bytes": "270MB", "kv_bytes": "256MiB", "context_tokens": 1024},
+    "emulated": {"weights_bytes": "15.2GB", "kv_bytes": "16GiB", "engine_args": {"profile": "qwen2.5-7b/a100"}},
+}
+
+
+class DraftBody(Strict):
+    """A model file that is being written: as `yaml`, or else as `fields`, of which `texts` gives some as YAML. `edits`:
+    the key of the model that it changes; empty where it makes a new one."""
+
+    fields: dict[str, Any] = Field(default_factory=dict, max_length=200)
+    yaml: str | None = Field(None, max_length=MAX_FILE_BYTES)
+    texts: dict[str, str] = Field(default_factory=dict, max_length=50)
+    edits: str = Field("", max_length=256)
+
+
+async def modelled(watch: ModelWatch, body: ModelFile, source: str = "api") -> Model:
+    """Make a model from the body of a request. The size of its weights may come from a file system or a source;
+    raises InvalidModelFile if that does not answer."""
+    try:
+        return await watch.reader.run(
+            f"weights of {body.name}", lambda: body.to_model(source, Path.cwd(), watch.measure)
+        )
+    except NoAnswer as error:
+        raise InvalidModelFile(f"weights: cannot be read: {error.strerror}", param="weights") from error
+
+
+def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRouter:
+    """`allowed`: the dependency that lets operators through."""
+    router = APIRouter(prefix="/v1/model_files", tags=["model files"], dependencies=[Depends(allowed)])
+
+    @router.get("")
+    async def form() -> dict[str, Any]:
+        """What a form is made of: the schema of model files, and of each engine its weights, its arguments and an
+        example."""
+        return {"schema": json_schema(), "engines": {name: engine_row(name) for name in NAMES}}
+
+    @router.post("")
+    async def check(body: DraftBody) -> dict[str, Any]:
+        """Check a model file and deploy nothing: `errors` by field, the YAML and the fields it stands for, and the
+        `model` that a deployment would make, null while there are errors."""
+        controller = service.controller(AutoscalerController)
+        given, faults = read_draft(body)
+        file, wrong = (None, []) if faults else model_forms.check_fields(given)
+        faults += wrong
+        row, warning = None, ""
+        if file is not None:
+            try:
+                model = await modelled(watch, file)
+                check_fleet(model, controller, body.edits)
+                row, warning = model_row(model), warning_of(file, model, controller.nodes.values())
+            except GlowplugError as error:
+                faults.append(model_forms.fault_of(error))
+        shown, text = shown_of(body, given)
+        errors = [asdict(fault) for fault in faults]
+        return {"fields": shown, "yaml": text, "errors": errors, "model": row, "warning": warning}
+
+    @router.get("/{name:path}")
+    async def file_of(name: str) -> dict[str, Any]:
+        """The model file that declares a deployed model, by key, name or alias. `source`: the path of the file that it
+        comes from, "api" where it came over REST."""
+        model = find_model(service.controller(AutoscalerController).models, name)
+        given = model_forms.fields_of(model)
+        return {"key": model.key, "source": model.source, "fields": given, "yaml": model_forms.written(given)}
+
+    return router
+
+
+def engine_row(name: str) -> dict[str, Any]:
+    """One engine as the form explains it."""
+    engine = declaration(name)
+    arguments = [
+        {"name": one, "meaning": argument.meaning, "allowed": argument.allowed}
+        for one, argument in sorted(engine.arguments.known.items())
+    ]
+    weights = {"weights": engine.weights.kind, "is_required": engine.weights.required}
+    return weights | {"arguments": arguments, "example": dict(EXAMPLES.get(name, {}))}
+
+
+def read_draft(body: DraftBody) -> tuple[dict[str, Any], list[Fault]]:
+    """The fields of a draft, and what of it cannot be read at all."""
+    try:
+        given = dict(body.fields) if body.yaml is None else model_forms.read(body.yaml)
+    except InvalidModelFile as error:
+        return {}, [Fault("yaml", error.message)]
+    faults = []
+    for field, text in body.texts.items():
+        try:
+            value = model_forms.read(text, "write one argument in a line, as name: value") if text.strip() else {}
+        except InvalidModelFile as error:
+            faults.append(Fault(field, error.message))
+            continue
+        given.pop(field, None)
+        if value:
+            given[field] = value
+    return given, faults
+
+
+def shown_of(body: DraftBody, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The fields as JSON can carry them (a date as its text), and the YAML: a person's own, or that of the fields."""
+    try:
+        shown = json.loads(json.dumps(given, default=str, allow_nan=False))
+        json.dumps(shown, ensure_ascii=False).encode()
+        return shown, model_forms.written(given) if body.yaml is None else body.yaml
+    except (TypeError, ValueError, RecursionError):  # no file that can be deployed holds such a value
+        return {}, body.yaml or ""
+
+
+def check_fleet(model: Model, controller: AutoscalerController, edits: str) -> None:
+    """Hold a model against the deployed ones. Raises what its deployment would raise, and InvalidModelFile where a
+    model that is edited gets the name of another one."""
+    if edits and model.key != edits:
+        message = f"name: a model named {model.name!r} is another model: deploy it as a new one"
+        raise InvalidModelFile(message, param="name")
+    check_names(model, controller.models.values(), create=not edits)
+    if model.asleep:
+        check_able(model, Rung.ASLEEP, controller.nodes, "asleep")
+
+
+def model_row(model: Model) -> dict[str, Any]:
+    """What a deployment would make, in short."""
+    return {
+        "key": model.key,
+        "memory_bytes": model.memory_bytes,
+        "weights_bytes": model.weights_bytes,
+        "kv_bytes": model.kv_bytes,
+        "max_concurrency": model.max_concurrency,
+        "num_gpus": model.num_gpus,
+    }
+
+
+def warning_of(file: ModelFile, model: Model, nodes: Iterable[Node]) -> str:
+    """What keeps a model that can be deployed from running as it is meant to; "" if nothing is known."""
+    said = [fewer_slots(file.max_concurrency, model)]
+    known = list(nodes)
+    having = [node for node in known if model.engine in node.engines]
+    if known and not having:
+        said.append(f"no node of this fleet can start {model.engine} engines, so no instance can start")
+    largest = max((gpu.total_bytes for node in having for gpu in node.gpus), default=0)
+    needed = -(-model.memory_bytes // model.num_gpus)
+    if having and needed > largest:
+        has = f"the largest GPU of a node with {model.engine} has {show_bytes(largest)}"
+        said.append(f"an instance needs {show_bytes(needed)} of one GPU and {has}")
+    return "; ".join(filter(None, said))

@@ -1,0 +1,1 @@
+"""The operator: custom resources of Kubernetes become models and tenants of the fleet."""

@@ -1,0 +1,242 @@
+"""Responses and messages whose tool has to be called, and messages with a structure, on llama.cpp: what it is asked,
+and what the client gets of its answer. Chats: test_data_port_translated.py; on a real engine: test_llamacpp_requests.py
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.contract.continuation_rig import sse
+from tests.contract.data_port_rig import DONE, Answer, a_model, a_rig, answering, post, sending, streaming
+
+RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"
+PLACE = {"type": "object", "properties": {"in": {"type": "string"}}, "required": ["in"]}
+CALL = '{"name": "weather", "arguments": {"in": "Paris}"} }'
+CUT = '```json\n{"name": "weather", "arguments": {"in": "Par'
+FLAT = {"type": "function", "name": "weather", "description": "It.", "parameters": PLACE, "strict": True}
+CLOCK = {"type": "function", "name": "clock"}
+TOOL = {"name": "weather", "description": "It.", "input_schema": PLACE}
+USER = {"role": "user", "content": "Hi"}
+FORM = {"type": "json_schema", "schema": PLACE}
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+LLAMACPP = (a_model(engine="llamacpp"),)
+
+
+def asking(path: str, **fields: Any) -> bytes:
+    bodies = {RESPONSE: {"input": "Hi"}, MESSAGE: {"messages": [USER], "max_tokens": 40}}
+    return post(path, json.dumps({"model": "m"} | bodies[path] | fields).encode())
+
+
+def events_of(answer: Answer) -> list[dict[str, Any]]:
+    """Of a stream whose events have names, which are their types."""
+    assert answer.complete and answer.headers["content-type"].startswith("text/event-stream")
+    blocks = [block.split(b"\n") for block in answer.body.split(b"\n\n") if block and not block.startswith(b":")]
+    found = [json.loads(data.removeprefix(b"data: ")) for _, data in blocks]
+    assert [event["type"] for event in found] == [name.removeprefix(b"event: ").decode() for name, _ in blocks]
+    return found
+
+
+# responses
+
+
+def a_response(text: str) -> dict[str, Any]:
+    """As llama.cpp gives one."""
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
+    usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
+    return {"id": "resp_1", "object": "response", "status": "completed", "output": [item], "usage": usage}
+
+
+def told(kind: str, **fields: Any) -> bytes:
+    return sse({"type": f"response.{kind}", **fields})
+
+
+def a_stream(*texts: str) -> tuple[bytes, ...]:
+    """As llama.cpp streams a response, behind the thoughts of one that reasons."""
+    begun = {"id": "resp_1", "object": "response", "status": "in_progress"}
+    thoughts, item = {"type": "reasoning", "id": "rs_1"}, {"type": "message", "id": "msg_1"}
+    whole = a_response("".join(texts))
+    return (
+        told("created", response=begun),
+        told("in_progress", response=begun),
+        told("output_item.added", item=thoughts),
+        told("reasoning_text.delta", item_id="rs_1", delta="hm"),
+        told("output_item.done", item=thoughts),
+        told("output_item.added", item=item),
+        told("content_part.added", item_id="msg_1", part={"type": "output_text", "text": ""}),
+        *(told("output_text.delta", item_id="msg_1", delta=text) for text in texts),
+        told("output_text.done", item_id="msg_1", text="".join(texts)),
+        told("output_item.done", item=whole["output"][0]),
+        told("completed", response=whole | {"output": [thoughts, *whole["output"]]}),
+    )
+
+
+async def test_a_forced_call_of_a_response_is_an_item_of_its_output() -> None:
+    earlier = [
+        USER,
+        {"type": "function_call", "call_id": "1", "name": "clock", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "noon"},
+    ]
+    fields = {"tools": [FLAT, CLOCK], "tool_choice": FLAT, "instructions": "Be brief.", "input": earlier}
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(answering(a_response(CALL)))
+        found = (await rig.ask(asking(RESPONSE, **fields, text={"format": {"type": "json_object"}}))).json()
+        engine.reply = answering(a_response(CUT))
+        cut = (await rig.ask(asking(RESPONSE, **fields | {"tool_choice": "required"}))).json()
+    (call,) = found["output"]
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "weather", '{"in": "Paris}"}')
+    assert call["id"] != call["call_id"] and call["status"] == found["status"] == "completed"
+    assert (found["tools"], found["tool_choice"], found["usage"]["output_tokens"]) == ([FLAT, CLOCK], FLAT, 2)
+    assert found["created_at"] > 0 and found["model"] == "m"
+    asked, both = (json.loads(served.body) for served in engine.served)
+    assert not {"tools", "tool_choice", "text"} & set(asked)
+    assert asked["response_format"]["json_schema"]["schema"]["properties"] == {
+        "name": {"const": "weather"}, "arguments": PLACE
+    }  # fmt: skip
+    assert len(both["response_format"]["json_schema"]["schema"]["anyOf"]) == 2
+    assert asked["instructions"].startswith("Be brief.\n\n") and '"weather"' in asked["instructions"]
+    assert [item["role"] for item in asked["input"]] == ["user", "assistant", "user"]
+    assert "clock" in asked["input"][1]["content"][0]["text"] and "noon" in asked["input"][2]["content"]
+    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (
+        cut["output"][0] | {"name": "weather", "arguments": '{"in": "Par', "status": "incomplete"} == cut["output"][0]
+    )
+
+
+async def test_a_forced_call_of_a_streamed_response_has_the_events_of_one() -> None:
+    fields = {"tools": [FLAT], "tool_choice": "required", "stream": True}
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(streaming(*a_stream(CALL[:9], CALL[9:])))
+        found = events_of(await rig.ask(asking(RESPONSE, **fields)))
+        engine.reply = streaming(*a_stream(CUT))
+        *_, cut = events_of(await rig.ask(asking(RESPONSE, **fields)))
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        "created", "in_progress", "output_item.added", "reasoning_text.delta", "output_item.done", "output_item.added",
+        "function_call_arguments.delta", "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in found] == list(range(10))
+    assert found[0]["response"]["output"] == [] and found[0]["response"]["created_at"] > 0
+    assert [event["output_index"] for event in found[2:9]] == [0, 0, 0, 1, 1, 1, 1]
+    begun, delta, done, item, last = found[5:]
+    assert begun["item"]["arguments"] == "" and delta["delta"] == done["arguments"] == '{"in": "Paris}"}'
+    assert item["item"] == last["response"]["output"][1] and item["item"]["id"] == delta["item_id"]
+    assert last["response"]["usage"]["output_tokens"] == 2
+    assert (cut["type"], cut["response"]["status"]) == ("response.incomplete", "incomplete")
+
+
+# messages
+
+
+def a_chat(text: str, reason: str = "stop", **message: Any) -> dict[str, Any]:
+    """As llama.cpp gives one."""
+    said = {"role": "assistant", "content": text, **message}
+    return {"choices": [{"index": 0, "message": said, "finish_reason": reason}], "usage": USAGE}
+
+
+def token(reason: str | None = None, **delta: Any) -> bytes:
+    return sse({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+
+def a_chats_stream(*texts: str, reason: str = "stop") -> tuple[bytes, ...]:
+    first = token(role="assistant", content=None)
+    return first, *(token(content=text) for text in texts), token(reason), sse({"choices": [], "usage": USAGE}), DONE
+
+
+@pytest.mark.parametrize("field", ["output_config", "output_format"])
+async def test_a_structured_message_goes_to_llamacpp_as_a_chat(field: str) -> None:
+    fields: dict[str, Any] = {field: {"format": FORM, "effort": "low"} if field == "output_config" else FORM}
+    fields |= {"system": [{"type": "text", "text": "Be brief."}], "stop_sequences": ["END"], "top_k": 3}
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(answering(a_chat('{"in": "Paris"}', reasoning_content="hm")))
+        whole = (await rig.ask(asking(MESSAGE, **fields))).json()
+        engine.reply = streaming(*a_chats_stream('{"in":', ' "Paris"}'))
+        streamed = events_of(await rig.ask(asking(MESSAGE, **fields, stream=True)))
+        image = await rig.ask(asking(MESSAGE, **fields, messages=[USER | {"content": [picture]}]))
+    assert whole["id"].startswith("msg_") and (whole["type"], whole["model"]) == ("message", "m")
+    assert whole["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": '{"in": "Paris"}'}
+    ]  # fmt: skip
+    assert (whole["stop_reason"], whole["usage"]) == ("end_turn", {"input_tokens": 5, "output_tokens": 2})
+    asked = json.loads(engine.served[0].body)
+    assert engine.served[0].head.startswith(b"POST /v1/chat/completions ")
+    assert asked == {
+        "model": "m", "messages": [{"role": "system", "content": "Be brief."}, USER], "max_tokens": 40, "stop": ["END"],
+        "top_k": 3, "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": PLACE}},
+    }  # fmt: skip
+    assert [event["type"] for event in streamed] == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ]  # fmt: skip
+    assert "".join(event["delta"]["text"] for event in streamed[2:4]) == '{"in": "Paris"}'
+    assert streamed[-2]["usage"] == {"input_tokens": 5, "output_tokens": 2}
+    assert rig.finished[1].token_counts() == (5, 2, True)
+    assert image.status == 400 and image.json()["type"] == "error" and "text only" in image.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "form", [{"type": "json_object"}, FORM | {"schema": 5}, 5, FORM | {"schema": {"a": "x" * 17_000}}]
+)
+async def test_a_structure_of_a_message_that_is_none_wakes_no_llamacpp(form: Any) -> None:
+    async with a_rig(models=LLAMACPP) as rig:
+        answer = await rig.ask(asking(MESSAGE, output_config={"format": form}))
+    assert answer.status == 400 and answer.json()["error"]["message"].startswith("output_config.format")
+
+
+async def test_a_forced_call_of_a_message_is_a_block_of_its_content() -> None:
+    earlier = [
+        USER,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "clock", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "noon"}]}],
+        },
+    ]
+    fields = {"tools": [TOOL, {"name": "clock", "input_schema": {}}], "messages": earlier}
+    one, any_ = {"type": "tool", "name": "weather"}, {"type": "any", "disable_parallel_tool_use": True}
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(answering(a_chat(CALL)))
+        whole = (await rig.ask(asking(MESSAGE, **fields, tool_choice=one))).json()
+        engine.reply = answering(a_chat(CUT, "length"))
+        cut = (await rig.ask(asking(MESSAGE, **fields, tool_choice=any_))).json()
+        engine.reply = streaming(*a_chats_stream(CALL[:9], CALL[9:]))
+        streamed = events_of(await rig.ask(asking(MESSAGE, **fields, tool_choice=any_, stream=True)))
+    (block,) = whole["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"in": "Paris}"})
+    assert whole["stop_reason"] == "tool_use" and block["id"].startswith("toolu_")
+    assert (cut["stop_reason"], cut["content"][0]["name"], cut["content"][0]["input"]) == ("max_tokens", "weather", {})
+    asked, both, _ = (json.loads(served.body) for served in engine.served)
+    assert asked["response_format"]["json_schema"]["schema"]["properties"]["name"] == {"const": "weather"}
+    assert len(both["response_format"]["json_schema"]["schema"]["anyOf"]) == 2
+    assert [message["role"] for message in asked["messages"]] == ["system", "user", "assistant", "user"]
+    assert "clock" in asked["messages"][2]["content"] and "noon" in asked["messages"][3]["content"]
+    assert [event["type"] for event in streamed] == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    assert streamed[1]["content_block"] | {"type": "tool_use", "name": "weather"} == streamed[1]["content_block"]
+    assert json.loads(streamed[2]["delta"]["partial_json"]) == {"in": "Paris}"}
+    assert streamed[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("path", [MESSAGE, RESPONSE])
+async def test_errors_of_a_forced_call_have_the_shape_of_its_api(path: str) -> None:
+    fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    if path == RESPONSE:
+        fields = {"tools": [FLAT], "tool_choice": "required"}
+    begun = {MESSAGE: token(role="assistant", content=None), RESPONSE: a_stream("")[0]}[path]
+    failing = sse({"error": {"code": 500, "message": "it broke", "type": "server_error"}})
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(answering({"error": {"message": "too hot"}}, "400 Bad Request"))
+        refused = await rig.ask(asking(path, **fields))
+        engine.reply = sending(b"HTTP/1.1 200 OK\r\ncontent-length: 90\r\n\r\n{", then="die")
+        lost = await rig.ask(asking(path, **fields))
+        engine.reply = streaming(begun, failing)
+        *_, cut = events_of(await rig.ask(asking(path, **fields, stream=True)))
+    assert (refused.status, refused.json()["error"]["message"]) == (400, "too hot")
+    assert lost.status >= 500 and lost.json()["error"]["message"]
+    for answer in (refused.json(), lost.json()):
+        assert answer.get("type") == ("error" if path == MESSAGE else None)
+    assert cut["type"] == "error" and cut["error"]["message"]
+    assert {"type", "message"} <= set(cut["error"])

@@ -1,0 +1,105 @@
+"""The check of a model file that is being written: it deploys nothing and says what a deployment would say."""
+
+import json
+from typing import Any
+
+import pytest
+
+from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.domain.hardware import Gpu, Node
+from tests.integration.test_control_rest import MODEL, TOKEN, Fleet, fleet  # noqa: F401 - the fixture
+
+CHECK = "/v1/model_files"
+
+
+async def checked(fleet: Fleet, **body: Any) -> Any:  # noqa: F811
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        headers = {"Content-Type": "application/json"}
+        answer = await client.post(CHECK, content=json.dumps(body), headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+async def test_a_draft_is_checked_and_not_deployed(fleet: Fleet) -> None:  # noqa: F811
+    found = await checked(fleet, fields=MODEL)
+    assert (found["errors"], found["model"]["key"], found["fields"]) == ([], "org-tiny-1", MODEL)
+    again = await checked(fleet, yaml=found["yaml"])
+    assert (again["fields"], again["model"]) == (found["fields"], found["model"])
+    async with fleet.client("autoscaler") as client:
+        assert (await client.get("/v1/models")).json()["data"] == []
+        assert (await client.post(CHECK, json={"fields": MODEL})).status_code == 401
+        assert (await client.get(CHECK)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("change", "edits", "field"),
+    [
+        ({}, "", "name"),  # it exists
+        ({"name": "other"}, "", "aliases"),
+        ({"name": "other", "aliases": []}, "org-tiny-1", "name"),
+        ({"engine": "vllm"}, "org-tiny-1", "weights"),
+        ({"weights": "ftp://x/y"}, "org-tiny-1", "weights"),
+        ({"engine_args": {"profil": "x"}}, "org-tiny-1", "engine_args.profil"),
+        ({"min_instances": -1}, "org-tiny-1", "min_instances"),
+    ],
+)
+async def test_the_fault_that_a_check_finds_is_the_one_a_deployment_is_refused_for(
+    fleet: Fleet,  # noqa: F811
+    change: dict[str, Any],
+    edits: str,
+    field: str,
+) -> None:
+    draft = MODEL | change
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        await client.post("/v1/models", json=MODEL)
+        found = (await client.post(CHECK, json={"fields": draft, "edits": edits})).json()
+        answer = await (
+            client.put(f"/v1/models/{edits}", json=draft) if edits else client.post("/v1/models", json=draft)
+        )
+    assert [error["field"] for error in found["errors"]] == [field] and found["model"] is None
+    refusal = answer.json()["error"]
+    assert answer.status_code >= 400 and str(refusal["param"]).endswith(field)
+
+
+async def test_an_edit_of_a_deployed_model_starts_from_its_file(fleet: Fleet) -> None:  # noqa: F811
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        await client.post("/v1/models", json=MODEL)
+        file = (await client.get(f"{CHECK}/tiny")).json()
+        assert (file["key"], file["source"], file["fields"]) == ("org-tiny-1", "api", MODEL)
+        found = await checked(fleet, fields=file["fields"], edits="org-tiny-1")
+        assert found["errors"] == []
+        assert (await client.get(f"{CHECK}/nobody")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"yaml": "name: ["}, "yaml"),
+        ({"yaml": "name: 2024-01-01\nengine: emulated"}, "name"),
+        ({"yaml": "name: x\nengine: emulated\nweights_bytes: .nan"}, "weights_bytes"),
+        ({"fields": {"name": "\ud800", "engine": "emulated"}}, "name"),
+        ({"fields": MODEL | {"slo": {"\ud800": 1}}}, "slo"),
+        ({"fields": MODEL, "texts": {"engine_args": "- a"}}, "engine_args"),
+    ],
+)
+async def test_what_is_no_model_file_is_said_so(fleet: Fleet, body: dict[str, Any], field: str) -> None:  # noqa: F811
+    found = await checked(fleet, **body)
+    assert [error["field"] for error in found["errors"]][:1] == [field]
+
+
+async def test_a_model_that_no_node_can_run_is_warned_of(fleet: Fleet) -> None:  # noqa: F811
+    controller = fleet.shells[0].controller
+    assert isinstance(controller, AutoscalerController)
+    gpu = Gpu(gpu_id="n/0", total_bytes=1 << 20)
+    controller.nodes = {"n": Node(node_id="n", gpus=(gpu,), engines=("llamacpp",), agent_url="")}
+    assert "no node of this fleet can start emulated engines" in (await checked(fleet, fields=MODEL))["warning"]
+    controller.nodes = {"n": Node(node_id="n", gpus=(gpu,), engines=("emulated",), agent_url="")}
+    assert "an instance needs 74 MiB of one GPU" in (await checked(fleet, fields=MODEL))["warning"]
+
+
+async def test_the_form_has_an_example_of_each_engine_that_is_right(fleet: Fleet) -> None:  # noqa: F811
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        form = (await client.get(CHECK)).json()
+    assert form["schema"]["required"] == ["name"]
+    found = await checked(fleet, fields={"name": "x", "engine": "emulated", **form["engines"]["emulated"]["example"]})
+    assert found["errors"] == []

@@ -1,0 +1,207 @@
+"""Several tenants at one model: who is dispatched next, and who is refused."""
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from glowplug.controllers.effects import Tick
+from glowplug.controllers.router import messages as msg
+from glowplug.domain.access import Priority
+from glowplug.domain.instance import InstanceState
+from tests.router_steps import Run, dispatched, model, rejected, warm
+
+
+def shared(slots: int = 8, **params: Any) -> Run:
+    """A run whose one instance has so many slots, and a queue of eight."""
+    run = Run(model(max_concurrency=slots, max_queue=8, max_wait_s=60.0), **params)
+    run.instance(max_concurrency=slots)
+    return run
+
+
+def test_a_light_tenant_has_the_next_slot_beside_a_flood() -> None:
+    run = shared(2)
+    for _ in range(6):
+        run.arrive(tenant="flood")
+    assert dispatched(run.arrive(tenant="light")) == []
+    assert dispatched(run.handle(msg.RequestEnded(1, 1.0, 10))) == [(7, "i-1")]
+
+
+def recalled(effects: list[Any]) -> list[int]:
+    return [effect.ticket for effect in effects if isinstance(effect, msg.Recall) and effect.gives_way]
+
+
+def test_a_running_request_of_a_flood_gives_way_and_comes_back_in_its_turn() -> None:
+    run = shared(2)
+    for _ in range(4):
+        run.arrive(tenant="flood")
+    assert recalled(run.arrive(tenant="light")) == [2]
+    effects = run.handle(msg.StreamBroken(2, "it gives way", 7, is_lost=False))
+    assert dispatched(effects) == [(5, "i-1")]
+    assert any(isinstance(e, msg.Hold) and e.ticket == 2 for e in effects)
+    request = run.controller.requests[2]
+    assert request.head_sent and not request.claim.goes_on and not request.num_continued
+    assert dispatched(run.handle(msg.RequestEnded(5, 1.0, 10))) == [(2, "i-1")], "before the flood's later ones"
+
+
+def test_an_instance_whose_request_gave_way_is_sent_others_at_once() -> None:
+    run = shared(2)
+    for _ in range(3):
+        run.arrive(tenant="flood")
+    assert recalled(run.arrive(tenant="light")) == [2]
+    assert dispatched(run.handle(msg.DispatchFailed(2, False, "it gives way"))) == [(4, "i-1")]
+    assert not run.controller.requests[2].num_dispatches and not run.controller.balances.quarantined
+
+
+def test_another_one_gives_way_where_the_first_cannot() -> None:
+    run = shared(4)
+    for _ in range(5):
+        run.arrive(tenant="flood")
+    assert recalled(run.arrive(tenant="light")) == [4]
+    assert recalled(run.handle(msg.MoveFailed(4, is_refused=True))) == [3]
+    assert run.controller.requests[4].instance_id
+
+
+def test_one_that_gave_way_has_its_time_to_wait_anew() -> None:
+    run = shared(2)
+    for _ in range(3):
+        run.arrive(tenant="flood")
+    run.handle(msg.RequestEnded(1, 1.0, 10), 50.0)
+    run.arrive(tenant="light")
+    run.handle(msg.DispatchFailed(3, False, "it gives way"))
+    assert not rejected(run.handle(Tick(), 30.0))
+    assert 3 in run.controller.queues["m"].waiting
+    assert [ticket for ticket, _, _ in rejected(run.handle(Tick(), 31.0))] == [3]
+
+
+def test_fifo_dispatches_in_order_of_arrival() -> None:
+    run = shared(2, fairness="fifo")
+    for _ in range(6):
+        run.arrive(tenant="flood")
+    run.arrive(tenant="light")
+    assert dispatched(run.handle(msg.RequestEnded(1, 1.0, 10))) == [(3, "i-1")]
+
+
+def test_a_flood_leaves_a_slot_free_for_a_tenant_that_came_of_late() -> None:
+    run = shared(8, fairness="vtc:most_recalls=0")
+    run.arrive(tenant="light")
+    for _ in range(10):
+        run.arrive(tenant="flood")
+    assert run.controller.load("m").num_in_flight == 7, "one of eight slots is kept free"
+    assert dispatched(run.arrive(tenant="light")) == [(12, "i-1")]
+    assert dispatched(run.handle(msg.RequestEnded(2, 1.0, 10))) == [], "the next one is kept free too"
+    assert dispatched(run.handle(msg.RequestEnded(3, 1.0, 10))) == [(8, "i-1")]
+    run.handle(msg.RequestEnded(1, 1.0, 10))
+    run.handle(msg.RequestEnded(12, 1.0, 10))
+    assert dispatched(run.handle(Tick(), 61.0)), "and none a minute after the light one left"
+
+
+def test_the_newest_of_the_flood_is_refused_where_the_queue_is_full() -> None:
+    run = shared(2)
+    for _ in range(10):
+        run.arrive(tenant="flood")
+    effects = run.arrive(tenant="light")
+    assert rejected(effects) == [(10, 429, "queue_full")]
+    assert any(isinstance(e, msg.Hold) and e.ticket == 11 for e in effects)
+    assert rejected(run.arrive(tenant="flood")) == [(12, 429, "queue_full")], "the one with most of the queue"
+
+
+def test_a_request_whose_client_was_answered_200_is_refused_only_where_all_were() -> None:
+    run = shared(2)
+    for _ in range(10):
+        run.arrive(tenant="flood")
+    run.handle(msg.HeadDue(10))
+    assert rejected(run.arrive(tenant="light")) == [(9, 429, "queue_full")]
+    for ticket in range(3, 9):
+        run.handle(msg.HeadDue(ticket))
+    assert rejected(run.arrive(tenant="light")) == [(10, 429, "queue_full")]
+
+
+def test_batch_waits_while_more_urgent_requests_do() -> None:
+    run = shared(2)
+    run.arrive(tenant="a")
+    run.arrive(tenant="a")
+    run.arrive(tenant="b", priority=Priority.BATCH)
+    run.arrive(tenant="a")
+    assert dispatched(run.handle(msg.RequestEnded(1, 1.0, 10))) == [(4, "i-1")]
+    assert dispatched(run.handle(msg.RequestEnded(2, 1.0, 10))) == [(3, "i-1")]
+
+
+def test_a_stream_that_goes_on_is_before_the_light_tenant() -> None:
+    run = shared(2)
+    run.arrive(tenant="flood")
+    run.arrive(tenant="flood")
+    run.arrive(tenant="light")
+    run.handle(msg.StreamBroken(1, "the engine failed", 5))
+    assert dispatched(run.instance("i-2", max_concurrency=1, after_s=2.0))[0] == (1, "i-2")
+
+
+def test_a_stopped_models_queue_is_emptied_whoever_waits() -> None:
+    run = shared(2)
+    for tenant in ("a", "b", "a", "b"):
+        run.arrive(tenant=tenant)
+    run.handle(msg.ClientLeft(4))
+    effects = run.instance(state=InstanceState.FAILED, revision=2, code="no_capacity")
+    assert [ticket for ticket, _, _ in rejected(effects)] == [3]
+
+
+def _life(run: Run, seed: int, tenants: list[str], *, faults: bool = True) -> list[str]:
+    """A random life of a router; the tenant and class of a request come from a stream of their own."""
+    chance, names = random.Random(seed), random.Random(seed + 1)
+    log: list[str] = []
+    open_: set[int] = set()
+    for _ in range(300):
+        done = chance.random()
+        ticket = chance.choice(sorted(open_)) if open_ else 0
+        after_s = chance.random()
+        if done < 0.5 or not open_:
+            priority = names.choice(tuple(Priority)) if len(tenants) > 1 else Priority.STANDARD
+            run.now_s += after_s
+            effects = run.arrive(prompt=10, tenant=names.choice(tenants), priority=priority)
+            open_.add(run.ticket)
+        elif done < 0.75:
+            running = run.controller.requests[ticket].instance_id if ticket in run.controller.requests else ""
+            end = msg.RequestEnded(ticket, 1.0, 10) if running else msg.ClientLeft(ticket)
+            effects = run.handle(end, after_s)
+            open_.discard(ticket)
+        elif done < 0.8 and faults:
+            effects = run.handle(msg.DispatchFailed(ticket, True, "lost"), after_s)
+        elif done < 0.85:
+            effects = run.handle(msg.HeadDue(ticket), after_s)
+        else:
+            effects = run.handle(Tick(), after_s)
+        open_ -= {e.ticket for e in effects if isinstance(e, msg.Reject)}
+        log += [re.sub(r"tenant|, by_class={.*?}", "", str(effect)) for effect in effects]
+    return log
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_tenant_and_fifo_are_decided_as_if_there_were_no_tenants(seed: int) -> None:
+    plain = _life(shared(4), seed, [""])
+    named = _life(shared(4), seed, ["somebody"])
+    assert [effect.replace("='somebody'", "=''") for effect in named] == plain
+    plain = _life(shared(4), seed, [""], faults=False)
+    fifo = _life(shared(4, fairness="fifo"), seed, ["a", "b", "c"], faults=False)
+    assert [re.sub("='[abc]'", "=''", effect) for effect in fifo] == plain
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_request_of_several_tenants_ends_once_and_nothing_is_left(seed: int) -> None:
+    run = shared(4)
+    _life(run, seed, ["a", "b", "c"])
+    for _ in range(300):
+        for ticket, request in list(run.controller.requests.items()):
+            if request.instance_id:
+                run.handle(msg.RequestEnded(ticket, 1.0, 10))
+        run.handle(Tick(), 0.5)
+        run.instance(max_concurrency=4, revision=100 + int(run.now_s * 4))
+    assert not run.controller.requests and not run.controller.queues["m"].waiting
+    assert run.controller.queues["m"].discipline is None, "nobody was here for a minute"
+
+
+def test_a_single_tenant_is_never_given_a_discipline() -> None:
+    run = warm()
+    for _ in range(4):
+        run.arrive(tenant="a")
+    assert run.controller.queues["m"].discipline is None

@@ -1,0 +1,243 @@
+"""The pure parts of batches: lines, progress and pace; and the form of an upload."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.domain.batch import Batch, BatchStatus, LineError, OpenBatch, Parts
+from glowplug.domain.errors import BadRequest
+from glowplug.services.router.api_errors import ApiError
+from glowplug.services.router.batches import lines, progress
+from glowplug.services.router.batches.lines import Answer, Checker, LineSplitter, TooLongLine
+from glowplug.services.router.batches.progress import Pace
+from glowplug.services.router.upload import Uploads
+
+CHAT = "/v1/chat/completions"
+
+
+def a_line(custom_id: Any = "a", **over: Any) -> bytes:
+    asked = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": {"model": "m", "messages": []}}
+    return json.dumps(asked | over).encode()
+
+
+def a_batch(**over: Any) -> Batch:
+    known: dict[str, Any] = {
+        "batch_id": "batch_1",
+        "tenant": "acme",
+        "key_id": "",
+        "endpoint": CHAT,
+        "input_file_id": "file-1",
+        "created_at": 1.0,
+        "expires_at": 100.0,
+    }
+    return Batch(**known | over)
+
+
+def split(content: bytes, sizes: list[int], most: int = 1000) -> list[tuple[int, bytes]]:
+    splitter, found, at = LineSplitter(most), list[tuple[int, bytes]](), 0
+    for size in [*sizes, len(content)]:
+        found += splitter.feed(content[at : at + size])
+        at += size
+    return [*found, *splitter.end()]
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(1, 20), max_size=20))
+def test_lines_are_the_same_however_their_bytes_come(content: bytes, sizes: list[int]) -> None:
+    expected = [(k, row) for k, row in enumerate(content.split(b"\n"), start=1) if row.strip()]
+    assert split(content, sizes) == expected
+
+
+def test_a_line_that_is_too_long_is_not_collected() -> None:
+    for content in (b"a\n" + b"x" * 11, b"a\n" + b"x" * 11 + b"\nb"):
+        with pytest.raises(TooLongLine):
+            split(content, [], most=10)
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"[]", "invalid_json_line"),
+        (b"\xff", "invalid_json_line"),
+        (b'{"custom_id": "a"', "invalid_json_line"),
+        (a_line(""), "missing_required_parameter"),
+        (a_line(7), "missing_required_parameter"),
+        (a_line(method="GET"), "invalid_method"),
+        (a_line(url="/v1/embeddings"), "mismatched_url"),
+        (a_line(body="text"), "missing_required_parameter"),
+        (a_line(body={"messages": []}), "missing_required_parameter"),
+        (a_line(body={"model": "m", "stream": True}), "invalid_value"),
+    ],
+)
+def test_a_faulty_line_is_named(raw: bytes, code: str) -> None:
+    checker = Checker(CHAT, 10)
+    checker.take(3, raw)
+    (error,) = checker.end()
+    assert (error.code, error.line) == (code, 3) and error.message
+
+
+def test_an_input_is_bounded_and_not_empty() -> None:
+    assert [error.code for error in Checker(CHAT, 10).end()] == ["empty_file"]
+    checker = Checker(CHAT, 2)
+    for number, custom_id in enumerate("abcd", start=1):
+        checker.take(number, a_line(custom_id))
+    assert [error.code for error in checker.end()] == ["too_many_lines"]
+    checker = Checker(CHAT, 1000)
+    for number in range(100):
+        checker.take(number, a_line())
+    assert checker.is_full and len(checker.end()) == lines.MAX_ERRORS
+
+
+def test_a_checked_line_keeps_its_body_byte_by_byte() -> None:
+    line = lines.read_line(4, b'{"custom_id":"a","method":"POST","url":"/","body":{"model": "m",  "x": 1.50}}')
+    assert (line.number, line.custom_id, line.body) == (4, "a", b'{"model": "m",  "x": 1.50}')
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.booleans(), st.dictionaries(st.text(), st.text()))))
+def test_a_part_gives_back_its_results(results: list[tuple[int, bool, dict[str, str]]]) -> None:
+    rows = [
+        (number, kind, lines.output_line("r", "c", Answer(200, json.dumps(b).encode()))) for number, kind, b in results
+    ]
+    part = b"".join(lines.part_line(number, kind, line) for number, kind, line in rows)
+    assert list(lines.read_part(part)) == rows
+    assert all(json.loads(line)["response"]["body"] == b for (_, _, line), (_, _, b) in zip(rows, results, strict=True))
+
+
+def test_output_lines_are_whole_whatever_an_engine_answers() -> None:
+    pretty = json.loads(lines.output_line("r", "c", Answer(200, b'{\n "a":\r\n 1\n}', "req-1")))
+    assert pretty["response"] == {"status_code": 200, "request_id": "req-1", "body": {"a": 1}}
+    assert b"\n" not in lines.output_line("r", "c", Answer(200, b'{\n "a":\r\n 1\n}'))
+    assert json.loads(lines.output_line("r", "c", Answer(200, b"<html>")))["response"]["body"]["error"]
+    unsent = json.loads(lines.output_line("r", "c", Answer(0, code="batch_expired", message="late")))
+    assert unsent["response"] is None and unsent["error"] == {"code": "batch_expired", "message": "late"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_lost", "is_retried"),
+    [
+        (Answer(429, retry_after_s=1.0), 0, True),
+        (Answer(503), 9, True),
+        (Answer(429, may_retry=False), 0, False),  # larger than the limit: it never fits
+        (Answer(429, may_retry=False, retry_after_s=3000.0), 0, True),  # a quota of the month
+        (Answer(502), 1, True),
+        (Answer(502), 2, False),
+        (Answer(400), 0, False),
+        (Answer(200), 0, False),
+    ],
+)
+def test_what_is_sent_again(answer: Answer, num_lost: int, is_retried: bool) -> None:
+    assert lines.is_retried(answer, num_lost, 2) == is_retried
+
+
+def test_a_batch_ends_as_its_lines_did() -> None:
+    batch = progress.validated(a_batch(), (), 3, 5.0)
+    assert batch.status is BatchStatus.IN_PROGRESS and batch.in_progress_at == 5.0
+    part = progress.with_part(progress.with_part(batch, 7, 1, 1), 7, 1, 0)
+    assert part.parts == (Parts(epoch=7, num=2),) and (part.num_completed, part.num_failed) == (2, 1)
+    done = progress.finalizing(part, 9.0, "file-o", "file-e")
+    assert done.status is BatchStatus.FINALIZING
+    ended = progress.ended(done, 10.0, has_output=True, has_errors=False)
+    assert (ended.status, ended.output_file_id, ended.error_file_id) == (BatchStatus.COMPLETED, "file-o", "")
+    late = progress.finalizing(batch, 9.0, "file-o", "file-e")
+    assert progress.ended(late, 10.0, has_output=False, has_errors=True).status is BatchStatus.EXPIRED
+    stopped = progress.finalizing(progress.cancelling(part, 6.0), 9.0, "file-o", "file-e")
+    assert stopped.status is BatchStatus.CANCELLING
+    assert progress.ended(stopped, 10.0, has_output=True, has_errors=True).status is BatchStatus.CANCELLED
+    failed = progress.validated(a_batch(), (LineError(code="x", message="y"),), 0, 5.0)
+    assert failed.status is BatchStatus.FAILED and progress.cancelling(failed, 6.0) is failed
+
+
+@given(st.lists(st.sampled_from([3, 5, 8]), max_size=30))
+def test_parts_of_each_holder_are_numbered_on_their_own(epochs: list[int]) -> None:
+    batch = a_batch()
+    names = []
+    for epoch in sorted(epochs):
+        names.append(progress.part_name("batch_1", epoch, progress.next_part(batch, epoch)))
+        batch = progress.with_part(batch, epoch, 1, 0)
+    assert list(progress.part_names(batch)) == names and len(set(names)) == len(names)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=20),
+    st.lists(st.sampled_from("abc"), max_size=5),
+    st.integers(0, 8),
+)
+def test_tenants_take_turns(waiting: list[tuple[str, int]], running: list[str], most: int) -> None:
+    rows = [OpenBatch(batch_id=f"w{k}", tenant=t, created_at=at) for k, (t, at) in enumerate(waiting)]
+    at_work = [OpenBatch(batch_id=f"r{k}", tenant=t, created_at=0) for k, t in enumerate(running)]
+    chosen = progress.next_batches(rows, at_work, most)
+    assert len(chosen) == min(len(rows), max(most - len(at_work), 0))
+    for batch in chosen:
+        older = [row for row in rows if row.tenant == batch.tenant and row.created_at < batch.created_at]
+        assert all(row in chosen for row in older)
+
+
+def test_the_pace_fills_idle_engines_and_gives_way() -> None:
+    pace = Pace(64)
+    for _ in range(100):
+        pace.answered(0.0, 0.0)
+    assert pace.size == 64
+    for now_s in (1.0, 1.5, 2.0):  # halved once a second
+        pace.answered(5.0, now_s)
+    assert pace.size == 16
+    pace.answered(0.5, 9.0)
+    assert pace.size == 16
+    for now_s in range(10, 30):
+        pace.refused(float(now_s))
+    assert pace.size == 1
+    pace.most = 0
+    assert pace.size == 1
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "b1") -> bytes:
+    rows = [
+        f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + data + b"\r\n"
+        for head, data in parts
+    ]
+    return b"".join(rows) + f"--{boundary}--\r\n".encode()
+
+
+async def received(
+    tmp_path: Path, body: bytes, most: int = 1 << 20, step: int = 7
+) -> tuple[dict[str, str], str, bytes]:
+    uploads = Uploads(tmp_path, most)
+    upload = uploads.begin(None)
+    for at in range(0, len(body), step):
+        upload.feed(body[at : at + step])
+    found = await upload.form(b"multipart/form-data; boundary=b1")
+    content = b"".join([piece async for piece in upload.content(found)])
+    upload.close()
+    return found.fields, found.file_name, content
+
+
+async def test_a_form_gives_its_fields_and_its_file(tmp_path: Path) -> None:
+    content = b"--b\r\nx\r\n--b\r\n" * 50_000
+    body = form(('name="purpose"', b"batch"), ('name="file"; filename="../a/in.jsonl"\r\nContent-Type: x/y', content))
+    assert await received(tmp_path, body, step=65_536) == ({"purpose": "batch"}, "in.jsonl", content)
+    body = form(('name="file"; filename="in"', b""), ('name="purpose"', b"batch"))
+    assert await received(tmp_path, body) == ({"purpose": "batch"}, "in", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"--b2\r\n", form(('name="purpose"', b"batch")), form(('name="file"', b"x"))[:-20]]
+)
+async def test_what_is_no_form_is_refused(tmp_path: Path, body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        await received(tmp_path, body)
+
+
+async def test_uploads_are_bounded(tmp_path: Path) -> None:
+    with pytest.raises(ApiError, match="larger"):
+        await received(tmp_path, b"x" * 200_000, most=1000, step=1000)
+    uploads = Uploads(tmp_path, 1000)
+    with pytest.raises(ApiError, match="larger"):
+        uploads.begin(1 << 20)
+    held = [uploads.begin(None) for _ in range(16)]
+    with pytest.raises(ApiError, match="Too many"):
+        uploads.begin(None)
+    held.pop()
+    uploads.begin(None)

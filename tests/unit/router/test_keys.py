@@ -1,0 +1,207 @@
+"""The key ring: what each fact and each reading of the tables makes of it."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant
+from glowplug.events import facts
+from glowplug.fleet.tables import ABSENT_S
+from glowplug.services.router import keys
+from glowplug.services.router.api_errors import ApiError
+from glowplug.services.router.keys import KeyRing, Patterns
+from tests.contract.data_port_rig import a_model
+from tests.contract.keys_rig import KEY, a_key, secret_of, tell
+
+OTHER = "bbbbbbb2"
+ACME = Tenant(name="acme")
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def a_ring(*rows: Any) -> tuple[KeyRing, Clock]:
+    """A ring that knows a tenant, and its clock."""
+    clock = Clock()
+    ring = KeyRing(clock)
+    ring.restore(TENANTS, {"acme": ACME})
+    tell(ring, *rows)
+    return ring, clock
+
+
+def status(ring: KeyRing, key_id: str = KEY) -> int:
+    """200 where the key opens the data port."""
+    try:
+        ring.find(secret_of(key_id).encode())
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+def table(*rows: ApiKey) -> dict[str, ApiKey]:
+    return {row.key_id: row for row in rows}
+
+
+@pytest.mark.parametrize("presented", [b"", b"gp-", b"\xff\xfe", b"x" * 10_000, secret_of().encode() + b" "])
+def test_what_is_no_key_is_refused(presented: bytes) -> None:
+    ring, _ = a_ring(a_key())
+    with pytest.raises(ApiError, match="missing or wrong"):
+        ring.find(presented)
+
+
+def test_an_older_row_brings_no_revoked_key_back() -> None:
+    ring, clock = a_ring(a_key(revision=3, revoked_at=999.0))
+    tell(ring, a_key(revision=2))
+    ring.restore(KEYS, table(a_key(revision=2)))
+    clock.now_s += 10 * ABSENT_S
+    ring.restore(KEYS, table(a_key(revision=2)))
+    assert status(ring) == 401
+
+
+def test_a_key_goes_on_until_it_expires() -> None:
+    """A rotated key overlaps its successor."""
+    ring, clock = a_ring(a_key(revision=1, expires_at=1010.0), a_key(OTHER))
+    assert (status(ring), status(ring, OTHER)) == (200, 200)
+    clock.now_s = 1010.0
+    assert (status(ring), status(ring, OTHER)) == (401, 200)
+    with pytest.raises(ApiError, match="is expired"):
+        ring.find(secret_of().encode())
+
+
+def test_a_revocation_is_due_at_once_where_the_clock_is_behind() -> None:
+    ring, _ = a_ring(a_key(revision=1, revoked_at=1010.0, expires_at=2000.0), a_key(OTHER))
+    assert (status(ring), status(ring, OTHER)) == (401, 200)
+    with pytest.raises(ApiError, match="is revoked"):
+        ring.find(secret_of().encode())
+
+
+def test_a_change_of_one_key_leaves_the_callers_of_the_others() -> None:
+    ring, _ = a_ring(a_key(), a_key(OTHER))
+    kept, changed = ring.find(secret_of(OTHER).encode()), ring.find(secret_of().encode())
+    tell(ring, a_key(revision=1, models=("a",)), at=1.0)
+    assert ring.find(secret_of(OTHER).encode()) is kept and ring.find(secret_of().encode()) is not changed
+    tell(ring, facts.KeyRemoved(key_id=KEY), at=2.0)
+    assert (status(ring), status(ring, OTHER)) == (401, 200)
+
+
+def test_a_removed_key_is_gone_at_once_whatever_comes_late() -> None:
+    ring, clock = a_ring(a_key(), a_key(OTHER))
+    tell(ring, facts.KeyRemoved(key_id=KEY), at=500.0)
+    assert (status(ring), status(ring, OTHER)) == (401, 200)
+    tell(ring, a_key(revision=7), at=499.0)
+    ring.restore(KEYS, table(a_key(), a_key(OTHER)))  # read before the row was deleted
+    assert status(ring) == 401
+    tell(ring, a_key(), at=501.0)  # its file is back
+    assert status(ring) == 200
+    tell(ring, facts.KeyRemoved(key_id=KEY), at=502.0)
+    clock.now_s += ABSENT_S + 1
+    ring.restore(KEYS, table(a_key(), a_key(OTHER)))  # likewise, without the fact
+    assert status(ring) == 200
+
+
+def test_a_row_that_the_store_lacks_is_dropped_after_a_while_and_an_emptied_store_takes_none() -> None:
+    ring, clock = a_ring(a_key(), a_key(OTHER))
+    for _ in range(3):
+        ring.restore(KEYS, {})
+        clock.now_s += ABSENT_S
+        assert status(ring) == 200
+    ring.restore(KEYS, table(a_key(OTHER)))
+    assert status(ring) == 200
+    clock.now_s += ABSENT_S + 1
+    ring.restore(KEYS, table(a_key(OTHER)))
+    assert (status(ring), status(ring, OTHER)) == (401, 200)
+
+
+def test_the_port_stays_closed_after_the_store_lost_every_key_and_the_router_its_memory() -> None:
+    ring, clock = a_ring(a_key())
+    clock.now_s += 10 * ABSENT_S
+    ring.restore(KEYS, {})
+    again = KeyRing(clock)
+    again.start_from(ring.copied)
+    again.restore(KEYS, {})
+    assert again.asks_for_key and status(again) == 200
+    tell(again, facts.KeyRemoved(key_id=KEY), at=1.0)
+    assert not again.asks_for_key
+
+
+def test_the_first_reading_of_the_store_drops_what_only_the_copy_has() -> None:
+    ring, clock = a_ring(a_key(), a_key(OTHER))
+    again = KeyRing(clock)
+    again.start_from(ring.copied)
+    assert (status(again), status(again, OTHER)) == (200, 200)
+    again.restore(KEYS, table(a_key(OTHER)))
+    assert (status(again), status(again, OTHER)) == (401, 200)
+
+
+def test_rows_that_cannot_be_read_close_the_port_until_they_can() -> None:
+    ring = KeyRing()
+    ring.start_from(None)
+    assert ring.asks_for_key
+    ring.restore(KEYS, {}, num_unreadable=2)
+    assert ring.asks_for_key
+    ring.restore(KEYS, {})
+    assert not ring.asks_for_key
+
+
+def test_the_tenant_of_the_one_key_is_the_declared_one() -> None:
+    ring, _ = a_ring()
+    assert ring.shared.tenant == "default" and ring.shared.tenant_limits.is_none
+    tell(ring, Tenant(name="default", weight=4.0))
+    assert ring.shared.weight == 4.0 and not ring.asks_for_key
+    tell(ring, facts.TenantRemoved(tenant_name="default"), at=1.0)
+    assert ring.shared.weight == 1.0
+
+
+def test_an_unchanged_reading_keeps_the_known_callers() -> None:
+    ring, clock = a_ring(a_key())
+    caller = ring.find(secret_of().encode())
+    changes = ring.num_changes
+    clock.now_s += 2.0
+    ring.restore(KEYS, table(a_key()))
+    ring.restore(TENANTS, {"acme": Tenant(name="acme")})
+    assert ring.find(secret_of().encode()) is caller and ring.num_changes == changes
+    ring.restore(TENANTS, {"acme": Tenant(name="acme", weight=2.0, revision=1)})
+    assert ring.find(secret_of().encode()).weight == 2.0
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "MAX_PRESENTED", 2)
+    monkeypatch.setattr(keys, "MAX_MODELS", 2)
+    ids = ["kkkkkkk1", "kkkkkkk2", "kkkkkkk3"]
+    ring, _ = a_ring(*[a_key(key_id, models=("m*",)) for key_id in ids])
+    assert [status(ring, key_id) for key_id in ids] == [200] * 3
+    assert len(ring._known) == 2
+    caller = ring.find(secret_of(ids[0]).encode())
+    assert all(caller.may_use(a_model(name)) for name in ("m1", "m2", "m3")) and not caller.may_use(a_model("x"))
+    assert len(caller._at) <= 2
+
+
+NAMES = st.text(alphabet="ab/*?[]!-\\", min_size=1, max_size=6)
+
+
+@given(patterns=st.lists(NAMES, min_size=1, max_size=4), names=st.lists(NAMES, min_size=1, max_size=3))
+def test_patterns_allow_what_the_key_allows(patterns: list[str], names: list[str]) -> None:
+    assert Patterns(patterns).match(names) == a_key(models=tuple(patterns)).allows(names)
+
+
+def test_ten_thousand_keys_cost_a_look_up() -> None:
+    """Bounds that a slow machine under load keeps: measured are 1 us a request and 15 ms a reading."""
+    ring, _ = a_ring()
+    rows = table(*[a_key(f"k{number:07d}") for number in range(10_000)])
+    ring.restore(KEYS, rows)
+    presented = [secret_of(key_id).encode() for key_id in rows]
+    for key in presented:
+        ring.find(key)
+    began = time.process_time()
+    for key in presented:
+        ring.find(key)
+    per_request_s = (time.process_time() - began) / len(presented)
+    ring.restore(KEYS, rows)
+    assert per_request_s < 20e-6
