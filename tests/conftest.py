@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from tests import lanes
 from tests.servers import Infra, NatsProcess, ValkeyProcess
@@ -19,6 +20,8 @@ LONGEST_ID = 40
 os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/gp-config-{os.getpid()}"  # not the contexts of a person
 # With this package jsonschema takes 2.4 s of CPU to import, for the grammar of IRIs, which no schema of ours has.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+# Constants of the modules that happen to be imported would make other examples from run to run.
+providers.is_local_module_file = lambda path: False
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 for _lane, _num_examples in lanes.EXAMPLES.items():

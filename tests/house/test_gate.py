@@ -1,0 +1,67 @@
+"""What the gate (.ci/gate_ask.py) makes of the outcomes of a lane and of those that were run again."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.house.tree import ROOT
+
+Rows = list[dict[str, object]]
+
+
+def row(test: str, outcome: str, text: str = "") -> dict[str, object]:
+    return {"test": test, "when": "call", "outcome": outcome, "text": text}
+
+
+def verdict(out: Path, lane: Rows, *again: Rows, most_unsteady: int = 1) -> tuple[int, str]:
+    for name, rows in zip(("lane-fast", "again-1-fast", "again-2-fast"), (lane, *again), strict=False):
+        (out / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    asked = [sys.executable, str(ROOT / ".ci/gate_ask.py"), "verdict", str(time.time()), str(most_unsteady)]
+    done = subprocess.run(asked, env={**os.environ, "GATE_OUT": str(out)}, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout
+
+
+def test_a_test_that_passes_alone_is_unsteady_and_named(tmp_path: Path) -> None:
+    lane = [{"collected": ["a", "b", "c"]}, row("a", "passed"), row("b", "failed", "E  too slow"), row("c", "skipped")]
+    code, said = verdict(tmp_path, lane, [row("b", "failed")], [row("b", "passed")])
+    assert code == 0
+    assert "UNSTEADY, again: failed, passed: b\n[call] E  too slow" in said
+    assert said.splitlines()[-1].startswith("2 passed, 1 skipped, 1 rerun in ")
+    assert [json.loads(line)["test"] for line in (tmp_path / "unsteady.jsonl").read_text().splitlines()] == ["b"]
+
+
+def test_a_test_that_fails_three_times_fails(tmp_path: Path) -> None:
+    lane = [{"collected": ["a", "b"]}, row("a", "passed"), row("b", "failed")]
+    code, said = verdict(tmp_path, lane, [row("b", "failed")], [row("b", "failed")])
+    assert code == 1 and "\nFAILED b\n" in said
+    assert said.splitlines()[-1].startswith("1 failed, 1 passed, 1 rerun in ")
+
+
+def test_a_skip_the_second_time_proves_nothing(tmp_path: Path) -> None:
+    lane = [{"collected": ["a", "b"]}, row("a", "passed"), row("b", "failed")]
+    assert verdict(tmp_path, lane, [row("b", "skipped")], [row("b", "skipped")])[0] == 1
+
+
+def test_more_unsteady_tests_than_may_be_are_a_failure(tmp_path: Path) -> None:
+    lane = [{"collected": ["a", "b"]}, row("a", "failed"), row("b", "failed")]
+    code, said = verdict(tmp_path, lane, [row("a", "passed"), row("b", "passed")])
+    assert code == 1 and "ERROR 2 tests are unsteady, 1 may be" in said
+
+
+def test_a_test_that_had_no_turn_is_named(tmp_path: Path) -> None:
+    code, said = verdict(tmp_path, [{"collected": ["a", "b"]}, row("a", "passed")])
+    assert code == 1 and "ERROR fast: 1 tests have no outcome, the first is b" in said
+    assert said.splitlines()[-1].startswith("1 passed, 1 error in ")
+
+
+def test_an_example_that_was_found_is_not_run_again(tmp_path: Path) -> None:
+    lane = [{"collected": ["a", "b"]}, row("a", "passed"), row("b", "failed", "Falsifying example: f(x=0)")]
+    code, said = verdict(tmp_path, lane)
+    assert code == 1 and "FAILED, again: not run, an example fails: b" in said
+
+
+def test_nothing_run_is_no_success(tmp_path: Path) -> None:
+    assert verdict(tmp_path, [{"collected": ["a"]}, row("a", "skipped")])[0] == 1
