@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.." || exit 1
 GATE_S=${GATE_S:-4200}             # seconds for everything, of the 5,400 that the runner gives
 GATE_UNSTEADY=${GATE_UNSTEADY:-5}  # more of them and the run fails
 GATE_AGAIN=${GATE_AGAIN:-12}       # more failures in one lane are no chance: none is run again
-GATE_ALONE_S=${GATE_ALONE_S:-660}  # one test alone, its fixtures included
+GATE_ALONE_S=${GATE_ALONE_S:-1500}  # one test alone, its fixtures included: nine images and a fleet of them
 SIDE="-n ${WORKERS:-$((2 * $(nproc)))} --dist loadgroup --no-loadscope-reorder"
 unset PYTHONDONTWRITEBYTECODE  # hundreds of Pythons are started: each reads what the first one compiled
 export GATE_OUT="$PWD/build/gate" PYTHONPATH="$PWD/.ci"

@@ -84,7 +84,7 @@ def hopeless(results, test, status):
 def _ended(test):
     """The stacks of the process that was ended in this test."""
     for path in (OUT / "stacks").iterdir():
-        _, at, after = path.read_text(errors="replace").rpartition(f"\n{test}")
+        _, at, after = path.read_text(errors="replace").rpartition(f"\n{test}\n")
         if at and "Timeout (" in after:
             return f"\nended after its time limit, in:\n{after[:TOLD]}"
     return ""
@@ -161,14 +161,18 @@ def verdict(began, most_unsteady):
             counts[outcome] = counts.get(outcome, 0) + 1
         faults += run.hard
         if run.missing:
-            faults.append(f"{lane}: {len(run.missing)} tests have no outcome, the first is {run.missing[0]}")
+            faults.append(f"{lane}: {len(run.missing)} tests have no outcome")
+            print("".join(f"NO OUTCOME {test}\n" for test in run.missing), end="")
         for test in run.failed:
             later = [one.outcomes.get(test, "ended" if test in one.began else "-") for one in tries]
             later = ["not run, an example fails"] if run.is_proved(test) else later
             row = {"test": test, "lane": lane, "first": run.texts[test], "again": later}
             row["texts"] = [one.texts.get(test, "") for one in tries]
             (unsteady if "passed" in later else failed).append(row)
-    (OUT / "unsteady.jsonl").write_text("".join(json.dumps(row) + "\n" for row in unsteady))
+    told = "".join(json.dumps(row) + "\n" for row in unsteady)
+    (OUT / "unsteady.jsonl").write_text(told)
+    with (OUT.parent / "unsteady.jsonl").open("a") as history:  # of every run here, for `make steady`
+        history.write(told)
     for title, rows in (("UNSTEADY", unsteady), ("FAILED", failed)):
         for row in rows:
             print(f"\n____ {title}, again: {', '.join(row['again'])}: {row['test']}\n{row['first']}")

@@ -51,7 +51,7 @@ def pytest_runtest_protocol(item):
     marker = item.get_closest_marker("timeout")
     own_s = marker.args[0] if marker and marker.args else item.config.getini("timeout") or 300
     _until_s = time.monotonic() + min(float(own_s), MOST_S) + GRACE_S
-    _stacks.write(f"\n{item.nodeid}\n")
+    _stacks.write(f"\n{plain(item.nodeid)}\n")
     _stacks.flush()
     _arm()
 

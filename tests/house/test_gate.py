@@ -1,4 +1,4 @@
-"""What the gate (.ci/gate_ask.py) makes of the outcomes of a lane and of those that were run again."""
+"""What the gate (.ci/gate_ask.py) makes of the outcomes of a lane and of those that were run again; `make steady`."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests import lanes, steady
 from tests.house.tree import ROOT
 
 Rows = list[dict[str, object]]
@@ -17,6 +18,8 @@ def row(test: str, outcome: str, text: str = "") -> dict[str, object]:
 
 
 def verdict(out: Path, lane: Rows, *again: Rows, most_unsteady: int = 1) -> tuple[int, str]:
+    out = out / "gate"
+    out.mkdir()
     for name, rows in zip(("lane-fast", "again-1-fast", "again-2-fast"), (lane, *again), strict=False):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     asked = [sys.executable, str(ROOT / ".ci/gate_ask.py"), "verdict", str(time.time()), str(most_unsteady)]
@@ -30,7 +33,7 @@ def test_a_test_that_passes_alone_is_unsteady_and_named(tmp_path: Path) -> None:
     assert code == 0
     assert "UNSTEADY, again: failed, passed: b\n[call] E  too slow" in said
     assert said.splitlines()[-1].startswith("2 passed, 1 skipped, 1 rerun in ")
-    assert [json.loads(line)["test"] for line in (tmp_path / "unsteady.jsonl").read_text().splitlines()] == ["b"]
+    assert [json.loads(line)["test"] for line in (tmp_path / "gate/unsteady.jsonl").read_text().splitlines()] == ["b"]
 
 
 def test_a_test_that_fails_three_times_fails(tmp_path: Path) -> None:
@@ -53,7 +56,7 @@ def test_more_unsteady_tests_than_may_be_are_a_failure(tmp_path: Path) -> None:
 
 def test_a_test_that_had_no_turn_is_named(tmp_path: Path) -> None:
     code, said = verdict(tmp_path, [{"collected": ["a", "b"]}, row("a", "passed")])
-    assert code == 1 and "ERROR fast: 1 tests have no outcome, the first is b" in said
+    assert code == 1 and "NO OUTCOME b\n" in said and "ERROR fast: 1 tests have no outcome\n" in said
     assert said.splitlines()[-1].startswith("1 passed, 1 error in ")
 
 
@@ -65,3 +68,10 @@ def test_an_example_that_was_found_is_not_run_again(tmp_path: Path) -> None:
 
 def test_nothing_run_is_no_success(tmp_path: Path) -> None:
     assert verdict(tmp_path, [{"collected": ["a"]}, row("a", "skipped")])[0] == 1
+
+
+def test_what_is_run_many_times_exists_and_is_in_its_lane() -> None:
+    rows = [line.split() for line in steady.LIST.read_text().splitlines() if not line.startswith("#")]
+    paths = [(lane, name.partition("::")[0]) for lane, name in rows]
+    assert [path for _, path in paths if not (ROOT / path).is_file()] == []
+    assert [path for lane, path in paths if lanes.lane(path) != lane and path not in lanes.BOTH] == []
