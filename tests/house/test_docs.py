@@ -43,6 +43,14 @@ def test_the_table_of_capabilities_is_what_the_drivers_declare() -> None:
     assert capabilities.written(page) == page
 
 
+def test_every_row_of_the_state_page_has_a_page_and_a_test() -> None:
+    rows = re.findall(r"^\| (\[.*?) \| (.*?) \|", text("docs/state.md"), re.MULTILINE)
+    assert len(rows) > 20
+    named = [re.findall(r"`((?:tests|bench)/[^`]+)`", shown) for _, shown in rows]
+    assert [rows[i][0] for i, paths in enumerate(named) if not any(p.startswith("tests/") for p in paths)] == []
+    assert [path for paths in named for path in paths if not (ROOT / path).is_file()] == []
+
+
 def test_the_readme_asks_the_model_that_make_up_asks() -> None:
     """`glowplug up` prints a request to the first model that the router lists, which sorts them by name."""
     names = sorted(yaml.safe_load(file.read_text())["name"] for file in sample_files("llamacpp"))
