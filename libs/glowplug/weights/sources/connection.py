@@ -221,20 +221,30 @@ class _Line:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         target, own = self._route.target(url)
         try:
-            self._http.request(method, target, headers={**headers, **own})
+            self._send(method, target, {**headers, **own})
+            self._acknowledge()
+            self._response = response = self._http.getresponse()
+            self._is_read_ahead = True
+            self.num_bytes_left = _body_bytes(response)
+            if not self.num_bytes_left:
+                self._end_answer()
+            elif not response.fp.peek(1):
+                raise http.client.RemoteDisconnected("the server closed the connection before it sent the body")
+        except TimeoutError:  # in the words of the socket, or of TLS
+            raise self._stalled() from None
+        return response
+
+    def _send(self, method: str, target: str, headers: Mapping[str, str]) -> None:
+        assert self._http is not None
+        try:
+            self._http.request(method, target, headers=headers)
         except ValueError as error:  # it quotes the header, which may be a token
             raise RequestImpossible(
                 f"a header holds a character that HTTP does not allow ({type(error).__name__})"
             ) from None
-        self._acknowledge()
-        self._response = response = self._http.getresponse()
-        self._is_read_ahead = True
-        self.num_bytes_left = _body_bytes(response)
-        if not self.num_bytes_left:
-            self._end_answer()
-        elif not response.fp.peek(1):
-            raise http.client.RemoteDisconnected("the server closed the connection before it sent the body")
-        return response
+
+    def _stalled(self) -> TimeoutError:
+        return TimeoutError(f"no byte within {self._limits.stall_s:g} s")
 
     def _connect(self) -> None:
         connection = self._route.connection(self._limits)
@@ -282,11 +292,14 @@ class _Line:
     def _read_chunked(self, view: memoryview) -> int:
         assert self._response is not None
         began_at, num_bytes = time.monotonic(), 0
-        while num_bytes < len(view) and (content := self._response.read1(len(view) - num_bytes)):
-            view[num_bytes : num_bytes + len(content)] = content
-            num_bytes += len(content)
-            if time.monotonic() - began_at >= TICK_S:
-                break
+        try:
+            while num_bytes < len(view) and (content := self._response.read1(len(view) - num_bytes)):
+                view[num_bytes : num_bytes + len(content)] = content
+                num_bytes += len(content)
+                if time.monotonic() - began_at >= TICK_S:
+                    break
+        except TimeoutError:
+            raise self._stalled() from None
         return num_bytes
 
     def _read(self, view: memoryview) -> int:
@@ -308,7 +321,7 @@ class _Line:
                 if num_bytes and waited_s >= TICK_S:
                     break
                 if waited_s >= self._limits.stall_s:
-                    raise TimeoutError(f"no byte within {self._limits.stall_s:g} s") from None
+                    raise self._stalled() from None
                 self._wait(len(view) - num_bytes, TICK_S - waited_s if num_bytes else TICK_S)
                 continue
             num_bytes += came
