@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
@@ -15,6 +16,7 @@ from hypothesis.internal.conjecture import providers
 
 from tests import lanes
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import WAIT_S
 
 LONGEST_ID = 40
 os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/gp-config-{os.getpid()}"  # not the contexts of a person
@@ -22,6 +24,9 @@ os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/gp-config-{os.getpid()
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # Constants of the modules that happen to be imported would make other examples from run to run.
 providers.is_local_module_file = lambda path: False
+# A busy machine takes longer than the five seconds that httpx waits where a test says nothing.
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, WAIT_S)
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 for _lane, _num_examples in lanes.EXAMPLES.items():

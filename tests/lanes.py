@@ -24,8 +24,7 @@ LANES: dict[str, str] = {
     "tests/e2e": SYSTEM,
     "tests/e2e/test_smoke.py": FAST,  # one fleet of llama.cpp, as the README starts it
     "tests/e2e/test_simulate_command.py": FAST,
-    "tests/e2e/console": FAST,
-    "tests/e2e/console/test_fleet_live.py": SYSTEM,  # a browser and a fleet
+    "tests/e2e/console": FAST,  # whole: where containers come and go, chromium breaks off what it loads
     "tests/integration/test_agent_faults.py": SYSTEM,
     "tests/integration/test_odd_bytes.py": SYSTEM,
     "tests/integration/test_operator.py": SYSTEM,
@@ -46,9 +45,6 @@ BOTH = frozenset(
         "tests/contract/test_engine_address.py",
         "tests/contract/test_engine_contract.py",
         "tests/contract/test_engine_sleep.py",
-        "tests/e2e/console/test_access.py",
-        "tests/e2e/console/test_login.py",
-        "tests/e2e/console/test_scale.py",
         "tests/integration/test_batches.py",
     }
 )
@@ -86,13 +82,13 @@ FIRST: tuple[str, ...] = (
     "tests/e2e/test_systems_llamacpp.py",
     "tests/chaos/test_kill_services.py",
     "tests/howto/test_pages.py",
-    "tests/e2e/console/test_fleet_live.py",
     "tests/integration/test_pipelines.py",
     "tests/observability/test_live.py",
     "tests/chaos/test_full_disk.py",
     "tests/e2e/test_mixed_versions.py",
     "tests/e2e/test_warm_starts.py",
     "tests/e2e/console/test_access.py",
+    "tests/e2e/console/test_fleet_live.py",
     "tests/e2e/test_smoke.py",
     "tests/integration/test_openapi.py",
     "tests/integration/test_prefetcher.py",

@@ -50,7 +50,6 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     assert not during.open
     assert during.ends["done"] >= sum(during.ends.values()) / 7 - 2, during.ends  # the warm ones, all of them
     assert set(during.ends) <= {"done", "503", "error event"}, (during.ends, during.broken[:3])
-    assert during.ends["503"] > during.ends["error event"], during.ends  # only who was held already had to wait
 
     for service in ("autoscaler", "placer"):
         wait_until(f"{service} says so", lambda s=service: "stores no events" in ready_reason(fleet, s))

@@ -164,7 +164,8 @@ async def test_a_stage_that_is_lost_once_the_rest_is_loaded_ends_no_request(rig:
     await rig.consolidate("i")
     await until(lambda: rig.holding("i").instance.consolidating, "the rest comes")
     os.kill(rig.engines["i.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
-    await asyncio.sleep(8.0)  # the rest is loaded by then
+    log = rig.agents["node-1"].service.engines.log_path("i")
+    await until(lambda: "the rest of the weights is loaded" in log.read_text(), "the rest is loaded")
     os.kill(rig.engines["i.1"][0], signal.SIGKILL)
     answer = await answering
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 600

@@ -102,7 +102,6 @@ async def test_a_page_of_another_site_does_nothing(browser: Browser) -> None:
         server.close()
 
 
-@pytest.mark.system  # a browser of its own; the rule itself is in contract/test_web_rules.py
 async def test_a_name_that_was_rebound_to_this_machine_shows_nothing() -> None:
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 CARDS = "document.querySelectorAll('.node').length"
 
 
-@pytest.mark.system
 @pytest.mark.own_tab  # which it closes
 async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
     """All of them are there; what is out of sight is a head only until it is scrolled to."""
@@ -48,7 +47,6 @@ async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
         await page.close()  # before its console stops, or it says that it lost it
 
 
-@pytest.mark.system
 @pytest.mark.own_tab  # which it closes
 async def test_a_page_that_read_too_slowly_says_so_and_is_whole_again(page: Page) -> None:
     async with serving(stream_queue=4) as at, slow_link(int(at.url.rpartition(":")[2])) as link:
@@ -91,7 +89,6 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
     assert await page.evaluate(CARDS) == 3
 
 
-@pytest.mark.system
 @pytest.mark.timeout(500)
 async def test_the_bench_runs_from_the_bus_to_the_pixels() -> None:
     """Small, and without its bounds: real NATS and Valkey, a console process, a fleet that lives, a browser."""

@@ -47,6 +47,7 @@ class Consolidation:
         rest_bytes = engine.config.weights_bytes - engine.config.part_bytes
         await engine.pass_time(rest_bytes / engine.config.load_bytes_per_s)
         engine.whole = whole
+        print("the rest of the weights is loaded", flush=True)
         try:
             await self._take_kv()
         except StageLost as error:
