@@ -10,6 +10,8 @@ const NOTES_KEPT = 8;
 const GOOD_FOR_MS = 6000;
 const PATIENCE_MS = 30_000;
 
+let asked = null; // the question for the token that is on the page
+
 const notes = h("ol", { class: "notes" });
 const shelf = h("aside", { "aria-label": "What was asked" }, notes);
 const spoken = h("p", { class: "hidden", role: "status", "aria-live": "polite" });
@@ -28,7 +30,7 @@ export async function send(path, method = "POST", body = null) {
     if (!(await isOpen())) return null; // it was the console that asked, not the owner
     const wrong = Boolean(token);
     sessionStorage.removeItem(TOKEN);
-    token = await askToken(wrong ? "That is not this fleet's admin token." : "");
+    token = await tokenOf(wrong ? "That is not this fleet's admin token." : "");
     if (!token) return null;
     answer = await post(token);
   }
@@ -80,6 +82,14 @@ export function confirmed(question, word) {
       h("button", { type: "button", class: "strong grave", onclick: () => end(true) }, word),
     ),
   ]);
+}
+
+/** What the person answers. One question at a time: requests that need the token meanwhile wait for its answer. */
+function tokenOf(complaint) {
+  asked ??= askToken(complaint).finally(() => {
+    asked = null;
+  });
+  return asked;
 }
 
 function askToken(complaint) {

@@ -162,10 +162,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 document.getElementById("help-button").addEventListener("click", showHelp);
 help.addEventListener("click", (event) => event.target === help && help.close());
 document.addEventListener("keydown", onKey);
-window.addEventListener("hashchange", route);
 live.addEventListener("status", showStatus);
 showStatus();
 await knowWho();
 route();
+window.addEventListener("hashchange", route); // not sooner, or a view would be drawn twice
 live.open();
 offerLogout(document.getElementById("who"), document.getElementById("logout"));

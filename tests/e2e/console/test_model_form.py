@@ -21,6 +21,7 @@ from glowplug.services.autoscaler.settings import AutoscalerSettings
 from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest
 from tests.e2e.console.test_access import JUDGE, RULES, faults
 from tests.integration.test_control_rest import Fleet
+from tests.waiting import WAIT_S
 
 # The console of these tests has no bus: it knows none of the models, and its page of one is not found.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.complains("404")]
@@ -162,6 +163,21 @@ async def test_without_the_token_there_is_no_form(page: Page) -> None:
     await page.evaluate("location.hash = '#/deploy'")
     await page.get_by_role("button", name="Cancel").click()
     await expect(page.get_by_text("for holders of the admin token")).to_be_visible()
+
+
+@pytest.mark.complains("401")
+async def test_requests_at_once_ask_for_the_token_once(page: Page) -> None:
+    """A second question would cover the first, and nobody could answer that one."""
+    await page.evaluate("sessionStorage.clear()")
+    await page.evaluate(
+        """() => { window.both = import("/page/asking.js").then(({ send }) =>
+            Promise.all([1, 2].map(() => send("/api/v1/model_files", "GET")))) }"""
+    )
+    await page.get_by_label("Admin token").fill(ADMIN_TOKEN)
+    await page.get_by_role("button", name="Go on").click()
+    answers = page.evaluate("window.both.then((both) => both.map((answer) => answer.status))")
+    assert await asyncio.wait_for(answers, WAIT_S) == [200, 200]
+    await expect(page.locator("dialog.ask")).to_have_count(0)
 
 
 async def test_axe_finds_nothing_in_either_theme_and_a_phone_shows_all_of_it(page: Page) -> None:
