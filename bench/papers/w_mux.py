@@ -1,14 +1,12 @@
 """MuxServe-like static sharing on WarmServe's workload: the groups of its section 7.3, steps as wide as they are."""
 
-import statistics
-
-from bench.papers.data import lengths
-
 GROUPS = {"7b-0": 8, "70b": 8, "7b-1": 4, "13b": 4}
 """GPUs of each model's only instance. Section 7.3: 7B-0 and 70B share eight, the other two share with nobody."""
 OWN = {"7b-0": (1, 12.55, 6.7), "7b-1": (1, 12.55, 6.7), "13b": (2, 24.24, 13.0), "70b": (4, 128.49, 69.0)}
 """GPUs that the published step times are for, GB of weights, 1e9 weights."""
-MEMORY_GB_PER_S, FLOP_PER_S, MAX_PROMPT = 3350.0, 0.5e15, 1024
+MEMORY_GB_PER_S, FLOP_PER_S = 3350.0, 0.5e15
+MAX_PROMPT = 1024
+PROMPT_TOKENS = 732.964  # mean of the Azure 2023 conversations, each cut at MAX_PROMPT
 
 
 def widened(model: str, prefill_ms: float, decode_ms: float) -> tuple[float, float]:
@@ -17,8 +15,7 @@ def widened(model: str, prefill_ms: float, decode_ms: float) -> tuple[float, flo
     sparsity); the rest of a step stays as long as it was."""
     own, gigabytes, billions = OWN[model]
     saved = 1 / own - 1 / GROUPS[model]
-    tokens = statistics.fmean(min(MAX_PROMPT, prompt) for prompt, _ in lengths("azure_2023_conv"))
-    computes_ms = 1e3 * 2 * billions * 1e9 * tokens / FLOP_PER_S
+    computes_ms = 1e3 * 2 * billions * 1e9 * PROMPT_TOKENS / FLOP_PER_S
     return prefill_ms - computes_ms * saved, decode_ms - 1e3 * gigabytes / MEMORY_GB_PER_S * saved
 
 

@@ -2,11 +2,12 @@
 
 import json
 import math
+import statistics
 from collections.abc import Iterator
 
 import pytest
 
-from bench.papers import data, results, table, u_workloads
+from bench.papers import data, results, table, u_workloads, w_mux
 from bench.papers.cache import Kept
 from bench.papers.catalogue import EXPERIMENTS
 from bench.papers.experiment import Experiment, Outcome, Runs
@@ -62,3 +63,8 @@ def test_a_row_runs_is_judged_and_comes_back_from_its_file_as_it_was(experiment:
 def test_a_system_that_is_not_run_does_what_the_one_in_its_place_does(workload: str, system: str) -> None:
     runs = [u_workloads.run(workload, name, SEED, True) for name in (system, "serverless vLLM")]
     assert runs[0] == pytest.approx(runs[1], nan_ok=True)
+
+
+def test_muxserves_steps_are_of_the_published_prompts() -> None:
+    cut = [min(w_mux.MAX_PROMPT, prompt) for prompt, _ in data.lengths("azure_2023_conv")]
+    assert statistics.fmean(cut) == pytest.approx(w_mux.PROMPT_TOKENS, abs=1e-3)
