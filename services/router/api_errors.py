@@ -78,6 +78,7 @@ def refused(status: int, message: str, code: str = "bad_request", retry_after_s:
     return ApiError(status, message, kind, code, retry_after_s=retry_after_s)
 
 
+FAILED = refused(500, "The router failed.", "internal_error")
 STOPPING = ApiError(503, "This router is stopping.", "service_unavailable", "router_stopping", retry_after_s=1.0)
 
 

@@ -3,6 +3,7 @@
 Refusals, and requests for paths that need no engine, are answered here.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +55,7 @@ from glowplug.services.router.request_body import (
     sizes,
     unknown_fields,
 )
-from glowplug.services.router.request_shapes import CompletionAsked, MessagesAsked, ResponseAsked
+from glowplug.services.router.request_shapes import CompletionAsked, Generating, MessagesAsked, ResponseAsked
 from glowplug.services.router.request_table import RequestTable, Stage
 from glowplug.services.router.tracing import RequestTrace, Sampler
 from glowplug.services.router.translated import TranslatedClient, Translation, inner_request
@@ -62,6 +63,7 @@ from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 
+log = logging.getLogger(__name__)
 _LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
 CHAT = apis.CHAT.encode()
 AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
@@ -95,22 +97,27 @@ class Intake:
 
     def take(self, client: ClientSink, request: HttpRequest) -> bool:
         """Take one complete request while no other is being answered on its connection. Returns True when an exchange
-        now has the request."""
-        if (refusal := self._access.refusal(request)) is not None:
-            return self._refuse(client, request, refusal)
-        if request.path not in OPERATIONS or request.method != b"POST":
-            if request.path in ollama.PATHS:
-                return self._take_ollama(client, request)
-            if batch_paths.is_path(request.path):
-                return self._take_batches(client, request)
-            return self._answer_here(client, request)
+        now has the request. A fault of ours is answered with a 500."""
         try:
+            if (refusal := self._access.refusal(request)) is not None:
+                return self._refuse(client, request, refusal)
+            if request.path not in OPERATIONS or request.method != b"POST":
+                if request.path in ollama.PATHS:
+                    return self._take_ollama(client, request)
+                if batch_paths.is_path(request.path):
+                    return self._take_batches(client, request)
+                return self._answer_here(client, request)
             request.caller = self._access.caller(request)
+            if self._table.stage is Stage.REFUSING:
+                return self._refuse(client, request, STOPPING)
+            return self._ask(client, request, is_translated=False)
         except ApiError as error:
             return self._refuse(client, request, error)
-        if self._table.stage is Stage.REFUSING:
-            return self._refuse(client, request, STOPPING)
-        return self._ask(client, request, is_translated=False)
+        except Exception:
+            if client.exchange is not None:  # it holds the request, and ends with the connection
+                raise
+            log.exception("failed to take a request; it gets a 500")
+            return self._refuse(client, request, api_errors.FAILED)
 
     def ask(self, client: ClientSink, request: HttpRequest) -> bool:
         """Send a POST on whose caller is known already. Returns as `take`."""
@@ -126,6 +133,8 @@ class Intake:
                 asked = read_form(request.body, request.headers.get(b"content-type", b""))
             else:
                 asked = read_body(path, request.body, self._readers)
+                if b"json" not in request.headers.get(b"content-type", b"json"):  # an engine would read a form
+                    request.headers[b"content-type"] = b"application/json"
                 if not reader.is_whole(asked):
                     request.notes = unknown_fields(reader, request.body)
             model = self._table.find(asked.model, request.caller)
@@ -143,7 +152,10 @@ class Intake:
                 client, request = self._renamed(client, request, asked, model, api)
             prompt_tokens, max_tokens = sizes(asked)
             limits = self._table.limits if request.caller.has_limits else None
-            reserved = limits.admit(request, model, prompt_tokens, max_tokens) if limits is not None else None
+            reserved = None
+            if limits is not None:
+                num_answers = sequences.num_sequences(asked) if isinstance(asked, Generating) else 1
+                reserved = limits.admit(request, model, prompt_tokens, max_tokens, num_answers)
         except GlowplugError as error:
             return self._refuse(client, request, error)
         self._send_on(client, request, asked, model, api, needs, (prompt_tokens, max_tokens), reserved)
@@ -244,11 +256,14 @@ class Intake:
 
     def _ask_behind(self, outer: HttpRequest, client: ClientSink, inner: HttpRequest, *, is_translated: bool) -> bool:
         """Send the translated request on; its body counts as buffered in place of the original's. Returns as `take`."""
-        self._context.buffered_bytes += len(inner.body) - len(outer.body)
-        if self._ask(client, inner, is_translated=is_translated):
-            return True
-        self._context.buffered_bytes -= len(inner.body) - len(outer.body)
-        return False
+        added, has_begun = len(inner.body) - len(outer.body), False
+        self._context.buffered_bytes += added
+        try:
+            has_begun = self._ask(client, inner, is_translated=is_translated)
+        finally:
+            if not has_begun:
+                self._context.buffered_bytes -= added
+        return has_begun
 
     def _take_ollama(self, client: ClientSink, request: HttpRequest) -> bool:
         """Take a request of Ollama's API. Returns as `take`."""

@@ -69,11 +69,13 @@ class CallerLimits:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def admit(self, request: HttpRequest, model: Model, prompt_tokens: int, max_tokens: int) -> Reservation:
-        """Reserve a request with its prompt and the answer that is expected, and note for its client what is left.
-        Raises ApiError: 429."""
+    def admit(
+        self, request: HttpRequest, model: Model, prompt_tokens: int, max_tokens: int, num_answers: int = 1
+    ) -> Reservation:
+        """Reserve a request with its prompt and the answers that are expected, of `max_tokens` each at most, and note
+        for its client what is left. Raises ApiError: 429."""
         scopes, now_s = request.caller.scopes_at(model), self._clock()
-        expected = self._lengths_of(model.key).expect(prompt_tokens, max_tokens)
+        expected = self._lengths_of(model.key).expect(prompt_tokens, max_tokens) * num_answers
         answer = self.limiter.admit(scopes, prompt_tokens + expected, now_s)
         request.notes += _headers(request.first_path or request.path, *self.limiter.left(scopes, now_s), now_s)
         if type(answer) is Reservation:
@@ -97,7 +99,8 @@ class CallerLimits:
         return effect
 
     def end(self, ticket: int, model_key: str, prompt_tokens: int, response_tokens: int, *, is_whole: bool) -> None:
-        """Settle a request that is over with the tokens that it took. `is_whole`: its answer was not cut short."""
+        """Settle a request that is over with the tokens that it took. `is_whole`: they are those of one answer that was
+        not cut short."""
         reservation = self.reserved.pop(ticket, None)
         if reservation is not None:
             self.limiter.end(reservation, prompt_tokens + response_tokens, self._clock())

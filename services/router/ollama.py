@@ -225,9 +225,11 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         role, content = message.get("role"), message.get("content", "")
         one: dict[str, Any] = {"role": role, "content": content}
         if images := message.get("images"):
+            if not isinstance(images, list):
+                raise BadRequest("images is no list of texts.", param="images")
             urls = [{"type": "image_url", "image_url": {"url": _image(image)}} for image in images]
             one["content"] = [*([{"type": "text", "text": content}] if content else []), *urls]
-        if calls := message.get("tool_calls"):
+        if calls := _list(message, "tool_calls"):
             one["tool_calls"] = [_call(call, f"call_{number}_{index}") for index, call in enumerate(calls)]
             open_calls = [(call["function"]["name"], call["id"]) for call in one["tool_calls"]]
         if role == "tool":

@@ -127,7 +127,8 @@ class Reports:
         e2e_s, caller = exchange.ended - arrived, exchange.request.caller
         if caller.has_limits:
             used = (prompt_tokens, response_tokens) if exchange.started else (0, 0)
-            self._table.limits.end(exchange.ticket, model.key, *used, is_whole=exchange.status == 200)
+            is_whole = exchange.status == 200 and not exchange.client_counts
+            self._table.limits.end(exchange.ticket, model.key, *used, is_whole=is_whole)
         controller = self._table.controller
         known = controller.requests.get(exchange.ticket)
         priority = known.counts_as if known is not None else exchange.request.priority

@@ -251,13 +251,14 @@ def forced_choice(asked: Any) -> str:
 
 
 def sizes(asked: Any) -> tuple[int, int]:
-    """(prompt tokens, most response tokens; 0 for no limit), estimated without a tokenizer at four characters a token.
-    Images and sounds within messages count as nothing."""
+    """(prompt tokens, most tokens of one answer; 0 for no limit), estimated without a tokenizer at four characters a
+    token. Images and sounds within messages count as nothing."""
     if isinstance(asked, shapes.ChatAsked):
         num_chars = sum(_chars(message.content) for message in asked.messages)
-        most = asked.max_completion_tokens or asked.max_tokens
+        most = asked.max_completion_tokens or asked.max_tokens or asked.n_predict
     elif isinstance(asked, shapes.CompletionAsked):
-        num_chars, most = _chars_of_text(asked.prompt), 1 if asked.max_tokens == 0 else asked.max_tokens
+        num_chars = _chars_of_text(asked.prompt)
+        most = 1 if asked.max_tokens == 0 else asked.max_tokens or asked.n_predict
     elif isinstance(asked, shapes.EmbeddingAsked):
         num_chars, most = _chars_of_text(asked.input), 1
     elif isinstance(asked, shapes.MessagesAsked):
@@ -270,7 +271,7 @@ def sizes(asked: Any) -> tuple[int, int]:
         num_chars, most = len(asked.instructions or "") + _chars(asked.input), asked.max_output_tokens
     else:
         num_chars, most = 0, 1  # no prompt is read
-    return num_chars // CHARS_PER_TOKEN, most or 0
+    return num_chars // CHARS_PER_TOKEN, max(most or 0, 0)
 
 
 def _longest_text(asked: Any) -> tuple[str, int]:
@@ -336,6 +337,8 @@ def num_texts(text: shapes.Text) -> int:
 
 def _check(asked: Any) -> None:
     """Check what types cannot express: fields that bound each other, and the sizes of schemas. Raises BadRequest."""
+    if isinstance(asked, shapes.Generating) and asked.n_predict is not None:
+        _check_one_bound(asked)
     if isinstance(asked, shapes.ChatAsked):
         if not asked.messages or not all(message.content for message in asked.messages):
             emptiness.check_chat(asked)
@@ -349,11 +352,14 @@ def _check(asked: Any) -> None:
         for param, part in _parts(asked):
             _check_part(param, part)
     elif isinstance(asked, shapes.CompletionAsked):
-        num_prompts, n = num_texts(asked.prompt), asked.n or 1
-        emptiness.check_texts("prompt", asked.prompt, may_be_empty=True)
+        num_prompts, n = num_texts(asked.prompt), max(asked.n or 1, asked.n_cmpl or 1)
+        emptiness.check_texts("prompt", asked.prompt, may_be_empty=n == 1)  # llama.cpp never ends several of nothing
         if num_prompts * n > NUM_CHOICES:
             text = f"{num_prompts} prompts with n={n} make more than {NUM_CHOICES} answers"
             raise BadRequest(f"prompt: {text}; send them in several requests.", param="prompt")
+        if asked.max_completion_tokens is not None:
+            text = "max_completion_tokens: the bound of a completion is `max_tokens`."
+            raise BadRequest(text, param="max_completion_tokens")
         if asked.max_tokens == 0 and not asked.echo:
             raise BadRequest("max_tokens: 0 asks for nothing, but with `echo`; ask for 1 or more.", param="max_tokens")
         if asked.best_of is not None and asked.best_of < n:
@@ -368,6 +374,15 @@ def _check(asked: Any) -> None:
         _check_anthropic(asked)
     elif isinstance(asked, shapes.ResponseAsked):
         _check_response(asked)
+
+
+def _check_one_bound(asked: shapes.Generating) -> None:
+    """Check that `n_predict`, which llama.cpp prefers, does not contradict the API's own bound. Raises BadRequest."""
+    for field in ("max_completion_tokens", "max_tokens"):
+        most = getattr(asked, field, None)
+        if most is not None and most != asked.n_predict:
+            text = f"n_predict: {asked.n_predict} contradicts {field}: {most}; send one of them."
+            raise BadRequest(text, param="n_predict")
 
 
 def _check_anthropic(asked: shapes.CountAsked) -> None:

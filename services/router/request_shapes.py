@@ -161,6 +161,7 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
 class CompletionAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     prompt: Text
     max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None  # 0: only the prompt is echoed
+    max_completion_tokens: Any = None  # of chats; refused here, since llama.cpp would prefer it to `max_tokens`
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
     echo: bool | None = None

@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.model import OnCold
 from glowplug.services.router.settings import Limits
-from tests.contract.data_port_rig import CHUNKED, GET, Rig, a_model, a_rig, assert_error, chat, chunk, get
+from tests.contract.data_port_rig import CHUNKED, GET, Rig, a_model, a_rig, assert_error, chat, chunk, get, post
 
 FINE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 BAD_BODIES: dict[str, tuple[bytes | dict[str, Any], str | None]] = {  # with the field that is named
@@ -173,3 +173,33 @@ async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> Non
         answers = [await client.answer() for _ in range(2000)]
         assert {a.status for a in answers} == {503}
         assert rig.port.context.buffered_bytes == 0 and rig.table.exchanges == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "reader", "told"),
+    [
+        ("/v1/chat/completions", "read_body", {"error"}),
+        ("/v1/messages", "read_body", {"type", "error", "request_id"}),
+        ("/api/chat", "ollama.read", {"error"}),
+    ],
+)
+async def test_a_fault_of_ours_is_a_500_after_which_everything_goes_on(
+    path: str, reader: str, told: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception in here once kept its request's bytes as held: some hundred, and every body was refused."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    body = b'{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}'
+    async with a_rig() as rig:
+        await rig.engine()
+        client = await rig.client()
+        with monkeypatch.context() as patched:
+            patched.setattr(f"glowplug.services.router.intake.{reader}", fail)
+            await client.send(post(path, body))
+            answer = await client.answer()
+        assert answer.status == 500 and set(answer.json()) >= told - {"request_id"}, answer.body
+        assert b"a fault of ours" not in answer.body and rig.port.context.buffered_bytes == 0
+        await client.send(chat())
+        assert (await client.answer()).status == 200

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import openai
+import pytest
 
 from glowplug.domain.access import AccessLimits, Tenant
 from glowplug.events.facts import RouterUsageReported
@@ -67,6 +68,17 @@ async def test_tokens_are_settled_by_what_the_engine_counted() -> None:
         after = await ask(rig, body=b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":90}')
         # 10 were taken, then 90 at most reserved: by the answer before, fewer
         assert 895 <= int(after.headers["x-ratelimit-remaining-tokens"]) <= 990
+
+
+@pytest.mark.parametrize(("fields", "taken"), [({}, 90), ({"n": 6}, 540), ({"n": 6, "max_tokens": 10}, 60)])
+async def test_each_of_several_answers_is_reserved(fields: dict[str, Any], taken: int) -> None:
+    async with a_rig() as rig:
+        await rig.engine(answering(WHOLE))
+        tell(rig.table.keys, tenant(limits=AccessLimits(tokens_per_minute=1000)), a_key())
+        asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 90}
+        assert_error(await ask(rig, body=json.dumps(asked | {"n": 12}).encode()), 429, "rate_limit_exceeded")
+        answer = await ask(rig, body=json.dumps(asked | fields).encode())
+        assert taken <= 1000 - int(answer.headers["x-ratelimit-remaining-tokens"]) <= taken + 1
 
 
 async def test_a_request_larger_than_the_limit_is_not_to_be_tried_again() -> None:

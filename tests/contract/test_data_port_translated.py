@@ -80,6 +80,31 @@ WHOLE = {
 
 # Ollama
 
+FIELDS = (  # of every call that reads a body; of messages and of tool calls in them, too
+    *("model", "messages", "prompt", "system", "images", "tools", "format", "options", "stream", "think", "keep_alive"),
+    *("suffix", "raw", "input", "dimensions", "messages.role", "messages.content", "messages.images"),
+    *("messages.tool_calls", "messages.tool_name", "messages.tool_call_id", "options.num_predict", "options.stop"),
+)
+VALUES = (5, -1, True, 1.5, 10**12, None, "x", "", [], [5], [None], [[]], {}, {"a": 1}, [{"a": 1}], [{"function": 5}])
+ASKED = ("chat", "generate", "embed", "embeddings", "show", "pull", "delete")
+
+
+@pytest.mark.parametrize("call", ASKED)
+async def test_a_field_of_any_type_gets_an_answer(call: str) -> None:
+    """`images: 5` once ended the connection unanswered, and its bytes counted as held for ever."""
+    async with a_rig() as rig:
+        await rig.engine(answering({**WHOLE, "data": [{"index": 0, "embedding": [0.5]}]}))
+        for field in FIELDS:
+            outer, _, inner = field.partition(".")
+            for value in VALUES:
+                message = {"role": "user", "content": "hi"} | ({inner: value} if outer == "messages" else {})
+                body = {"model": "m", "prompt": "hi", "messages": [message], "stream": False}
+                body |= {} if outer == "messages" and inner else {outer: {inner: value} if inner else value}
+                answer = await rig.ask(post(f"/api/{call}", json.dumps(body).encode()))
+                assert answer.status in (200, 400, 404, 405, 501), (field, value, answer.status, answer.body)
+                assert answer.status == 200 or set(json.loads(answer.body)) == {"error"}, (field, value)
+        assert rig.port.context.buffered_bytes == 0
+
 
 async def test_a_chat_streams_lines_unless_it_is_asked_not_to() -> None:
     async with a_rig() as rig:

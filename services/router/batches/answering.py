@@ -43,7 +43,7 @@ class Answering:
             keep_alive = self._refuse(error)
         except Exception:
             log.exception("a call about files or batches failed; it gets a 500")
-            keep_alive = self._refuse(api_errors.refused(500, "The router failed.", "internal_error"))
+            keep_alive = self._refuse(api_errors.FAILED)
         finally:
             self._context.buffered_bytes -= len(self._request.body)
             if not self._has_left:

@@ -129,7 +129,9 @@ class BatchApi:
         kept_s = self._rules.kept_s
         if "expires_after[seconds]" in form.fields:
             anchor, seconds = form.fields.get("expires_after[anchor]"), form.fields["expires_after[seconds]"]
-            kept_s = _expires_s({"anchor": anchor, "seconds": int(seconds) if seconds.isdecimal() else 0})
+            kept_s = _expires_s(
+                {"anchor": anchor, "seconds": int(seconds) if seconds.isdecimal() and len(seconds) < 12 else 0}
+            )
         used = sum(file.num_bytes for file in (await self._records.files()).values() if file.tenant == tenant)
         num_bytes = form.end - form.start
         if self._rules.tenant_bytes and used + num_bytes > self._rules.tenant_bytes:
@@ -170,7 +172,7 @@ class BatchApi:
     async def _create(self, request: HttpRequest, tenant: str) -> dict[str, Any]:
         try:
             asked = msgspec.json.decode(request.body, type=_BatchAsked)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"The body is not a batch: {error}") from error
         if asked.endpoint not in ENDPOINTS:
             raise BadRequest(f"endpoint: one of {', '.join(ENDPOINTS)}.", param="endpoint")
@@ -233,7 +235,7 @@ class BatchApi:
 def _limit(given: str | None, most: int) -> int:
     if given is None:
         return min(most, 20) if most <= 100 else most
-    if not given.isdecimal() or not 0 < int(given) <= most:
+    if not given.isdecimal() or len(given) > len(str(most)) or not 0 < int(given) <= most:
         raise BadRequest(f"limit: 1 to {most}.", param="limit")
     return int(given)
 

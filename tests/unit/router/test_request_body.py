@@ -39,7 +39,10 @@ def read(path: bytes, fields: dict[str, Any]) -> Any:
         (CHAT, {"messages": [{"role": "user", "content": "x" * 80}], "max_tokens": 7}, (20, 7)),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 80}], "max_completion_tokens": 9}, (20, 9)),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": None}]}, (10, 0)),
+        (CHAT, {"n_predict": 8}, (0, 8)),
+        (CHAT, {"n_predict": -1}, (0, 0)),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 3}, (10, 3)),
+        (COMPLETION, {"prompt": "x" * 40, "n_predict": 3}, (10, 3)),
         (COMPLETION, {"prompt": [1, 22, 333]}, (3, 0)),
         (EMBEDDING, {"input": "x" * 40}, (10, 1)),
         (RESPONSE, {"input": "x" * 40}, (10, 0)),
@@ -267,6 +270,32 @@ def test_prompts_and_n_bound_each_other() -> None:
         read(COMPLETION, prompts | {"n": 3})
     with pytest.raises(BadRequest, match="best_of: 2 is below n=3"):
         read(COMPLETION, {"n": 3, "best_of": 2})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"max_tokens": 2, "n_predict": 400}, "n_predict"),
+        (CHAT, {"max_completion_tokens": 2, "n_predict": -1}, "n_predict"),
+        (COMPLETION, {"max_tokens": 2, "n_predict": 400}, "n_predict"),
+        (COMPLETION, {"max_tokens": 2, "max_completion_tokens": 400}, "max_completion_tokens"),
+        (COMPLETION, {"max_completion_tokens": -1}, "max_completion_tokens"),
+    ],
+)
+def test_an_answer_has_one_bound(path: bytes, fields: dict[str, Any], param: str) -> None:
+    """llama.cpp prefers the bound that limits by tokens did not see."""
+    with pytest.raises(BadRequest) as refused:
+        read(path, fields)
+    assert refused.value.param == param
+    assert read(path, {"max_tokens": 2, "n_predict": 2}).n_predict == 2
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"n_cmpl": 2}, {"n": 2, "prompt": ["", [1, 2]]}])
+def test_several_answers_to_an_empty_prompt_are_refused(fields: dict[str, Any]) -> None:
+    """llama.cpp never ends them."""
+    with pytest.raises(BadRequest, match="input cannot be an empty string"):
+        read(COMPLETION, {"prompt": ""} | fields)
+    assert read(COMPLETION, {"prompt": ["", "x"]}).n is None
 
 
 def test_all_tools_together_are_bounded() -> None:
