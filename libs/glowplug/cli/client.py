@@ -162,6 +162,8 @@ def connect(state_dir: Path | None = None) -> FleetClient:
 def _started_here(folder: Path, document: Row) -> FleetClient:
     texts: dict[str, Any] = {name: document.get(name) for name in ("admin_token", "api_key", "nats_url")}
     texts |= {name: document.get(name, "") for name in ("console_key", "redis_url")}
+    given = {name: os.environ.get(f"GLOWPLUG_{name.upper()}", "") for name in ("admin_token", "api_key", "console_key")}
+    texts |= {name: text for name, text in given.items() if text}  # a key of one's own in place of the fleet's
     urls = document.get("urls")
     if not isinstance(urls, dict) or not all(isinstance(text, str) for text in (*urls.values(), *texts.values())):
         raise CliError(f"{folder / FLEET_FILE} was written by another version: `glowplug down`, then `glowplug up`")

@@ -175,6 +175,17 @@ def test_a_fleet_file_of_another_shape_is_one_line(tmp_path: Path, change: dict[
         connect(tmp_path)
 
 
+def test_a_key_of_the_environment_goes_before_the_fleets_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, names = psutil.Process(), ("admin_token", "api_key", "console_key")
+    document = {"pid": own.pid, "pid_started_at": own.create_time(), "urls": {}, "nats_url": ""}
+    (tmp_path / "fleet.json").write_text(json.dumps(document | dict.fromkeys(names, "the fleet's")))
+    monkeypatch.setenv("GLOWPLUG_ADMIN_TOKEN", "")
+    assert connect(tmp_path).admin_token == "the fleet's"
+    for name in names:
+        monkeypatch.setenv(f"GLOWPLUG_{name.upper()}", "mine")
+    assert {getattr(connect(tmp_path), name) for name in names} == {"mine"}
+
+
 def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOWPLUG_AUTOSCALER_URL", "http://far:8005/")
     monkeypatch.setenv("GLOWPLUG_ADMIN_TOKEN", "t")

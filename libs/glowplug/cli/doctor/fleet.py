@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -235,7 +236,7 @@ class _Asker:
         )
 
     async def data_port(self) -> str:
-        """ "" when the OpenAI API lists its models, else why not."""
+        """ "" when the OpenAI API lists its models, or asks for one of the named keys; else why not."""
         url = self.fleet.urls.get("data")
         if not url:
             return ""
@@ -243,7 +244,8 @@ class _Asker:
             response = await self.http.get(f"{url}/v1/models", headers=self.fleet.data_headers())
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{url} does not answer: {_words(error)}"
-        return "" if response.is_success else f"{url}/v1/models answers {response.status_code}"
+        asks_for_a_key = response.status_code == HTTPStatus.UNAUTHORIZED and not self.fleet.api_key
+        return "" if response.is_success or asks_for_a_key else f"{url}/v1/models answers {response.status_code}"
 
 
 def _skew(date: str, sent: float, took_s: float) -> float | None:

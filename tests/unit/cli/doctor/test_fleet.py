@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from nats.js.api import ClusterInfo, PeerInfo, StorageType, StreamInfo, StreamState
 
 from glowplug.bus.streams import stream_configs
+from glowplug.cli.client import FleetClient
 from glowplug.cli.doctor import rows, servers, services
 from glowplug.cli.doctor.findings import Finding, Level
-from glowplug.cli.doctor.fleet import CONTROL, FleetFacts, NodeFacts, ServiceFacts
+from glowplug.cli.doctor.fleet import CONTROL, FleetFacts, NodeFacts, ServiceFacts, _Asker
 from glowplug.cli.doctor.servers import BusFacts, StoreFacts
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner
 from glowplug.domain.instance import InstanceState
@@ -247,3 +249,15 @@ def test_a_draining_instance_of_a_model_that_was_undeployed_is_well() -> None:
 def test_budgets_larger_than_the_machine_are_well_where_all_is_emulated() -> None:
     facts = having(nodes={"node-1": NodeFacts(warnings=("too much",))})
     assert not [f for f in findings(facts) if f.level is not OK]
+
+
+@pytest.mark.parametrize(
+    ("api_key", "status", "told"),
+    [("", 200, ""), ("", 401, ""), ("wrong", 401, "http://data/v1/models answers 401"), ("", 503, "answers 503")],
+)
+async def test_a_port_that_asks_for_a_named_key_serves(api_key: str, status: int, told: str) -> None:
+    fleet = FleetClient({"data": "http://data"}, api_key=api_key)
+    transport = httpx.MockTransport(lambda _: httpx.Response(status))
+    async with httpx.AsyncClient(transport=transport) as http:
+        problem = await _Asker(fleet, http).data_port()
+    assert problem.endswith(told) and bool(problem) == bool(told)
