@@ -150,6 +150,7 @@ def test_the_union_on_the_mixed_fleet_is_the_same_in_two_processes_that_hash_dif
     assert first["seed-1/decisions.jsonl"] != first["seed-2/decisions.jsonl"]
 
 
+@pytest.mark.long
 def test_two_processes_give_the_bytes_of_one(folder: Path) -> None:
     many = "simulate tiny.yaml --compare models.chat.max_concurrency=1,8 --seeds 0..1"
     one = here(folder, f"glowplug {many} --out a").stdout
@@ -214,6 +215,7 @@ def test_a_plan_finds_the_least_and_says_what_it_tried(folder: Path) -> None:
     assert "no number in this range meets ttft_p50 of at most 1e-06 s" in said
 
 
+@pytest.mark.long
 def test_a_plan_for_a_trace_of_ones_own_is_the_same_in_two_processes(tmp_path: Path) -> None:
     rows = "".join(f"{n * 0.7:.1f},{100 + n},{20 + n % 50}\n" for n in range(80))
     (tmp_path / "own.csv").write_text(f"t_s,prompt_tokens,response_tokens\n{rows}", encoding="utf-8")

@@ -94,7 +94,7 @@ async def go(page: Page, address: str) -> None:
     [
         pytest.param("dark", RULES, VIEWS, id="dark"),
         pytest.param("dark", RULES, tuple(INSIDE), id="dark, one thing"),
-        pytest.param("light", COLOURS, (*VIEWS, *INSIDE), id="light"),
+        pytest.param("light", COLOURS, (*VIEWS, *INSIDE), id="light", marks=pytest.mark.long),
     ],
 )
 async def test_axe_finds_nothing(

@@ -89,6 +89,7 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
     assert await page.evaluate(CARDS) == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 async def test_the_bench_runs_from_the_bus_to_the_pixels() -> None:
     """Small, and without its bounds: real NATS and Valkey, a console process, a fleet that lives, a browser."""
