@@ -279,8 +279,11 @@ def main() -> int:
     args = parser.parse_args()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # bounds the descriptors in transit too
-    ended, stop = socket.socketpair()
-    signal.signal(signal.SIGTERM, lambda *_: ended.close())
+    bell, stop = socket.socketpair()
+    bell.setblocking(False)
+    # A handler of Python's waits for the interpreter: a signal just before the select would end nothing.
+    signal.set_wakeup_fd(bell.fileno())
+    signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         memory = _memory_of(args.kind, args.total, args.chunk, args.device)
     except GpuUnavailable as error:
