@@ -23,17 +23,20 @@ export function traceView({ traceId, requestId }) {
   const element = h("div", { class: "trace" }, head, stages, decided, drawing.element);
   const openedAt = Date.now();
   let timer = 0;
+  let turns = 0; // an answer that a later one has overtaken would draw the trace without its last spans
   let closed = false;
   let revision = -1;
   let id = traceId ?? "";
 
   const load = async () => {
     timer = 0;
+    const turn = ++turns;
     try {
       const answer = await fetch(address);
-      if (closed) return;
-      if (answer.ok) show(await answer.json());
-      else if (answer.status === 404) missing((await answer.json()).error?.message ?? "not found");
+      const said = answer.ok || answer.status === 404 ? await answer.json() : null;
+      if (closed || turn !== turns) return;
+      if (answer.ok) show(said);
+      else if (said) missing(said.error?.message ?? "not found");
       else missing(`the console answered ${answer.status}`);
     } catch (error) {
       console.warn("trace could not be read", error);

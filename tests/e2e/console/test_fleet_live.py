@@ -1,11 +1,10 @@
-"""A real (emulated) fleet seen on its own console: a cold chat, a node that falls silent, a console that dies; and
-as a person uses it: a cold model woken in the playground, its trace, its unloading."""
+"""A real (emulated) fleet on its own console: as a person uses it, a cold model woken in the playground, its trace, its
+unloading; and as it lives, a cold chat, a node that falls silent, a console that dies."""
 
 import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
@@ -19,54 +18,15 @@ SLOW_MS = 60_000  # a fleet of processes on a busy machine
 NAME = "sleeper"
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One for both tests: the first leaves its model cold, as it found it."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
-    with Fleet.start(tmp_path, {NAME: EMULATED.format(name=NAME, keep_alive_s=600)}, nodes=2) as started:
+    with Fleet.start(
+        tmp_path_factory.mktemp("fleet"), {NAME: EMULATED.format(name=NAME, keep_alive_s=600)}, nodes=2
+    ) as started:
         yield started
-
-
-@pytest.mark.complains("ERR_")
-async def test_a_fleet_is_seen_as_it_lives(fleet: Fleet, page: Page) -> None:
-    await page.goto(fleet.url("console"))
-    await expect(page.locator(".node")).to_have_count(2, timeout=SLOW_MS)
-    await expect(page.locator(".node-head .badge.emulated")).to_have_count(2)
-    await expect(page.locator(".figures dd").nth(3)).to_have_text("0 of 1")
-    states = "window.states ??= []"
-    await page.evaluate(
-        f"""{states}; new MutationObserver(() => {{
-          const word = document.querySelector(".motion .state")?.className;
-          if (word && window.states.at(-1) !== word) window.states.push(word);
-        }}).observe(document.querySelector(".motion-panel"), {{ childList: true, subtree: true }})"""
-    )
-    answer = await asyncio.to_thread(fleet.chat, NAME)
-    assert answer.status_code == 200
-    await until(page, "window.states.at(-1) === 'state ready'", within_s=60)
-    seen = await page.evaluate("window.states")
-    assert {"state starting", "state loading"} & set(seen), f"the start was seen on its way: {seen}"
-    holder = page.locator(".holder", has_text=NAME)
-    await expect(holder).to_have_count(1)
-    await expect(page.locator(".grant.weights.owned")).to_have_count(1)
-    await expect(page.locator(".decisions .kind.place")).to_have_count(1)
-    await holder.get_by_role("link").click()
-    await expect(page.locator("h1")).to_contain_text(NAME)
-    await page.go_back()
-
-    agent = int(fleet.process("agent-2")["pid"])
-    os.kill(agent, signal.SIGSTOP)
-    try:
-        await expect(page.locator(".node.silent .node-state")).to_contain_text("silent since", timeout=SLOW_MS)
-        assert await page.locator(".node.silent").get_attribute("data-node") == "node-2"
-    finally:
-        os.kill(agent, signal.SIGCONT)
-    await expect(page.locator(".node.silent")).to_have_count(0, timeout=SLOW_MS)
-
-    os.kill(int(fleet.process("console")["pid"]), signal.SIGKILL)
-    await expect(page.locator("#status")).to_contain_text("stale since", timeout=SLOW_MS)
-    await expect(page.locator(".node")).to_have_count(2)
-    await expect(page.locator("#status")).to_have_text("live", timeout=SLOW_MS)
-    await expect(page.locator(".holder", has_text=NAME)).to_have_count(1, timeout=SLOW_MS)
 
 
 @pytest.mark.complains("responded with a status of")
@@ -103,3 +63,47 @@ async def test_wake_a_model_find_its_trace_and_put_it_away(fleet: Fleet, page: P
     await page.keyboard.press("Enter")
     await expect(page.locator(".notes .good")).to_contain_text("is told to unload")
     await expect(page.get_by_role("button", name=f"Load {NAME}")).to_be_visible(timeout=SLOW_MS)
+
+
+@pytest.mark.complains("ERR_")
+async def test_a_fleet_is_seen_as_it_lives(fleet: Fleet, page: Page) -> None:
+    await page.goto(fleet.url("console"))
+    await expect(page.locator(".node")).to_have_count(2, timeout=SLOW_MS)
+    await expect(page.locator(".node-head .badge.emulated")).to_have_count(2)
+    await expect(page.locator(".figures dd").nth(3)).to_have_text("0 of 1")
+    states = "window.states ??= []"
+    await page.evaluate(
+        f"""{states}; new MutationObserver(() => {{
+          const word = document.querySelector(".motion .state")?.className;
+          if (word && window.states.at(-1) !== word) window.states.push(word);
+        }}).observe(document.querySelector(".motion-panel"), {{ childList: true, subtree: true }})"""
+    )
+    placed = page.locator(".decisions .kind.place")
+    before = await placed.count()
+    answer = await asyncio.to_thread(fleet.chat, NAME)
+    assert answer.status_code == 200
+    await until(page, "window.states.at(-1) === 'state ready'", within_s=60)
+    seen = await page.evaluate("window.states")
+    assert {"state starting", "state loading"} & set(seen), f"the start was seen on its way: {seen}"
+    holder = page.locator(".holder", has_text=NAME)
+    await expect(holder).to_have_count(1)
+    await expect(page.locator(".grant.weights.owned")).to_have_count(1)
+    await expect(placed).to_have_count(before + 1)
+    await holder.get_by_role("link").click()
+    await expect(page.locator("h1")).to_contain_text(NAME)
+    await page.go_back()
+
+    agent = int(fleet.process("agent-2")["pid"])
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        await expect(page.locator(".node.silent .node-state")).to_contain_text("silent since", timeout=SLOW_MS)
+        assert await page.locator(".node.silent").get_attribute("data-node") == "node-2"
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    await expect(page.locator(".node.silent")).to_have_count(0, timeout=SLOW_MS)
+
+    os.kill(int(fleet.process("console")["pid"]), signal.SIGKILL)
+    await expect(page.locator("#status")).to_contain_text("stale since", timeout=SLOW_MS)
+    await expect(page.locator(".node")).to_have_count(2)
+    await expect(page.locator("#status")).to_have_text("live", timeout=SLOW_MS)
+    await expect(page.locator(".holder", has_text=NAME)).to_have_count(1, timeout=SLOW_MS)

@@ -1,11 +1,12 @@
 """The console's page in a real browser: what it shows, how it stays live, and that data never becomes markup."""
 
+import asyncio
 import dataclasses
 import time
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from playwright.async_api import Page
+from playwright.async_api import Page, Route
 
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceReady, ModelDeployed
@@ -40,6 +41,34 @@ async def test_a_trace_by_deep_link_with_late_spans(at: ConsoleUnderTest, page: 
     ]
     bar = await page.evaluate(f"(({SPANS})[12].querySelector('.span-bar').style.left)")
     assert abs(float(bar.rstrip("%")) - 100 * 1.77 / 2.61) < 0.1
+
+
+async def test_late_spans_stay_though_an_answer_from_before_them_comes_after_them(
+    at: ConsoleUnderTest, page: Page
+) -> None:
+    whole = story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000")
+    await at.export(ExportTraceServiceRequest(resource_spans=whole.resource_spans[:1]))
+    address, read, may_come, came = f"/api/v1/traces/{story.trace_id(0)}", *(asyncio.Event() for _ in range(3))
+
+    async def first_comes_last(route: Route) -> None:
+        answer = await route.fetch()
+        if not read.is_set():
+            read.set()
+            await may_come.wait()
+            await route.fulfill(response=answer)
+            came.set()
+        else:
+            await route.fulfill(response=answer)
+
+    await page.route(f"**{address}", first_comes_last)
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(0)}")
+    await read.wait()
+    await at.export(whole)
+    await until(page, f"{SPANS}.length === 15")
+    may_come.set()
+    await came.wait()
+    await page.evaluate(f"fetch('{address}').then((answer) => answer.text())")
+    assert await page.evaluate(f"{SPANS}.length") == 15
 
 
 async def test_the_waterfall_is_walked_by_keys(at: ConsoleUnderTest, page: Page) -> None:
