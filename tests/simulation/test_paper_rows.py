@@ -1,4 +1,7 @@
-"""Every row of the papers' page runs: its quick cases, its judge, its result as data and its place on the page."""
+"""Every row of the papers' page runs: its quick cases, its judge, its result as data and its place on the page.
+
+Lane: system (a row of each paper, 45 s), long (the others).
+"""
 
 import json
 import math
@@ -15,6 +18,7 @@ from bench.papers.experiment import Experiment, Outcome, Runs
 pytestmark = pytest.mark.skipif(not data.folder().is_dir(), reason=f"no traces in GLOWPLUG_DATA={data.folder()}")
 
 SEED = 1
+EACH = ("W1", "H2", "P1", "S2", "M1", "M2", "U")  # in the system lane: a row of each paper, and that of the union
 MADE: dict[tuple[str, str], Outcome] = {}  # rows that share outcomes share them here, too
 
 
@@ -29,7 +33,11 @@ def numbers(found: Outcome) -> Iterator[float]:
     return (value for value in found.values() if isinstance(value, int | float))
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.id)
+@pytest.mark.parametrize(
+    "experiment",
+    [e if e.id in EACH else pytest.param(e, marks=pytest.mark.long) for e in EXPERIMENTS],
+    ids=lambda e: e.id,
+)
 def test_a_row_runs_is_judged_and_comes_back_from_its_file_as_it_was(experiment: Experiment) -> None:
     """M1 and M2 raised AttributeError for weeks, while the page showed what older code had given."""
     cases = {case: {SEED: outcome(experiment, case)} for case in experiment.cases(True)}
