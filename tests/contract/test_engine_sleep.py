@@ -200,7 +200,7 @@ async def test_sleep_and_wake_may_come_twice(case: EngineCase, awake: EngineHand
     assert (await continued(awake, "One two three"))["text"] == text
 
 
-@pytest.mark.parametrize("num_cycles", [4, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_cycles", [12, pytest.param(50, marks=pytest.mark.long)])
 async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCase, num_cycles: int) -> None:
     if case.driver.capabilities.emulated:
         pytest.skip("no memory stands behind an emulated GPU")

@@ -9,10 +9,12 @@ import { bytes, clock, count, day, rate, seconds, stateWord } from "/page/format
 import { logsAddress } from "/page/logs.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
+import { newest, whyNot } from "/page/polled.js";
 import { gapWords } from "/page/predicted.js";
 
 export function decisionView(id) {
   const element = h("div", { class: "decision-view" }, h("p", { class: "note" }, "Reading…"));
+  const read = newest();
   let closed = false;
   let timer = 0;
   let shown = "";
@@ -20,10 +22,10 @@ export function decisionView(id) {
   const load = async () => {
     timer = 0;
     try {
-      const answer = await fetch(`/api/v1/decisions/${encodeURIComponent(id)}`);
-      if (closed) return;
-      const page = await answer.json();
-      if (!answer.ok) return element.replaceChildren(h("h1", null, "No such decision"), empty(page.error?.message ?? "not found"), h("a", { href: "#/decisions" }, "All decisions"));
+      const answer = await read(`/api/v1/decisions/${encodeURIComponent(id)}`);
+      if (closed || !answer) return;
+      const { page } = answer;
+      if (!answer.ok) return element.replaceChildren(h("h1", null, "No such decision"), empty(whyNot(answer)), h("a", { href: "#/decisions" }, "All decisions"));
       const text = JSON.stringify(page);
       if (text === shown) return;
       shown = text;

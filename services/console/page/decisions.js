@@ -4,6 +4,7 @@ import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.j
 import { asked, decisionAddress, modelAddress, remember } from "/page/address.js";
 import { clock, count, day } from "/page/format.js";
 import { live } from "/page/live.js";
+import { newest, whyNot } from "/page/polled.js";
 
 const COLUMNS = ["Time", "Decision", "About", "Why", "Rule", "Where", "Trace"];
 const FIELDS = ["q", "kind", "policy", "model", "node", "service", "instance", "request", "trace", "gpu"];
@@ -27,18 +28,17 @@ export function decisionsView() {
     tally,
   );
   const element = h("div", { class: "decisions-view" }, h("h1", { class: "hidden" }, "Decisions"), tools, panel("Decisions", "decision-list", table("Decisions, newest first", COLUMNS, body)));
+  const read = newest();
   let timer = 0;
   let closed = false;
-  let number = 0;
 
   const load = async () => {
     timer = 0;
-    const mine = (number += 1);
     try {
-      const answer = await fetch(`/api/v1/decisions?${new URLSearchParams([...Object.entries(wanted).filter(([, value]) => value), ["limit", String(LIMIT)]])}`);
-      if (closed || mine !== number) return;
-      if (answer.ok) show(await answer.json());
-      else say(tally, `the console answered ${answer.status}`);
+      const answer = await read(`/api/v1/decisions?${new URLSearchParams([...Object.entries(wanted).filter(([, value]) => value), ["limit", String(LIMIT)]])}`);
+      if (closed || !answer) return;
+      if (answer.ok) show(answer.page);
+      else say(tally, whyNot(answer));
     } catch (error) {
       console.info("decisions could not be read", error);
       soon(2000);

@@ -5,6 +5,7 @@ import { asked, modelAddress, remember } from "/page/address.js";
 import { LineChart } from "/page/chart.js";
 import { clock, count, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
+import { newest, whyNot } from "/page/polled.js";
 
 const EVERY_MS = 5000;
 const SPANS = { "30m": 1800, "2h": 7200, "6h": 21600, "24h": 86400 };
@@ -45,22 +46,22 @@ export function forecastsView() {
   let chart = null;
   let timer = 0;
   let closed = false;
-  let number = 0;
+  const read = newest();
 
   const load = async () => {
     clearTimeout(timer);
     if (!wanted.model) return;
-    const mine = (number += 1);
     try {
-      const answer = await fetch(`/api/v1/forecasts?model=${encodeURIComponent(wanted.model)}`);
-      if (closed || mine !== number) return;
-      if (answer.ok) show(await answer.json());
-      else say(note, `the console answered ${answer.status}`);
+      const answer = await read(`/api/v1/forecasts?model=${encodeURIComponent(wanted.model)}`);
+      if (closed || !answer) return;
+      if (answer.ok) show(answer.page);
+      else say(note, whyNot(answer));
     } catch (error) {
       console.info("forecasts could not be read", error);
       say(note, "the console does not answer");
     }
-    if (!closed && mine === number) timer = setTimeout(load, EVERY_MS);
+    clearTimeout(timer);
+    if (!closed) timer = setTimeout(load, EVERY_MS);
   };
   const show = (page) => {
     const view = VIEWS[wanted.show];

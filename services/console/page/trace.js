@@ -8,6 +8,7 @@ import { logsAddress } from "/page/logs.js";
 import { drawStages } from "/page/stages.js";
 import { clock, count, day, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
+import { newest, whyNot } from "/page/polled.js";
 import { serviceTag } from "/page/traces.js";
 import { Waterfall } from "/page/waterfall.js";
 
@@ -22,22 +23,19 @@ export function traceView({ traceId, requestId }) {
   const decided = h("div");
   const element = h("div", { class: "trace" }, head, stages, decided, drawing.element);
   const openedAt = Date.now();
+  const read = newest();
   let timer = 0;
-  let turns = 0; // an answer that a later one has overtaken would draw the trace without its last spans
   let closed = false;
   let revision = -1;
   let id = traceId ?? "";
 
   const load = async () => {
     timer = 0;
-    const turn = ++turns;
     try {
-      const answer = await fetch(address);
-      const said = answer.ok || answer.status === 404 ? await answer.json() : null;
-      if (closed || turn !== turns) return;
-      if (answer.ok) show(said);
-      else if (said) missing(said.error?.message ?? "not found");
-      else missing(`the console answered ${answer.status}`);
+      const answer = await read(address);
+      if (closed || !answer) return;
+      if (answer.ok) show(answer.page);
+      else missing(whyNot(answer));
     } catch (error) {
       console.warn("trace could not be read", error);
       soon(2000);

@@ -4,6 +4,7 @@ import { h, keyed, badge, emulated, empty, panel, table } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
 import { bytes, clock, count, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
+import { newest } from "/page/polled.js";
 
 const COLUMNS = ["Time", "Trace", "Model", "Services", "Spans", "Duration"];
 const LIMIT = 200;
@@ -28,6 +29,7 @@ export function tracesView() {
   const element = h("div", { class: "traces" }, h("h1", { class: "hidden" }, "Traces"), panel("Traces", "trace-list", bar, table("Latest traces", COLUMNS, body)));
 
   let page = { traces: [], num_kept: 0, num_bytes: 0, num_evicted: 0 };
+  const read = newest();
   let timer = 0;
   let closed = false;
   let loaded = false;
@@ -44,9 +46,9 @@ export function tracesView() {
   const load = async () => {
     timer = 0;
     try {
-      const answer = await fetch(`/api/v1/traces?limit=${LIMIT}&q=${encodeURIComponent(filter.value.slice(0, 200))}`);
-      if (!answer.ok || closed) return;
-      page = await answer.json();
+      const answer = await read(`/api/v1/traces?limit=${LIMIT}&q=${encodeURIComponent(filter.value.slice(0, 200))}`);
+      if (!answer?.ok || closed) return;
+      page = answer.page;
       loaded = true;
       draw();
     } catch (error) {
