@@ -1,13 +1,16 @@
 """Are the tests steady? `make steady` runs each name of tests/steady.txt, and whatever the gate called unsteady here,
-twenty times beside two busy processes; then each lane three times beside them. It takes hours: what is done is kept in
-build/steady, so that a run that was ended goes on. Prints a table; exits 1 if a test failed or a lane was unsteady."""
+twenty times, three names at a time, so that each has the others beside it; then each lane three times beside two busy
+processes. It takes hours: what is done is kept in build/steady, so that a run that was ended goes on. Prints a table;
+exits 1 if a test failed or a lane was unsteady."""
 
 import argparse
 import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -103,22 +106,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20, help="runs of each name")
     parser.add_argument("--lanes", type=int, default=3, help="runs of each lane")
-    parser.add_argument("--busy", type=int, default=2, help="processes that keep a core busy meanwhile")
+    parser.add_argument("--beside", type=int, default=3, help="names that run at a time")
+    parser.add_argument("--busy", type=int, default=2, help="processes that keep a core busy beside a lane")
     parser.add_argument("--only", default="", help="names that contain this")
     args = parser.parse_args()
     asked = ["git", "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    wanted = [one for one in names() if args.only in one[1]] * args.times
-    wanted = sorted(wanted, key=lambda one: one[0]) + ([] if args.only else [(lane, "") for lane in LANES] * args.lanes)
-    had = [(ran.lane, ran.name) for ran in kept(commit)]
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
+    had = Counter((ran.lane, ran.name) for ran in kept(commit))
+
+    def again(times: int, lane: str, name: str) -> None:
+        for _ in range(times - had[lane, name]):
+            keep(ran := run(commit, lane, name))
+            print(f"{'passed' if ran.passed else 'FAILED'} {ran.seconds:6.1f} s  {name or lane}", flush=True)
+
+    with ThreadPoolExecutor(args.beside) as pool:  # never one name twice at a time
+        list(pool.map(lambda one: again(args.times, *one), [one for one in names() if args.only in one[1]]))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(0 if args.only else args.busy)]
     try:
-        for one in wanted:
-            if one in had:
-                had.remove(one)
-                continue
-            keep(ran := run(commit, *one))
-            print(f"{'passed' if ran.passed else 'FAILED'} {ran.seconds:6.1f} s  {one[1] or one[0]}", flush=True)
+        for lane in () if args.only else LANES:
+            again(args.lanes, lane, "")
     finally:
         for process in busy:
             process.kill()
