@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -29,6 +30,8 @@ providers.is_local_module_file = lambda path: False
 # A busy machine takes longer than the five seconds that httpx waits where a test says nothing.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, WAIT_S)
+# Nor is 20 ms of CPU for each client, most of whom speak no TLS, which reads the certificates of a hundred authorities.
+httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 for _lane, _num_examples in lanes.EXAMPLES.items():

@@ -55,6 +55,9 @@ SHARED: dict[str, str] = {
     "tests/compose/test_lane.py": "containers",
     "tests/k8s/test_fleet_in_namespaces.py": "namespaces",
     "tests/k8s/test_namespaces.py": "namespaces",
+    "tests/k8s/test_chart.py": "manifests",  # a process renders each overlay once
+    "tests/k8s/test_pods.py": "manifests",
+    "tests/k8s/test_render.py": "manifests",
 }
 VLLM = "vllm"  # one engine takes both cores of a small machine
 

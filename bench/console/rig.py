@@ -182,7 +182,7 @@ def page_cpu_s() -> float:
 async def open_tab(browser: Browser, url: str, num_nodes: int) -> Tab:
     """A tab of its own profile (nothing cached) that has begun to load `url`."""
     complaints: list[str] = []
-    page = await new_page(browser, complaints)
+    page = await new_page(browser, complaints, reduced_motion="no-preference")
     await page.add_init_script(f"window.wantedNodes = {num_nodes};")
     await page.add_init_script(METERS)
     devtools = await page.context.new_cdp_session(page)

@@ -62,6 +62,17 @@ async def test_target_and_headers_reach_the_engine_but_credentials_do_not() -> N
     assert served.header("authorization") is None and served.header("cookie") is None
 
 
+@pytest.mark.parametrize(
+    "said", [b"multipart/form-data; boundary=x", b"application/x-www-form-urlencoded", b"text/plain"]
+)
+async def test_json_reaches_the_engine_as_json_whatever_its_client_calls_it(rig: Rig, said: bytes) -> None:
+    engine = await rig.engine()
+    request = chat().replace(b"application/json", said)
+    assert said in request
+    assert (await rig.ask(request)).status == 200
+    assert engine.served[0].header("content-type") == "application/json"
+
+
 async def test_request_id_is_echoed_and_passed_on(rig: Rig) -> None:
     engine = await rig.engine()
     answer = await rig.ask(chat(extra=b"X-Request-Id: mine-1\r\n"))

@@ -182,7 +182,7 @@ def test_a_run_that_is_listened_to_goes_as_one_that_is_not():
     for listeners in ([], [lambda event: None]):
         world = World(*fleets.hydraserve(1))
         world.control.on_event += listeners
-        total = world.run(120.0).total()
+        total = world.run(40.0).total()
         learned = {
             key: (one.prefill_s, one.decode_s) for key, one in world.control.placer.fleet.network.seconds.items()
         }

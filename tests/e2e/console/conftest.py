@@ -80,7 +80,7 @@ class KeptTab:
         await self.page.goto("about:blank")
         await self.page.context.clear_cookies()
         await self.page.set_viewport_size(chromium.VIEWPORT)
-        await self.page.emulate_media(color_scheme=chromium.COLOURS, reduced_motion="null")
+        await self.page.emulate_media(color_scheme=chromium.COLOURS, reduced_motion=chromium.MOTION)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
