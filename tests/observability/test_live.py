@@ -128,6 +128,7 @@ def live(fleet: Fleet, server: Prometheus) -> None:
         wait_until("all of it is scraped", lambda query=scraped: server.query(query))
         start = f"sum(glowplug_starts_total) == {num - 6}"
         wait_until("the start is scraped", lambda query=start: server.query(query))
+    wait_until("models are scraped", lambda: server.query('max(glowplug_models{temperature="hot"}) == 2'))
     wait_until(
         "rules have been evaluated", lambda: server.query('glowplug:slo_missed:ratio_rate5m{model="one",level="tpot"}')
     )

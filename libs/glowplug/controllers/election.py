@@ -40,7 +40,7 @@ class Election:
     def __init__(self, holder: str, lease_s: float) -> None:
         self.holder, self._lease_s = holder, lease_s
         self.epoch = 0  # of this process while it leads; 0: it does not lead
-        self.lease = Lease()  # as last seen
+        self.lease = Lease()  # the store's last answer
         self._valid_until = self._next_at = self._looked_at = -math.inf
         self._free_at = math.inf  # when the lease last seen runs out
         self._unknown_since: float | None = None  # since when the store has lacked epochs that this process knows
@@ -54,6 +54,11 @@ class Election:
     def may_act(self, now: float) -> bool:
         """Return whether the leader's decisions may be carried out at this moment."""
         return self.leads and now < self._valid_until
+
+    def seen(self, now: float) -> Lease:
+        """Who leads, as last seen: none where that was this process, whose lease has run out since."""
+        is_over = self.lease.holder == self.holder and not self.may_act(now)
+        return Lease(newest_epoch=self.highest_epoch) if is_over else self.lease
 
     def wait_s(self, now: float) -> float:
         """Seconds until there is something to do."""

@@ -65,8 +65,8 @@ class Candidate:
 
     @property
     def lease(self) -> Lease:
-        """Who leads, as last read."""
-        return self._election.lease
+        """Who leads, as last read; none where that was this process and its lease has run out."""
+        return self._election.seen(self._clock())
 
     @property
     def leader_id(self) -> str:

@@ -165,7 +165,9 @@ async def test_who_takes_over_has_heard_what_the_other_heard_and_has_a_higher_ep
     assert b"placer-b" in leaders["placer"]
 
 
-async def test_a_leader_that_slept_sends_nothing_when_it_wakes_up_and_before_it_knows(group: Group) -> None:
+async def test_a_leader_that_slept_sends_nothing_when_it_wakes_up_and_before_it_knows(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
     group.now += LEASE_S + 0.1
     await group.b.step(2)
     assert group.a.shell.epoch > 0 and group.a.candidate._election.leads  # nobody has told it
@@ -174,8 +176,12 @@ async def test_a_leader_that_slept_sends_nothing_when_it_wakes_up_and_before_it_
     with pytest.raises(NotLeader):
         await group.a.shell.ask("what an operator asks")
     assert group.commands == []
+    assert (group.a.candidate.leader_id, group.a.candidate.lease.url) == ("", ""), "it does not call itself the leader"
     await group.a.step()
     assert group.a.shell.epoch == 0 and not group.a.candidate._election.leads
+    assert "placer-a no longer leads; no process does" in caplog.text
+    await group.a.step()
+    assert (group.a.candidate.leader_id, group.a.candidate.lease.url) == ("placer-b", "http://placer-b")
 
 
 async def test_a_lease_that_ends_between_two_effects_ends_them(group: Group) -> None:
