@@ -76,11 +76,12 @@ class ControlService:
         return self.shell
 
     def about(self) -> dict[str, Any]:
-        """What `/health` tells beside being alive: the role, and who leads."""
+        """What `/health` tells beside being alive: the role, and who leads. One that has taken the lead still stands by
+        until it has read what the leader before it wrote."""
         if self.candidate is None:
             return {"role": "single"}
         lease = self.candidate.lease
-        role = "leader" if self.candidate.may_act() else "standby"
+        role = "leader" if isinstance(self.shell, ElectedShell) and self.shell.may_act() else "standby"
         return {"role": role, "leader": self.candidate.leader_id, "leader_url": lease.url, "epoch": lease.epoch}
 
     async def run(

@@ -3,7 +3,7 @@ with what a standby decides, and what a leader that slept through its lease stil
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,6 +16,7 @@ from glowplug.domain.hardware import Node
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import from_json
 from glowplug.events.facts import NodeLeft
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.identity import PROCESSES, Holder, Identity
 from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.state.memory_store import MemoryStore
@@ -163,6 +164,19 @@ async def test_who_takes_over_has_heard_what_the_other_heard_and_has_a_higher_ep
     assert group.commands[-1] == ("placer-b", group.b.began[0])
     leaders = group.store.tables["leaders"]
     assert b"placer-b" in leaders["placer"]
+
+
+async def test_a_service_says_that_it_leads_once_it_knows_what_the_leader_before_it_knew(group: Group) -> None:
+    service = ControlService(cast(Any, None), Reads(service="placer", tables={"nodes": Node}))
+    service.shell, service.candidate = group.b.shell, group.b.candidate
+    group.now += LEASE_S + 0.1
+    for _ in range(2):
+        await group.b.candidate._step()
+    assert group.b.candidate.may_act() and not group.b.began
+    assert (service.about()["role"], service.about()["leader"]) == ("standby", "placer-b")
+    while not group.b.began:
+        await asyncio.sleep(0)
+    assert service.about()["role"] == "leader"
 
 
 async def test_a_leader_that_slept_sends_nothing_when_it_wakes_up_and_before_it_knows(
