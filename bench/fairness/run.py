@@ -46,11 +46,13 @@ class Case:
     other: dict[str, Any]
     threshold: int = 0  # most tokens of one prompt that the engine reads in a step beside others; 0: no limit
     num_gpus: int = 1  # each with an instance
+    num_slots: int = 0  # of an instance; 0: as --slots says
 
 
 SHORT, LONG = tenant(LIGHT, 0.2, 200, 100), tenant("long", 1.5, 5000, 100)
 CASES = (
     Case("flood beside light", SHORT, tenant("flood", 8.0, 200, 100)),
+    Case("long answers beside light, 4 slots", tenant(LIGHT, 0.5, 50, 20), tenant("flood", 4.0, 100, 800), num_slots=4),
     Case("long prompts beside short", SHORT, LONG),
     Case("long prompts beside short, threshold 512", SHORT, LONG, 512),
     Case("long prompts beside short, threshold 512, four instances", SHORT, LONG, 512, 4),
@@ -92,7 +94,7 @@ def scenario(tenants: Sequence[dict[str, Any]], policy: str, seconds: float, slo
             {
                 "name": "m", "weights_bytes": "12.5GB", "kv_bytes": "40GB", "costs": "llama-2-7b", "keep_alive_s": -1,
                 "preload": True, "min_instances": case.num_gpus, "max_instances": case.num_gpus,
-                "max_concurrency": slots, "context_tokens": 16384, "max_wait_s": 60,
+                "max_concurrency": case.num_slots or slots, "context_tokens": 16384, "max_wait_s": 60,
             }
         ],
         "params": {"chunk_tokens": 2048, "long_prefill_tokens": case.threshold},

@@ -176,4 +176,4 @@ def test_ten_thousand_tenants_leave_nothing() -> None:
         else:
             vtc.remove(ticket)
     assert len(vtc._tenants) <= 60 / 0.05 + 2
-    assert not vtc._running and not vtc._num_recalls and not vtc._staying and not vtc._reading.tickets(now_s)
+    assert not vtc._running and not vtc._recalls and not vtc._staying and not vtc._reading.tickets(now_s)

@@ -43,6 +43,7 @@ class FairnessParams:
     reserve: float = field(default=0.25, metadata=FROM_ZERO)  # most of the slots that a tenant above its share leaves
     batch_reserve: float = field(default=0.5, metadata=FROM_ZERO)  # ... and that batch leaves; 0: none
     most_recalls: int = field(default=3, metadata=FROM_ZERO)  # times that one request gives way; 0: none does
+    again_s: float = field(default=2.0, metadata=FROM_ZERO)  # of its answer, after which it may once more; 0: never
     unread_tokens: int = field(default=512, metadata=FROM_ZERO)  # of one tenant's prompts at an instance; 0: no limit
     missed: float = 0.05  # share of the others' requests that may find no slot free
     least_slots: int = 4  # a model with fewer slots keeps none free

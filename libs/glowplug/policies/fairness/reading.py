@@ -40,6 +40,11 @@ class Reading:
         self._token_s = 0.0  # 0: not measured
         self._read_at = 0.0
 
+    @property
+    def token_s(self) -> float:
+        """Seconds in which an engine reads a token of a prompt; 0: not measured."""
+        return self._token_s
+
     def sent(self, ticket: int, tenant: str, tokens: int, now_s: float) -> None:
         """Add the prompt of a dispatched request. One of unknown length counts as read."""
         if not tokens:

@@ -28,12 +28,12 @@ Departures.
   newest, whose work is least; each a limited number of times.
 - Prompts that engines have not read count too (reading.py). A prompt above `unread_tokens` is sent while fewer are
   unread than there are instances, and gives way, still unread, to a shorter one of a tenant that was served less.
-- A request with a long prompt that was read gives way once at most, since its prompt is read again, and only where no
-  other can. So a tenant leaves slots free for such requests while another one with a smaller counter was active within
-  `active_s`: k, the least number that requests of those tenants, Poisson with their rate, reach within t / S seconds
-  with a probability of at most `missed`; at least 1, at most `reserve` of S, and none of fewer than `least_slots`, nor
-  while nothing of it runs. So it does for all requests where most of those asked to give way could not (no engine can
-  go on with their answers). Otherwise the discipline is work-conserving.
+- A request with a long prompt that was read gives way once, since it is read again, then as said below, and only where
+  no other can. So a tenant leaves slots free for such requests while another one with a smaller counter was
+  active within `active_s`: k, the least number that requests of those tenants, Poisson with their rate, reach within
+  t / S seconds with a probability of at most `missed`; at least 1, at most `reserve` of S, and none of fewer than
+  `least_slots`, nor while nothing of it runs. So it does for all requests where most of those asked to give way could
+  not (no engine can go on with their answers). Otherwise the discipline is work-conserving.
 
 Classes. Interactive, standard and batch multiply the weight (4, 1, 1/4): a tenant's tokens of a more urgent class cost
 it less. Batch also gives way: it is not dispatched while a more urgent request of any tenant waits, and a running one
@@ -46,7 +46,8 @@ request of that tenant was dispatched for as long. It does not give way as batch
 served more than weight_v x factor_v x (c_u - c_v) weighted tokens, and one request more, before it goes. The counter of
 a tenant that was served nothing meanwhile is among the smallest, since those of the others grow: it has the next slot
 that it need not leave free, whatever the others send. A request that has given way `most_recalls` times, or four times
-as often as batch, runs to its end.
+as often as batch, gives way once more for each `again_s` in which its answer was made, or, if that is longer, for five
+times what reading its prompt and answer anew costs all slots of an engine: at most a sixth of its time goes into that.
 
 Counters of a model live in one router and start anew with it. Where several routers serve a model, each is fair among
 the requests that it holds itself: a tenant that sends to more routers than another may have more in all, by at most the
@@ -59,6 +60,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from glowplug.domain.access import Priority
 from glowplug.policies.fairness.port import Claim, Discipline, FairnessParams
@@ -71,6 +73,17 @@ _NEWEST = 0.05  # weight of the newest answer in the mean length
 _NEWEST_ASKED = 0.2  # ... and of the newest request asked to give way
 _MOSTLY = 0.5
 _AS_BATCH = 4  # times as often as another request batch gives way
+_AS_READING = 5  # times what reading it again costs all slots an answer is made between two recalls, in the long run
+
+
+class _Recalls(NamedTuple):
+    """How often a request gave way, and for how long its answer was made until then."""
+
+    num: int = 0
+    made_s: float = 0.0
+
+
+_NONE = _Recalls()
 
 
 @dataclass(slots=True)
@@ -94,6 +107,11 @@ class _Running:
     charge: float
     sent_at: float
     rank: int
+    begun_at: float = math.inf  # its answer
+
+    def made_s(self, now_s: float) -> float:
+        """For how long its answer has been made."""
+        return max(0.0, now_s - self.begun_at)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +165,7 @@ class Vtc:
         self._running: dict[int, _Running] = {}
         self._reading = Reading(params.unread_tokens)
         self.may_recall = False
-        self._num_recalls: dict[int, int] = {}  # by ticket, of open requests that gave way
+        self._recalls: dict[int, _Recalls] = {}  # by ticket, of open requests that gave way
         self._staying: set[int] = set()  # running requests that cannot give way
         self._leaving: tuple[int, int] | None = None  # the request that is giving way, and the one that waits for it
         self._promised = 0  # the waiting request that another one gave its slot to
@@ -176,7 +194,7 @@ class Vtc:
         self._num_urgent += claim.priority.rank < _BATCH
 
     def remove(self, ticket: int) -> None:
-        self._num_recalls.pop(ticket, None)
+        self._recalls.pop(ticket, None)
         self._take_out(ticket)
 
     def _take_out(self, ticket: int) -> None:
@@ -216,6 +234,8 @@ class Vtc:
         self._last = tenant
 
     def read(self, ticket: int, now_s: float) -> None:
+        if ticket in self._running:
+            self._running[ticket].begun_at = now_s
         self._reading.read(ticket, now_s)
         self.may_recall = self._reading.num_long > 0
 
@@ -240,12 +260,13 @@ class Vtc:
         self._staying.discard(ticket)
         if self._leaving is not None and self._leaving[0] == ticket:
             if comes_back:
-                self._num_recalls[ticket] = self._num_recalls.get(ticket, 0) + 1
+                before = self._recalls.get(ticket, _NONE)
+                self._recalls[ticket] = _Recalls(before.num + 1, before.made_s + one.made_s(now_s))
                 self._promised = self._leaving[1]
                 self._asked(stayed=False)
             self._leaving = None
         if not comes_back:
-            self._num_recalls.pop(ticket, None)
+            self._recalls.pop(ticket, None)
         tenant.num_running -= 1
         if not tenant.num_running:
             del self._busy[tenant.name]
@@ -365,24 +386,31 @@ class Vtc:
     def recall(self, num_slots: int, num_free: int, now_s: float, num_instances: int = 1) -> int | None:
         if self._leaving is not None or self._promised in self._waiting or not self._params.most_recalls:
             return None
-        found = self._before_long(num_instances, now_s)
+        found = self._before_long(num_slots, num_instances, now_s)
         if found is None and num_free <= 0 and not self._first:
             found = self._for_slot(num_slots, num_instances, now_s)
         self._leaving = found
         return found[0] if found is not None else None
 
-    def _may_leave(self, ticket: int) -> bool:
-        one = self._running[ticket]
-        most = self._params.most_recalls * (_AS_BATCH if one.rank == _BATCH else 1)
+    def _may_leave(self, ticket: int, slots: float, now_s: float) -> bool:
+        """`slots`: of an instance."""
+        one, recalls, params = self._running[ticket], self._recalls.get(ticket, _NONE), self._params
+        if ticket in self._staying:
+            return False
+        most = params.most_recalls * (_AS_BATCH if one.rank == _BATCH else 1)
         if self._is_read_again(ticket):
             most = 1
-        return ticket not in self._staying and self._num_recalls.get(ticket, 0) < most
+        if recalls.num < most or not params.again_s:
+            return recalls.num < most
+        read_s = ((one.claim.prompt_tokens or 1) + one.expected) * self._reading.token_s
+        each_s = max(params.again_s, _AS_READING * slots * read_s)
+        return recalls.num < most + (recalls.made_s + one.made_s(now_s)) // each_s
 
     def _is_read_again(self, ticket: int) -> bool:
         """Return whether a long prompt was read, for nothing if its request gives way."""
         return ticket not in self._reading.prompts and self._reading.is_long(self._running[ticket].claim.prompt_tokens)
 
-    def _before_long(self, num_instances: int, now_s: float) -> tuple[int, int] | None:
+    def _before_long(self, num_slots: int, num_instances: int, now_s: float) -> tuple[int, int] | None:
         """A long prompt that is read before a short one of a tenant which was served less."""
         self._reading.tokens(now_s)
         if self._reading.num_long < num_instances:
@@ -390,7 +418,9 @@ class Vtc:
         unread = self._reading.tickets(now_s)
         for number, ticket in enumerate(unread):
             long = self._running[ticket]
-            if not self._reading.is_long(long.claim.prompt_tokens) or not self._may_leave(ticket):
+            if not self._reading.is_long(long.claim.prompt_tokens) or not self._may_leave(
+                ticket, num_slots / num_instances, now_s
+            ):
                 continue
             if not self._reading.is_young(ticket, now_s):
                 continue
@@ -422,9 +452,9 @@ class Vtc:
             gives_way = one.rank == _BATCH > rank
             above = other.num_running - slots * other.weight
             is_above = is_below and other is not tenant and one.rank >= rank and above >= 1
-            if (gives_way or is_above) and self._may_leave(ticket):
+            if (gives_way or is_above) and self._may_leave(ticket, num_slots / num_instances, now_s):
                 is_read = self._is_read_again(ticket)
-                order = (not gives_way, is_read, -above, self._num_recalls.get(ticket, 0), -one.sent_at, -ticket)
+                order = (not gives_way, is_read, -above, self._recalls.get(ticket, _NONE).num, -one.sent_at, -ticket)
                 found = order if found is None else min(found, order)
         return (-found[5], best.ticket) if found is not None else None
 

@@ -310,6 +310,29 @@ def test_a_request_gives_way_a_limited_number_of_times_and_then_another_one_does
     assert given == [2, 1, 2, 1, None]
 
 
+@pytest.mark.parametrize(("prompt", "read_s", "each_s"), [(10, 0.0, 2.0), (200, 1.0, 30.0)])
+def test_what_runs_for_long_gives_way_again(prompt: int, read_s: float, each_s: float) -> None:
+    """A light tenant does not wait for the end of long answers. In the second case 200 tokens take a second to
+    read, so that a prompt of 200 and an answer of 400 take three of each of two slots: it gives way once in thirty."""
+    line = Line(most_recalls=1)
+    stays, flood = _full(line, "flood", 2, prompt=prompt, expected=400 if read_s else 10)
+    line.vtc.stays(stays)
+    made_s = [0.0]
+    while len(made_s) < 4:
+        line.now_s += read_s
+        line.vtc.read(flood, line.now_s)
+        began_at, (light,) = line.now_s, line.hold("light")
+        while line.vtc.recall(2, 0, line.now_s) is None:
+            line.now_s += 0.5
+            assert line.now_s < began_at + 40
+        made_s.append(made_s[-1] + line.now_s - began_at)
+        _leave(line, flood)
+        assert line.take() == "l"
+        line.vtc.left(light, 10, line.now_s, comes_back=False)
+        assert line.take() == "f"
+    assert made_s == [0.0, 0.0, each_s, 2 * each_s]
+
+
 def test_one_that_cannot_give_way_is_not_asked_again_and_slots_are_left_free_where_most_cannot() -> None:
     line = Line()
     flood = _full(line, "flood")
