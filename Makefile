@@ -22,7 +22,7 @@ TYPED := libs/glowplug libs/glowplug_vllm
 # A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down status demo test test-system test-long steady test-times check lint format types proto sim bench bench-papers figures figures-page figures-check vllm-env clients-env mutants k8s-tools k8s-write k8s-render k8s-check images sbom env compose-up compose-down screenshots site clean dashboards
+.PHONY: help install up down status demo test test-system test-long steady weight test-times check lint format types proto sim bench bench-papers figures figures-page figures-check vllm-env clients-env mutants k8s-tools k8s-write k8s-render k8s-check images sbom env compose-up compose-down screenshots site clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ mutants: $(DEV_STAMP) ## put faults into the code and say which ones the fast la
 
 steady: $(DEV_STAMP) ## run the tests that are likeliest to fail by chance many times beside other work; hours, goes on where it was ended
 	@$(BIN)/python -m tests.steady $(ARGS)
+
+weight: $(DEV_STAMP) ## lines, prose and settings of the tree beside what tests/weight.txt holds (ARGS=--write raises it)
+	@$(BIN)/python -m tests.weight $(ARGS)
 
 test-times: $(DEV_STAMP) ## write docs/test_times.md from the last runs of both lanes
 	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml >docs/test_times.md

@@ -6,32 +6,15 @@ import re
 import pytest
 
 from tests import lanes
-from tests.house.tree import files, files_in, literals, nodes, python, text, tree
+from tests.house.tree import files, files_in, literals, nodes, python, text
 
-MAX_FILE_LINES = 600
-MAX_FUNCTION_LINES = 70
-SPEAKS_FOR_ITSELF_LINES = 12  # a definition this short may go without a docstring
 JUNK_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 CODE = python("libs", "services", "tests", "bench", "deploy")
 
 
-def lines(node: Function | ast.ClassDef) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
 def functions(path: str) -> list[Function]:
     return [n for n in nodes(path) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def test_no_file_is_too_long() -> None:
-    long = {f: n for f in CODE if (n := text(f).count("\n")) > MAX_FILE_LINES}
-    assert not long
-
-
-def test_no_function_is_too_long() -> None:
-    long = [(f, n.name, lines(n)) for f in CODE for n in functions(f) if lines(n) > MAX_FUNCTION_LINES]
-    assert not long
 
 
 def test_no_folder_or_file_is_a_junk_drawer() -> None:
@@ -47,32 +30,6 @@ def test_no_error_is_passed_over_in_silence() -> None:
         if isinstance(node, ast.ExceptHandler) and all(isinstance(s, ast.Pass) for s in node.body)
     ]
     assert not silent
-
-
-def test_every_module_says_what_it_is_for() -> None:
-    mute = [
-        f for f in python("libs", "services", "tests", "bench") if text(f).strip() and not ast.get_docstring(tree(f))
-    ]
-    assert not mute, mute
-
-
-def test_public_definitions_of_the_library_say_what_they_promise() -> None:
-    mute = [
-        (f, n.name)
-        for f in python("libs/glowplug")
-        for n in tree(f).body
-        if isinstance(n, Function | ast.ClassDef) and not n.name.startswith("_")
-        if lines(n) > SPEAKS_FOR_ITSELF_LINES and not ast.get_docstring(n)
-    ]
-    assert not mute, mute
-
-
-def test_every_class_and_event_on_the_type_pages_has_its_sentence() -> None:
-    pages = ["libs/glowplug/events/facts.py", "libs/glowplug/events/commands.py", *python("libs/glowplug/domain")]
-    mute = [
-        (f, n.name) for f in pages for n in tree(f).body if isinstance(n, ast.ClassDef) and not ast.get_docstring(n)
-    ]
-    assert not mute, mute
 
 
 def test_units_are_seconds_and_bytes() -> None:
