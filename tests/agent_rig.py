@@ -16,7 +16,6 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import process
 from glowplug.engines.drivers import driver
-from glowplug.engines.emulated import EmulatedDriver
 from glowplug.engines.port import EngineDriver
 from glowplug.engines.probe import sample_sum
 from glowplug.events.commands import StartInstance, StopInstance
@@ -27,6 +26,7 @@ from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
+from glowplug_lab.emulated.driver import EmulatedDriver
 from tests.fleet_builder import MIB, a_model, an_event
 from tests.waiting import WAIT_S, until
 

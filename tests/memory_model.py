@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Gpu, GrantOwner
-from glowplug.memory.copies import Copier
-from glowplug.memory.gpu_memory import Access, OutOfGpuMemory, WrongMapping
-from glowplug.memory.host_memory import HostMemory
 from glowplug.memory.ledger import ByteLedger
-from glowplug.memory.pool import ChunkPool
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import Source, activate, donate, evict, num_chunks, prewarm
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
+from glowplug_lab.gpu_slots.copies import Copier
+from glowplug_lab.gpu_slots.gpu_memory import Access, OutOfGpuMemory, WrongMapping
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.pool import ChunkPool
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import Source, activate, donate, evict, num_chunks, prewarm
 
 CHUNK = 4096
 NUM_CHUNKS = 48

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.domain.hardware import Gpu, GrantOwner
-from glowplug.memory.copies import Copier
-from glowplug.memory.gpu_memory import Access, GpuError, OutOfGpuMemory
-from glowplug.memory.host_memory import HostMemory
 from glowplug.memory.ledger import ByteLedger
-from glowplug.memory.owner import Owner
-from glowplug.memory.owner_client import OwnerClient, OwnerGone
-from glowplug.memory.peers import receive, send
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import Source, prewarm
+from glowplug_lab.gpu_slots.copies import Copier
+from glowplug_lab.gpu_slots.gpu_memory import Access, GpuError, OutOfGpuMemory
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.owner import Owner
+from glowplug_lab.gpu_slots.owner_client import OwnerClient, OwnerGone
+from glowplug_lab.gpu_slots.peers import receive, send
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import Source, prewarm
 from tests.waiting import WAIT_S
 
 CHUNK = 4096

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tests.house.tree import ROOT, files, nodes, text
 
+LABORATORY = "libs/glowplug_lab"
 HELD = ROOT / "tests/weight.txt"
 GENERATED = ("libs/glowplug/events/_pb/",)
 OURS = re.compile(r"(libs/glowplug/\w+(?=/)|libs/\w+(?=/)|services/\w+(?=/)|tests|bench|deploy|docs)/")
@@ -68,16 +69,16 @@ def weigh(path: str) -> Weight:
 
 
 def table() -> dict[str, dict[str, float]]:
-    """Package -> its numbers; the sums of libs with services, and what is counted over the whole tree, come last."""
+    """Package -> its numbers; then libs and services without the laboratory, and counts of the whole tree."""
     found: dict[str, Weight] = {}
     for path in files():
         if path.endswith(CODE) and not path.startswith(GENERATED) and (part := OURS.match(path)):
             found[part[1]] = found.get(part[1], Weight()) + weigh(path)
-    product = functools.reduce(Weight.__add__, (w for name, w in found.items() if "/" in name))
+    product = functools.reduce(Weight.__add__, (w for name, w in found.items() if "/" in name and name != LABORATORY))
     pages = sum(len(text(path).split()) for path in files() if path.endswith(".md"))
     return {
         **{name: weight.row() for name, weight in sorted(found.items())},
-        "libs and services": product.row(),
+        "the product": product.row(),
         "settings": {"count": settings()},
         "Markdown": {"words": pages},
     }
@@ -103,7 +104,10 @@ def read(said: str) -> dict[str, dict[str, float]]:
     """What `render` wrote."""
     found = (re.match(r"(.*?)\s{2,}(.*)", line) for line in said.splitlines() if line and not line.startswith("#"))
     return {
-        row[1]: {key: float(value.replace(",", "")) for key, value in re.findall(r"([a-z]+)\s+([\d.,]+)", row[2])}
+        row[1]: {
+            key: float(value) if "." in value else int(value.replace(",", ""))
+            for key, value in re.findall(r"([a-z]+)\s+([\d.,]+)", row[2])
+        }
         for row in found
         if row
     }

@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from glowplug.simulator.hardware.adapters import STEP_S
-from glowplug.simulator.scenario.load import Scenario, load
-from glowplug.simulator.setup import ModelSetup, Setup
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.hardware.adapters import STEP_S
+from glowplug_lab.simulator.scenario.load import Scenario, load
+from glowplug_lab.simulator.setup import ModelSetup, Setup
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 SCENARIO: Final = Path(__file__).parents[2] / "scenarios" / "adapters.yaml"
 WAYS: Final = ("adapters", "merged", "everywhere")

@@ -23,11 +23,11 @@ from glowplug.events.commands import PlaceInstance
 from glowplug.events.facts import RouterLoadReported
 from glowplug.policies.registry import choose
 from glowplug.runtime.shell import Shell
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.world import World
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.world import World
 
 SMALL = Path(__file__).parents[2] / "scenarios" / "small.yaml"
 MANY = 64  # texts that teach the length model are long past by then

@@ -20,9 +20,9 @@ from statistics import fmean
 from typing import Any
 
 from bench.measured.data import data_option, markdown, write_data
-from glowplug.simulator.results import Results
-from glowplug.simulator.scenario.load import load_tree
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import Results
+from glowplug_lab.simulator.scenario.load import load_tree
+from glowplug_lab.simulator.world import World
 
 LIGHT = "light"
 NO_RECALLS = "vtc:most_recalls=0:unread_tokens=0"

@@ -121,7 +121,7 @@ BENCHMARKS = (
     Benchmark(
         name="adapters",
         command=("-m", "bench.adapters.run", "--json", "{json}"),
-        sources=("scenarios/adapters.yaml", f"{LIBS}/simulator", f"{LIBS}/controllers", f"{LIBS}/policies"),
+        sources=("scenarios/adapters.yaml", "libs/glowplug_lab/simulator", f"{LIBS}/controllers", f"{LIBS}/policies"),
         pages=(*FIGURES, "docs/adapters.md"),
         read=readers.adapters,
     ),
@@ -134,7 +134,7 @@ BENCHMARKS = (
     Benchmark(
         name="simulator",
         command=("bench/simulator/run.py", "--json", "{json}"),
-        sources=(f"{LIBS}/simulator", f"{LIBS}/controllers", f"{LIBS}/policies", f"{LIBS}/fleet"),
+        sources=("libs/glowplug_lab/simulator", f"{LIBS}/controllers", f"{LIBS}/policies", f"{LIBS}/fleet"),
         read=readers.simulator,
     ),
 )

@@ -15,7 +15,7 @@ from glowplug.policies.prediction.combined import NUM_EXPERTS, Mixture
 from glowplug.policies.prediction.combined_experts import NAMES
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
-from glowplug.policies.prediction.preserve_workload import PreserveWorkload
+from glowplug_lab.policies.preserve_workload import PreserveWorkload
 
 HORIZONS = (1, 2, 3, 6, 12)
 LONGEST = max(HORIZONS)

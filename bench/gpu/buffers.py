@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from glowplug.memory.gpu_memory import GpuMemory
+from glowplug_lab.gpu_slots.gpu_memory import GpuMemory
 
 _HUGE = 0x0004  # MFD_HUGETLB
 _PIECE = 64 << 20

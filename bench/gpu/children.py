@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.buffers import gpu_digest
-from glowplug.memory.cuda_memory import CudaMemory, check, load_driver
-from glowplug.memory.gpu_memory import Access, GpuMemory
-from glowplug.memory.host_memory import HostMemory
-from glowplug.memory.owner_client import OwnerClient, OwnerGone
-from glowplug.memory.slots import Slot
+from glowplug_lab.gpu_slots.cuda_memory import CudaMemory, check, load_driver
+from glowplug_lab.gpu_slots.gpu_memory import Access, GpuMemory
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.owner_client import OwnerClient, OwnerGone
+from glowplug_lab.gpu_slots.slots import Slot
 
 
 class Child:

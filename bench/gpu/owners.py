@@ -12,11 +12,11 @@ from typing import Any
 from bench.gpu.buffers import host_digest, pinned
 from bench.gpu.children import memory_of
 from bench.gpu.report import Place
-from glowplug.memory.copies import Copier
-from glowplug.memory.gpu_memory import Access, GpuMemory
-from glowplug.memory.owner_client import OwnerClient
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import Source, prewarm
+from glowplug_lab.gpu_slots.copies import Copier
+from glowplug_lab.gpu_slots.gpu_memory import Access, GpuMemory
+from glowplug_lab.gpu_slots.owner_client import OwnerClient
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import Source, prewarm
 
 NAME = "weights"
 START_S = 120.0  # 110 GiB of chunks are made
@@ -40,8 +40,8 @@ class Served:
         return {"kind": self.place.kind, "path": str(self.path), "name": NAME, **common}
 
     def start_owner(self) -> None:
-        """As `python -m glowplug.memory.owner` does."""
-        command = [sys.executable, "-m", "glowplug.memory.owner", str(self.path), *self.place.owner_args()]
+        """As `python -m glowplug_lab.gpu_slots.owner` does."""
+        command = [sys.executable, "-m", "glowplug_lab.gpu_slots.owner", str(self.path), *self.place.owner_args()]
         self.processes.append(subprocess.Popen(command))
 
     def kill_owner(self) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.measured.data import markdown
-from glowplug.memory.cuda_memory import CudaMemory
-from glowplug.memory.gpu_memory import GpuMemory
-from glowplug.memory.host_memory import HostMemory
+from glowplug_lab.gpu_slots.cuda_memory import CudaMemory
+from glowplug_lab.gpu_slots.gpu_memory import GpuMemory
+from glowplug_lab.gpu_slots.host_memory import HostMemory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 GB = 10**9
@@ -77,7 +77,7 @@ class Place:
             made.close()
 
     def owner_args(self) -> list[str]:
-        """Of `python -m glowplug.memory.owner`."""
+        """Of `python -m glowplug_lab.gpu_slots.owner`."""
         size = ["--chunk", str(self.chunk_bytes), "--total", str(self.most_bytes)]
         return ["--kind", self.kind, "--device", str(self.device), *size]
 

@@ -18,8 +18,8 @@ import psutil
 from bench.gpu import t_ckpt, t_copy, t_ipc, t_param, t_vllm, t_vmm
 from bench.gpu.report import GIB, MIB, Place, Row, table
 from bench.measured.data import data_option, write_data
-from glowplug.memory.cuda_memory import CudaMemory
-from glowplug.memory.gpu_memory import GpuUnavailable
+from glowplug_lab.gpu_slots.cuda_memory import CudaMemory
+from glowplug_lab.gpu_slots.gpu_memory import GpuUnavailable
 
 GROUPS: dict[int, tuple[Callable[[Place], Iterator[Row]], ...]] = {
     1: (t_vmm.run, t_copy.run),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from bench.gpu.buffers import host_bytes
 from bench.gpu.report import GB, GIB, MIB, Place, Row
-from glowplug.memory.gpu_memory import GpuError, GpuMemory
-from glowplug.memory.pool import ChunkPool
-from glowplug.memory.slots import Slot
+from glowplug_lab.gpu_slots.gpu_memory import GpuError, GpuMemory
+from glowplug_lab.gpu_slots.pool import ChunkPool
+from glowplug_lab.gpu_slots.slots import Slot
 
 KINDS = ("registered, 4 KiB pages", "registered, huge pages", "pageable")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from bench.gpu.children import Child
 from bench.gpu.owners import NAME, Served, served
 from bench.gpu.report import GIB, Place, Row, not_measured, torch_on_gpu
-from glowplug.memory.gpu_memory import Access, GpuMemory
-from glowplug.memory.owner_client import OwnerClient
-from glowplug.memory.slots import Slot
+from glowplug_lab.gpu_slots.gpu_memory import Access, GpuMemory
+from glowplug_lab.gpu_slots.owner_client import OwnerClient
+from glowplug_lab.gpu_slots.slots import Slot
 
 
 def run(place: Place) -> Iterator[Row]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from bench.gpu.buffers import gpu_digest, host_digest, pinned
 from bench.gpu.report import GB, GIB, Place, Row
-from glowplug.memory.copies import Copier, CopyBuckets, CopyClass
-from glowplug.memory.pool import ChunkPool
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import Source, prewarm
 from glowplug.weights.region import Region
+from glowplug_lab.gpu_slots.copies import Copier, CopyBuckets, CopyClass
+from glowplug_lab.gpu_slots.pool import ChunkPool
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import Source, prewarm
 
 WRITER_BYTES_PER_S = 4 * GB
 STEP_S = 0.002

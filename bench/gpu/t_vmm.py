@@ -13,11 +13,11 @@ from typing import Any
 from bench.gpu.buffers import gpu_digest, host_digest, pinned, read, write
 from bench.gpu.report import GIB, MIB, Place, Row, not_measured, torch_on_gpu
 from glowplug.engines.freezer import own_cgroup
-from glowplug.memory.copies import Copier, CopyClass
-from glowplug.memory.gpu_memory import Access, Chunk, GpuMemory
-from glowplug.memory.pool import ChunkPool
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import Source, activate, prewarm
+from glowplug_lab.gpu_slots.copies import Copier, CopyClass
+from glowplug_lab.gpu_slots.gpu_memory import Access, Chunk, GpuMemory
+from glowplug_lab.gpu_slots.pool import ChunkPool
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import Source, activate, prewarm
 
 
 def run(place: Place) -> Iterator[Row]:

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.papers.cache import ROOT
-from glowplug.simulator.workload.formats import counts, length_pairs
+from glowplug_lab.simulator.workload.formats import counts, length_pairs
 
 
 def folder() -> Path:

@@ -26,9 +26,9 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Spread, 
 from bench.papers.h_starts import SIZES_GB, stages
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures, policies
-from glowplug.simulator.scenario.load import Scenario, load
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import Scenario, load
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 SYSTEMS = {"HydraServe": "hydraserve", "serverless vLLM": "serverless_vllm", "ServerlessLLM": "serverlessllm"}
 """libs/glowplug/policies/systems.py. All scale as HydraServe does: the three run on one platform, its own."""

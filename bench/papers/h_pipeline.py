@@ -11,10 +11,10 @@ from bench.papers.h_load import SYSTEMS as NAMES
 from bench.papers.h_starts import MODELS, PRINTED_S, SIZES_GB, SYSTEMS, own, stages
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
-from glowplug.policies.systems import SYSTEMS as WHOLE
-from glowplug.simulator.scenario.load import load_tree
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import load_tree
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
+from glowplug_lab.systems import SYSTEMS as WHOLE
 
 KNOWN = "params.placer.start_stages={container_s: 1.0, library_s: 2.0, prefill_s: 0.3, decode_s: 0.05, hop_s: 0.001}"
 

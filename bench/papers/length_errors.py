@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from bench.papers.simulated import Expect
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.workload.arrival import Arrival
 
 TABLE = Path(__file__).with_name("length_errors.toml")
 MAX_TOKENS = 4096

@@ -329,7 +329,7 @@ SETUP = prose(
 READS = (
     "libs/glowplug/domain",
     "libs/glowplug/policies",
-    "libs/glowplug/simulator/workload",
+    "libs/glowplug_lab/simulator/workload",
     "bench/papers/m_cache.py",
     "bench/papers/m_workload.py",
     "bench/papers/data.py",

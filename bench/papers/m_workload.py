@@ -19,8 +19,8 @@ from random import Random
 from typing import NamedTuple
 
 from bench.papers.data import trace
-from glowplug.simulator.workload.sampling import binomial, renewal_times
-from glowplug.simulator.workload.tables import rows
+from glowplug_lab.simulator.workload.sampling import binomial, renewal_times
+from glowplug_lab.simulator.workload.tables import rows
 
 MB = 10**6
 SIZES = {

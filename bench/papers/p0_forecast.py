@@ -8,10 +8,10 @@ from random import Random
 from bench.papers.data import bin_counts, lengths
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import day
-from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, SeasonalNaive
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
-from glowplug.policies.prediction.preserve_workload import PreserveWorkload
-from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
+from glowplug_lab.policies.preserve_workload import PreserveWorkload
+from glowplug_lab.policies.warmserve_csp import WarmserveCsp
+from glowplug_lab.policies.windows import LastWindow, MovingAverage, SeasonalNaive
 
 BIN_S, WINDOW_S, DAY_S = 10, 600, 86_400
 PER_WINDOW, PER_DAY = WINDOW_S // BIN_S, DAY_S // WINDOW_S
@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     judge=judge,
     reads=(
         "libs/glowplug/policies/prediction",
-        "libs/glowplug/simulator/workload",
+        "libs/glowplug_lab/simulator/workload",
         "bench/papers/p0_forecast.py",
         "bench/papers/data.py",
     ),

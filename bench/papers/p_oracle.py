@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from bench.papers import p_preserve
 from bench.papers.experiment import Outcome
 from glowplug.controllers import operator
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 WINDOW_S = 25.0
 LEAD_S = 31.0  # of a start: 30 s, and the time to its grant and to load weights from host memory

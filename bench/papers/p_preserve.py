@@ -4,9 +4,9 @@
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict
 from bench.papers.simulated import Expect, figures, policies
-from glowplug.simulator.results import Peak
-from glowplug.simulator.scenario.load import Scenario, load
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import Peak
+from glowplug_lab.simulator.scenario.load import Scenario, load
+from glowplug_lab.simulator.world import World
 
 LEAD_S, SQUEEZE = 200.0, 24
 LEARN_S = 600.0

@@ -7,10 +7,10 @@ from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
-from glowplug.simulator.scenario.load import load_tree
-from glowplug.simulator.scenario.tree import with_system
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import load_tree
+from glowplug_lab.simulator.scenario.tree import with_system
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 GB = 1e9
 Sizes = dict[str, tuple[float, float, float, float]]  # weights GB, resident GB, cold start s, of which warm-up s

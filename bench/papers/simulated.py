@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Outcome
-from glowplug.simulator.results import Quantiles, Results
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import Quantiles, Results
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 Expect = Callable[[Iterator[Arrival], int], Iterator[Arrival]]
 """Arrivals and seed -> the same arrivals, each with the length that is expected of its answer."""
@@ -17,7 +17,7 @@ SIMULATOR = (
     "libs/glowplug/policies",
     "libs/glowplug/controllers",
     "libs/glowplug/memory",
-    "libs/glowplug/simulator",
+    "libs/glowplug_lab/simulator",
     "bench/papers/simulated.py",
 )
 """What decides a simulated outcome, for `Experiment.reads`."""

@@ -14,10 +14,10 @@ from bench.papers.experiment import Outcome
 from bench.papers.simulated import curve, figures
 from glowplug.events.envelope import Event
 from glowplug.events.facts import RequestFinished, RequestRejected
-from glowplug.simulator.results import Quantiles
-from glowplug.simulator.scenario.load import Scenario, load
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import Quantiles
+from glowplug_lab.simulator.scenario.load import Scenario, load
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 UNION = "union"
 SYSTEMS = {

@@ -8,7 +8,7 @@ from random import Random
 from bench.papers.data import bin_counts, lengths
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import day
-from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
+from glowplug_lab.policies.warmserve_csp import CspParams, forecast, season
 
 BIN_S, WINDOW_S, DAY_S = 10, 300, 86_400
 PER_DAY = DAY_S // WINDOW_S
@@ -131,8 +131,8 @@ EXPERIMENT = Experiment(
     run=run,
     judge=judge,
     reads=(
-        "libs/glowplug/policies/prediction/warmserve_csp.py",
-        "libs/glowplug/simulator/workload",
+        "libs/glowplug_lab/policies/warmserve_csp.py",
+        "libs/glowplug_lab/simulator/workload",
         "bench/papers/w4_forecast.py",
         "bench/papers/data.py",
     ),

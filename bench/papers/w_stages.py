@@ -14,9 +14,9 @@ from bench.papers import w_warm
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose, span
 from bench.papers.plots import Bars
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

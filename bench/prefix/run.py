@@ -19,10 +19,10 @@ from statistics import fmean
 from typing import Any
 
 from bench.measured.data import data_option, markdown, write_data
-from glowplug.simulator.results import Results
-from glowplug.simulator.scenario.load import load_tree
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import Results
+from glowplug_lab.simulator.scenario.load import load_tree
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 POLICIES = ("round_robin", "least_loaded", "sticky", "llmd_like", "preserve_load_aware", "prefix", "union")
 BLOCK_TOKENS = 512

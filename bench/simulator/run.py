@@ -24,8 +24,8 @@ from typing import Any
 
 from bench.measured.data import data_option, markdown, markdown_row, write_data
 from glowplug.controllers.effects import Record
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.world import World
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 WARM = ("params.agent.reservation=paper", "workload.rps=25")

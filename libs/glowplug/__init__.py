@@ -1,12 +1,12 @@
-"""Glowplug: multi-LLM serving with fast cold starts. From Python: `Client` and `simulate` (glowplug/api.py)."""
+"""Glowplug: multi-LLM serving with fast cold starts. From Python: `Client` (glowplug/api.py)."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from glowplug.api import Client, FleetError, simulate
+    from glowplug.api import Client, FleetError
 
 __version__ = "0.2.0"
-__all__ = ["Client", "FleetError", "simulate"]
+__all__ = ["Client", "FleetError"]
 
 
 def __getattr__(name: str) -> Any:

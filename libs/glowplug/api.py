@@ -1,11 +1,10 @@
-"""The Python API: calls to a fleet, and a call that simulates one.
+"""The Python API: calls to a fleet. `glowplug_lab` has one that simulates it.
 
     import glowplug
 
     fleet = glowplug.Client()  # the fleet that `glowplug up` started here
     fleet.deploy({"name": "writer", "engine": "llamacpp", "weights": "file:/models/writer.gguf"})
     fleet.wake("writer")
-    figures = glowplug.simulate("scenarios/small.yaml", {"policies": "warmserve"})
 
 Requests to models go to the OpenAI API at `Client().openai_url`, with any client of that API.
 """
@@ -139,33 +138,6 @@ class Client:
     def _call(self, method: str, service: str, path: str, **given: Any) -> Row:
         answer: Row = _asked(self._fleet.call, method, service, path, **given)
         return answer
-
-
-def simulate(
-    scenario: str | Path | Mapping[str, Any], settings: Mapping[str, Any] | None = None, *, seed: int | None = None
-) -> Row:
-    """Run a scenario, given as a file or a mapping, in the simulator and return its figures.
-
-    `settings` override the scenario by dotted path (`{"policies": "warmserve"}`). The figures, all simulated: `total`
-    (requests, TTFT and TPOT in seconds by percentile, attainment), `models` (the same for each), `fleet` (GPU seconds,
-    starts, bytes). Raises FleetError.
-    """
-    from glowplug.simulator.jobs import run_case
-    from glowplug.simulator.scenario.errors import ScenarioError
-    from glowplug.simulator.scenario.load import load, load_tree
-    from glowplug.simulator.scenario.tree import override
-    from glowplug.simulator.sweep import cases, variants
-
-    stated = [f"{path}={value}" for path, value in (settings or {}).items()]
-    try:
-        if isinstance(scenario, Mapping):
-            whole = load_tree(override(dict(scenario), stated, Path()), Path())
-        else:
-            whole = load(Path(scenario), stated)
-        (case,) = cases(dict(whole.tree), whole.beside, variants(()), (whole.seed if seed is None else seed,))
-        return run_case(case, None).numbers
-    except (ScenarioError, OSError) as error:
-        raise FleetError(str(error)) from error
 
 
 def _asked(call: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:

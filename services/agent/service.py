@@ -231,7 +231,7 @@ def next_look_s(around: Surroundings, inventory_s: float) -> float:
 
 def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:
     """Drivers that can start here, and the other engines that were asked for with why they cannot, logged once."""
-    asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or list(drivers.NAMES)
+    asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or drivers.installed()
     found: dict[str, EngineDriver] = {}
     refused: dict[str, EngineKind] = {}
     for name in asked:

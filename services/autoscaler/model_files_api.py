@@ -18,7 +18,7 @@ from glowplug.domain.errors import GlowplugError, InvalidModelFile
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.units import show_bytes
-from glowplug.engines.drivers import NAMES, declaration
+from glowplug.engines.drivers import declaration, installed
 from glowplug.runtime import model_forms
 from glowplug.runtime.control import ControlService, find_model
 from glowplug.runtime.model_files import MAX_FILE_BYTES, ModelFile, Strict, fewer_slots, json_schema
@@ -63,7 +63,7 @@ def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRoute
     async def form() -> dict[str, Any]:
         """What a form is made of: the schema of model files, and of each engine its weights, its arguments and an
         example."""
-        return {"schema": json_schema(), "engines": {name: engine_row(name) for name in NAMES}}
+        return {"schema": json_schema(), "engines": {name: engine_row(name) for name in installed()}}
 
     @router.post("")
     async def check(body: DraftBody) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from glowplug.memory.cuda_memory import CudaMemory
-from glowplug.memory.gpu_memory import Access, Chunk, GpuMemory, GpuUnavailable, OutOfGpuMemory, WrongMapping
-from glowplug.memory.host_memory import HostMemory
-from glowplug.memory.owner import Owner
+from glowplug_lab.gpu_slots.cuda_memory import CudaMemory
+from glowplug_lab.gpu_slots.gpu_memory import Access, Chunk, GpuMemory, GpuUnavailable, OutOfGpuMemory, WrongMapping
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.owner import Owner
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = 4096  # the smallest chunk of host memory

@@ -17,10 +17,10 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import PhaseName
 from glowplug.engines import apis
 from glowplug.engines.drivers import declaration
-from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
 from glowplug.engines.port import EngineHandle, Health, LoadReport
 from glowplug.services.router import continuation, continuation_apis, wire
 from glowplug.services.router.continuation import NotContinuable
+from glowplug_lab.emulated.profiles import DEFAULT_PROFILE, PROFILES
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case, until_idle
 from tests.waiting import lives, until
 

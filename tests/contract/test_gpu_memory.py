@@ -17,9 +17,17 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.buffers import read, write
-from glowplug.memory.cuda_memory import CudaMemory, load_driver
-from glowplug.memory.gpu_memory import Access, Chunk, GpuError, GpuMemory, GpuUnavailable, OutOfGpuMemory, WrongMapping
-from glowplug.memory.host_memory import HostMemory
+from glowplug_lab.gpu_slots.cuda_memory import CudaMemory, load_driver
+from glowplug_lab.gpu_slots.gpu_memory import (
+    Access,
+    Chunk,
+    GpuError,
+    GpuMemory,
+    GpuUnavailable,
+    OutOfGpuMemory,
+    WrongMapping,
+)
+from glowplug_lab.gpu_slots.host_memory import HostMemory
 from tests.contract.gpu_memory_rig import BACKENDS, KIB, FakeCudaDriver, Status, gpu, mapped
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +156,7 @@ def test_another_process_has_the_same_memory_by_descriptor(memory: GpuMemory) ->
     there = f"""
 from bench.gpu.buffers import read, write
 from tests.contract.gpu_memory_rig import gpu
-from glowplug.memory.gpu_memory import Access
+from glowplug_lab.gpu_slots.gpu_memory import Access
 with gpu({"faked driver" if faked else memory.kind!r}) as memory:
     chunk = memory.import_fd({descriptor}, {offset})
     here = memory.reserve({size})

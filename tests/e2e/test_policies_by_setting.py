@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from glowplug.policies.systems import SYSTEMS
+from glowplug_lab.systems import SYSTEMS
 from tests.fleet_runner import EMULATED, Fleet
 from tests.waiting import wait_until
 

@@ -28,8 +28,8 @@ GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
 LINES = {"events.jsonl", "decisions.jsonl", "requests.jsonl", "timeline.jsonl"}
 FILES = {"setup.json", "results.json", "report.html", *LINES}
 BREAKS = """
-from glowplug.simulator.checkers import Checker
-from glowplug.simulator.kernel import Kernel
+from glowplug_lab.simulator.checkers import Checker
+from glowplug_lab.simulator.kernel import Kernel
 
 first = Checker.look
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.policies.systems import SYSTEMS
+from glowplug_lab.systems import SYSTEMS
 from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
 

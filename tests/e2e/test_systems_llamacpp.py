@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from glowplug.engines.samples import sample_weights_path
-from glowplug.policies.systems import SYSTEMS, System
+from glowplug.policies.systems import System
+from glowplug_lab.systems import SYSTEMS
 from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
 from tests.weight_servers import WeightServer

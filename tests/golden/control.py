@@ -25,9 +25,9 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import facts
 from glowplug.events.commands import PlaceInstance, StartInstance
 from glowplug.events.envelope import Event
-from glowplug.simulator.control_plane import ControlPlane
-from glowplug.simulator.kernel import Kernel
-from glowplug.simulator.setup import Params, PolicyNames
+from glowplug_lab.simulator.control_plane import ControlPlane
+from glowplug_lab.simulator.kernel import Kernel
+from glowplug_lab.simulator.setup import Params, PolicyNames
 from tests.fleet_builder import MIB, a_model, a_node
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from glowplug.cli.simulate import comparison, per_model
 from glowplug.cli.terminal import table
-from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.sweep import cases, variants
+from glowplug_lab.commands.simulate import comparison, per_model
+from glowplug_lab.simulator.jobs import run_cases
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.sweep import cases, variants
 from tests.unit.simulator.scenarios import write
 
 GOLDEN = Path(__file__).parent / "scripts" / "simulated.table"

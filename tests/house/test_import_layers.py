@@ -10,16 +10,19 @@ import pytest
 
 from tests.house.tree import ROOT, SERVICES, files
 
-PACKAGES = {"glowplug"}
+PACKAGES = {"glowplug", "glowplug_lab"}
 
 
 LINTER: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
 
-def contract(kind: str) -> dict[str, Any]:
-    """The one contract of its kind."""
-    (found,) = (c for c in LINTER["contracts"] if c["type"] == kind)
+def contract(name: str) -> dict[str, Any]:
+    (found,) = (c for c in LINTER["contracts"] if c["name"].startswith(name))
     return dict(found)
+
+
+def layered(name: str) -> set[str]:
+    return {part.strip() for layer in contract(name)["layers"] for part in layer.split("|")}
 
 
 def test_nothing_imports_up_or_sideways() -> None:
@@ -45,19 +48,28 @@ def test_siblings_import_each_other_in_no_circle() -> None:
 
 
 def test_every_package_is_in_a_layer() -> None:
-    named = {name.strip() for layer in contract("layers")["layers"] for name in layer.split("|")}
-    packages = {f"glowplug.{f.split('/')[2]}" for f in files() if f.startswith("libs/glowplug/") and f.count("/") > 2}
-    assert named == {"glowplug.services", *packages}
+    def packages(root: str) -> set[str]:
+        return {f"{root}.{f.split('/')[2]}" for f in files() if f.startswith(f"libs/{root}/") and f.count("/") > 2}
+
+    assert layered("import layers") == {"glowplug.services", *packages("glowplug")}
+    modules = {"glowplug_lab.api", "glowplug_lab.systems"}
+    assert layered("layers of the laboratory") == modules | packages("glowplug_lab")
+
+
+def test_the_product_may_not_import_the_laboratory() -> None:
+    apart = contract("the product never imports the laboratory")
+    assert (apart["source_modules"], apart["forbidden_modules"]) == (["glowplug"], ["glowplug_lab"])
+    assert not apart.get("ignore_imports") and not apart.get("allow_indirect_imports")
 
 
 def test_every_service_is_kept_apart_from_the_others() -> None:
     found = {f.split("/")[1] for f in files() if f.startswith("services/") and f.count("/") > 1}
-    assert set(contract("independence")["modules"]) == {f"glowplug.services.{name}" for name in found}
+    assert set(contract("services never import")["modules"]) == {f"glowplug.services.{name}" for name in found}
     assert found == set(SERVICES)
 
 
 def test_pure_packages_may_not_touch_clock_network_or_log() -> None:
-    forbidden = contract("forbidden")
+    forbidden = contract("pure packages")
     pure = {f"glowplug.{name}" for name in ("domain", "policies", "fleet", "controllers")}
     assert set(forbidden["source_modules"]) == pure
     world = {"asyncio", "time", "random", "os", "socket", "logging", "nats", "redis", "fastapi"}

@@ -50,7 +50,11 @@ def test_units_are_seconds_and_bytes() -> None:
     ("pattern", "place", "folders"),
     [
         ("glowplug" + r"\.v1", "libs/glowplug/events/subjects.py", ("libs", "services", "bench")),
-        (r"^(?!glowplug_vllm$)glowplug_[a-z_]+$", "libs/glowplug/telemetry/semconv.py", ("libs/glowplug", "services")),
+        (
+            r"^(?!glowplug_(?:vllm|lab)$)glowplug_[a-z_]+$",
+            "libs/glowplug/telemetry/semconv.py",
+            ("libs/glowplug", "services"),
+        ),
     ],
     ids=["subjects", "metrics"],
 )

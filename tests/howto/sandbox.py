@@ -187,7 +187,7 @@ def _environment(venv: Path) -> None:
     for name in ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg"):
         if (Path(sys.prefix) / name).exists():
             (venv / name).symlink_to(Path(sys.prefix) / name)
-    for stamp in (".local-installed", ".dev-installed"):
+    for stamp in (".local-installed", ".lab-installed", ".dev-installed"):
         (venv / stamp).touch()
 
 

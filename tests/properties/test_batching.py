@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.engines.emulated_host.batch import Batch
-from glowplug.engines.emulated_host.batch import Sequence as SequenceOfBatch
-from glowplug.engines.emulated_host.profiles import Profile
-from glowplug.simulator.costs import FITTED, StepCosts
-from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits, Sequence, State, What
+from glowplug_lab.emulated.batch import Batch
+from glowplug_lab.emulated.batch import Sequence as SequenceOfBatch
+from glowplug_lab.emulated.profiles import Profile
+from glowplug_lab.simulator.costs import FITTED, StepCosts
+from glowplug_lab.simulator.hardware.batching import BatchEngine, EngineLimits, Sequence, State, What
 
 COSTS = FITTED["llama-2-7b", "a10"]
 FLAT = StepCosts(prefill_base_s=0.05, prefill_s_per_token=1e-4, decode_base_s=0.03)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from glowplug.policies.caching.mcache_importance import CacheFacts, Importance, ImportanceParams
 from glowplug.policies.caching.ordering import Resident, evict
 from glowplug.policies.decisions import EvictDecision
-from glowplug.policies.registry import KINDS, choose
+from glowplug.policies.registry import choose, installed
 
-POLICIES: list[Callable[..., EvictDecision]] = [choose("eviction", name) for name in KINDS["eviction"]]
+POLICIES: list[Callable[..., EvictDecision]] = [choose("eviction", name) for name in installed("eviction")]
 
 residents = st.lists(
     st.builds(
@@ -95,7 +95,7 @@ asks = st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 100)), max_size=6
 holds = st.frozensets(st.sampled_from(NAMES), max_size=3)
 
 
-@pytest.mark.parametrize("caching", sorted(KINDS["caching"]))
+@pytest.mark.parametrize("caching", installed("caching"))
 @given(asks=asks, held=holds, dropped=st.sets(st.integers(0, 59), max_size=5))
 def test_held_stay_bytes_fit_and_the_same_asks_give_the_same_victims(
     caching: str, asks: list[tuple[str, float]], held: frozenset[str], dropped: set[int]

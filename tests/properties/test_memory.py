@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glowplug.memory.gpu_memory import GpuError
-from glowplug.memory.host_memory import HostMemory
-from glowplug.memory.owner_client import OwnerClient, OwnerGone
+from glowplug_lab.gpu_slots.gpu_memory import GpuError
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.owner_client import OwnerClient, OwnerGone
 from tests.contract.gpu_memory_rig import PAGE, RunningOwner
 from tests.memory_model import MemoryModel
 from tests.waiting import wait_until

@@ -21,7 +21,7 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.registry import KINDS, choose
+from glowplug.policies.registry import choose, installed
 from tests.fleet_builder import MIB, a_model, an_instance, load_report
 
 MODELS = [
@@ -173,7 +173,7 @@ def links_of(nodes: list[Node], chance: random.Random) -> dict[str, LinkLedger]:
     }
 
 
-@pytest.mark.parametrize("name", sorted(KINDS["placement"]))
+@pytest.mark.parametrize("name", installed("placement"))
 @given(seed=st.integers(0, 10**9))
 def test_a_placement_decides_as_if_it_read_every_node(name: str, seed: int) -> None:
     chance = random.Random(seed)
@@ -279,7 +279,7 @@ class ScanningVictims(Victims):
 
 
 @pytest.mark.parametrize("rule", ["oldest_use", "shortest_queue", "least_worth"])
-@given(seed=st.integers(0, 10**9), evict=st.sampled_from(sorted(KINDS["eviction"])))
+@given(seed=st.integers(0, 10**9), evict=st.sampled_from(installed("eviction")))
 def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, evict: str) -> None:
     chance, capacity, loads = random.Random(seed), Capacity(), Demand()
     nodes, dormant, *_ = a_fleet(chance)

@@ -38,7 +38,6 @@ from glowplug.events.subjects import subject
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
 from glowplug.policies.start_times import START_TIMES
-from glowplug.policies.systems import SYSTEMS
 from glowplug.services.console.app import Console, build_app
 from glowplug.services.console.handlers import Feed
 from glowplug.services.console.metrics import ConsoleMetrics
@@ -46,6 +45,7 @@ from glowplug.services.console.settings import ConsoleSettings
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.rows import read_rows
 from glowplug.weights.region import region_digest
+from glowplug_lab.systems import SYSTEMS
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 from tests.odd_rows import KINDS, NOW, TABLES, a_tweaked_event, event_bytes, key_of, odd, steps
 from tests.strategies import events

@@ -29,11 +29,11 @@ from glowplug.events.facts import (
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.prewarming.port import PrewarmView
-from glowplug.policies.registry import KINDS, choose
+from glowplug.policies.registry import choose, installed
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
 from tests.unit.controllers.placer.rig import a_placer
 
-PLACEMENTS = sorted(KINDS["placement"])
+PLACEMENTS = installed("placement")
 ABILITIES = ("emulated:prewarm", "emulated:stages", "emulated:swap")
 MODELS = [
     a_model(

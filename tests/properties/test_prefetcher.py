@@ -15,7 +15,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.facts import InstanceReady, InstanceStopped, WeightsFetched, WeightsFetchFailed
-from glowplug.policies.registry import KINDS
+from glowplug.policies.registry import installed
 from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100
@@ -52,7 +52,7 @@ class Prefetching(RuleBasedStateMachine):
         params = replace(params, disk_bytes=DISK, copy_after_s=0.0, disk_retry_s=3.0)
         return PrefetcherController("n", params, digest_of=lambda ref: ref.uri)
 
-    @initialize(caching=st.sampled_from(sorted(KINDS["caching"])))
+    @initialize(caching=st.sampled_from(installed("caching")))
     def begin(self, caching: str) -> None:
         self.prefetcher = self.born(caching)
 

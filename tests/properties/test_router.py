@@ -13,7 +13,7 @@ from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.snapshot import Target
-from glowplug.policies.registry import KINDS, choose
+from glowplug.policies.registry import choose, installed
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.tracked import Tracker
 from tests.fleet_builder import a_model, an_instance, instance_event
@@ -248,7 +248,7 @@ def check(machine: type[Router]) -> None:
     run_state_machine_as_test(machine, settings=settings())
 
 
-@pytest.mark.parametrize("policy", sorted(KINDS["routing"]))
+@pytest.mark.parametrize("policy", installed("routing"))
 def test_no_request_is_lost_or_ends_twice(policy: str) -> None:
     check(type(policy, (Router,), {"policy": policy}))
 
@@ -257,7 +257,7 @@ def test_no_request_is_lost_where_the_overloaded_take_none() -> None:
     check(HoldsOverloaded)
 
 
-@pytest.mark.parametrize("policy", sorted(KINDS["routing"]))
+@pytest.mark.parametrize("policy", installed("routing"))
 @pytest.mark.parametrize("counts", [(0, 0), (2, 0), (0, 2), (2, 2), (1, 2)])
 def test_no_policy_chooses_an_instance_that_is_full_or_gone(policy: str, counts: tuple[int, int]) -> None:
     balancer = choose("routing", policy)(BalancerParams())

@@ -8,11 +8,20 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.systems import SYSTEMS
-from glowplug.simulator.costs import FITTED
-from glowplug.simulator.setup import GB, QUIET_AGENT, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
-from glowplug.simulator.workload.arrival import Arrival, merge
-from glowplug.simulator.workload.sampling import gamma_times, power_law_shares
+from glowplug_lab.simulator.costs import FITTED
+from glowplug_lab.simulator.setup import (
+    GB,
+    QUIET_AGENT,
+    ModelSetup,
+    Params,
+    PolicyNames,
+    ServerSetup,
+    Setup,
+    StartSeconds,
+)
+from glowplug_lab.simulator.workload.arrival import Arrival, merge
+from glowplug_lab.simulator.workload.sampling import gamma_times, power_law_shares
+from glowplug_lab.systems import SYSTEMS
 
 H800, A10 = FITTED["llama-2-7b", "h800"], FITTED["llama-2-7b", "a10"]
 BEGAN_S = 1_700_006_400.0

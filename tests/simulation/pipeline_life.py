@@ -16,11 +16,11 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Slo
 from glowplug.events import Event
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.simulator.costs import FITTED
-from glowplug.simulator.run import digest_of
-from glowplug.simulator.setup import GB, Fault, Params, PolicyNames, ServerSetup, Setup, StartSeconds
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World, break_at
+from glowplug_lab.simulator.costs import FITTED
+from glowplug_lab.simulator.run import digest_of
+from glowplug_lab.simulator.setup import GB, Fault, Params, PolicyNames, ServerSetup, Setup, StartSeconds
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World, break_at
 from tests.simulation import fleets
 
 STAGES = StageSeconds(container_s=0.5, prefill_s=0.02, decode_s=0.01, hop_s=0.001)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.world import World
 from tests.simulation.seeds import seeds
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "adapters.yaml"

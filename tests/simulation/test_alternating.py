@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 from tests.simulation.seeds import seeds
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "alternating.yaml"

@@ -7,8 +7,8 @@ import pytest
 from glowplug.controllers import operator
 from glowplug.controllers.agent.messages import AgentParams, StopEngine
 from glowplug.domain.instance import InstanceState
-from glowplug.simulator.hardware.engine import Origin
-from glowplug.simulator.run import digest_of
+from glowplug_lab.simulator.hardware.engine import Origin
+from glowplug_lab.simulator.run import digest_of
 from tests.simulation.chaos import Fleet
 from tests.simulation.seeds import seeds
 

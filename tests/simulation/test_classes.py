@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.access import Priority
-from glowplug.simulator.results import Results
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import Results
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "classes.yaml"
 PEOPLE, NIGHTLY = "people", "nightly"

@@ -12,8 +12,8 @@ import pytest
 
 from glowplug.controllers.election import Ask, Change, Election
 from glowplug.domain.lease import Lease
-from glowplug.simulator.kernel import Kernel
 from glowplug.state.memory_store import MemoryStore
+from glowplug_lab.simulator.kernel import Kernel
 from tests.simulation.seeds import seeds
 
 SEEDS = seeds()

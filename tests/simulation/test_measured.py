@@ -12,14 +12,14 @@ import pytest
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import StopInstance
 from glowplug.events.facts import RequestFinished
-from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.recording.read import read_recording
-from glowplug.simulator.recording.scenario import LIVE, scenario_of, write_arrivals
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.setup import Params, Setup, StartSeconds
-from glowplug.simulator.sweep import cases, variants
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.jobs import run_cases
+from glowplug_lab.simulator.recording.read import read_recording
+from glowplug_lab.simulator.recording.scenario import LIVE, scenario_of, write_arrivals
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.setup import Params, Setup, StartSeconds
+from glowplug_lab.simulator.sweep import cases, variants
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 from tests.simulation.test_mechanisms import COSTS, START, a_setup, ask, ready_s, start, state_of, workers_of
 from tests.unit.simulator.scenarios import TINY, workload, write
 

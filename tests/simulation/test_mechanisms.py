@@ -9,10 +9,10 @@ from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState, Worker
 from glowplug.events.commands import ConsolidateInstance, FetchWeights, JoinStages, StartInstance, StopInstance
-from glowplug.simulator.costs import FITTED
-from glowplug.simulator.setup import GB, QUIET_AGENT, Fault, Params, ServerSetup, Setup, StartSeconds
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.costs import FITTED
+from glowplug_lab.simulator.setup import GB, QUIET_AGENT, Fault, Params, ServerSetup, Setup, StartSeconds
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 
 COSTS = FITTED["llama-2-7b", "h800"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.policies.registry import KINDS
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.world import World
+from glowplug.policies.registry import installed
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 
 SLOTS = [
@@ -97,7 +97,7 @@ def run_with(caching: str) -> tuple[World, list[DecisionRecord]]:
 once_with = cache(run_with)
 
 
-@pytest.mark.parametrize("caching", sorted(KINDS["caching"]))
+@pytest.mark.parametrize("caching", installed("caching"))
 def test_host_memory_is_shared_by_any_order(caching: str) -> None:
     world, evictions = once_with(caching)
     assert evictions and {record.policy for record in evictions} == {caching}

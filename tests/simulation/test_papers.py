@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def test_models_that_share_a_gpu_wait_for_each_other_not_for_a_start():
 DIGESTS = """
 import hashlib
 from glowplug.events.envelope import encode
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 seen = hashlib.sha256()
 for fleet in (fleets.warmserve, fleets.hydraserve, fleets.swapserve, fleets.preserve):

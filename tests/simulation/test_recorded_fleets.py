@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.recording.read import Recording, read_recording
-from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
-from glowplug.simulator.sweep import cases, variants
+from glowplug_lab.simulator.jobs import run_cases
+from glowplug_lab.simulator.recording.read import Recording, read_recording
+from glowplug_lab.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
+from glowplug_lab.simulator.sweep import cases, variants
 
 RECORDINGS: Final = Path(__file__).parents[1] / "data" / "recordings"
 BANDS: Final[dict[str, Any]] = json.loads((RECORDINGS / "bands.json").read_text(encoding="utf-8"))

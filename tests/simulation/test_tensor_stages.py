@@ -11,10 +11,10 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.simulator.costs import FITTED
-from glowplug.simulator.setup import GB, Fault, Params, PolicyNames, ServerSetup, Setup, StartSeconds
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.costs import FITTED
+from glowplug_lab.simulator.setup import GB, Fault, Params, PolicyNames, ServerSetup, Setup, StartSeconds
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 from tests.simulation.seeds import seeds
 

@@ -1,9 +1,9 @@
 """A cold start passes the controllers, policies and tables that ARCHITECTURE.md names."""
 
-from glowplug.policies.systems import SYSTEMS
-from glowplug.simulator.setup import GB, QUIET_AGENT, Params, PolicyNames, ServerSetup, Setup
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.setup import GB, QUIET_AGENT, Params, PolicyNames, ServerSetup, Setup
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.world import World
+from glowplug_lab.systems import SYSTEMS
 from tests.simulation.fleets import BEGAN_S, H800, a_model
 from tests.walks import ROOT, entered, named
 

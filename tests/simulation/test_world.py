@@ -7,11 +7,11 @@ import pytest
 
 from glowplug.controllers.reads import MissingExecutor
 from glowplug.domain.model import Slo
-from glowplug.simulator.costs import FITTED
-from glowplug.simulator.setup import GB, ServerSetup, Setup, StartSeconds
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.sampling import power_law_shares
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.costs import FITTED
+from glowplug_lab.simulator.setup import GB, ServerSetup, Setup, StartSeconds
+from glowplug_lab.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.workload.sampling import power_law_shares
+from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 from tests.simulation.seeds import seeds
 

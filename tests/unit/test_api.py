@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import glowplug
+import glowplug_lab
+from glowplug_lab.simulator.scenario.errors import ScenarioError
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,18 +140,18 @@ def test_why_says_what_was_decided_about_a_request(client: glowplug.Client, serv
 
 def test_a_scenario_gives_its_figures_and_the_same_again() -> None:
     scenario = ROOT / "scenarios/small.yaml"
-    first, again = (glowplug.simulate(scenario, {"seconds": "30s"}, seed=2) for _ in range(2))
+    first, again = (glowplug_lab.simulate(scenario, {"seconds": "30s"}, seed=2) for _ in range(2))
     assert first == again and first["total"]["num_arrived"] == first["total"]["num_finished"] > 0
     assert sum(row["num_arrived"] for row in first["models"]) == first["total"]["num_arrived"]
-    other = glowplug.simulate(scenario, {"seconds": "30s", "policies": "serverless_vllm"}, seed=2)
+    other = glowplug_lab.simulate(scenario, {"seconds": "30s", "policies": "serverless_vllm"}, seed=2)
     assert other["total"]["ttft_s_p50"] > 0 and other != first
 
 
 def test_a_wrong_scenario_says_which_field() -> None:
-    with pytest.raises(glowplug.FleetError, match="seconds: is missing"):
-        glowplug.simulate({"name": "nothing"})
-    with pytest.raises(glowplug.FleetError, match=r"nowhere\.yaml"):
-        glowplug.simulate("nowhere.yaml")
+    with pytest.raises(ScenarioError, match="seconds: is missing"):
+        glowplug_lab.simulate({"name": "nothing"})
+    with pytest.raises(ScenarioError, match=r"nowhere\.yaml"):
+        glowplug_lab.simulate("nowhere.yaml")
 
 
 def test_the_package_has_no_other_names() -> None:

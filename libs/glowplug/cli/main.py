@@ -1,4 +1,7 @@
-"""`glowplug`: one command per verb, one line per error."""
+"""`glowplug`: one command per verb, one line per error.
+
+Other packages add verbs as entry points of `glowplug.commands` (domain/extensions.py); the first line of the function's
+docstring is shown in the listing."""
 
 import os
 import re
@@ -11,7 +14,9 @@ import typer
 from typer.core import TyperCommand
 
 from glowplug import __version__
-from glowplug.cli.terminal import CliError, say
+from glowplug.cli.terminal import WRONG_USAGE, CliError, say
+from glowplug.domain import extensions
+from glowplug.domain.errors import BadRequest
 from glowplug.runtime.entry import importing
 from glowplug.runtime.supervisor.errors import FleetError
 
@@ -42,9 +47,6 @@ _VERBS: dict[str, str] = {  # module of this package, with the verb it has -> wh
     "why.why": "Explain the decisions about a request, model, GPU or node.",
     "forecast.forecast": "Compare the forecasts for a model with its requests.",
     "doctor.command.doctor": "Check this machine and the fleet, and say what to fix.",
-    "simulate.simulate": "Run a scenario in the simulator, with a report.",
-    "what_if.plan": "Find the fewest GPUs that meet the objectives, by simulation.",
-    "what_if.replay": "Replay recorded requests in the simulator.",
     "tap.record": "Write all facts, commands and telemetry to a file.",
     "backup.backup": "Save models, pins, drains, tenants and keys in one file.",
     "backup.restore": "Restore what a backup holds.",
@@ -80,16 +82,40 @@ def without_output(args: Sequence[str]) -> list[str]:
 _OUTPUT = re.compile(r"(?<![^\0])(?:-o|--output)[\0=]?(json|table)\0")
 
 
+def _own() -> dict[str, str]:
+    """Verb of ours -> module of this package."""
+    return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in _VERBS}
+
+
+def _added() -> list[str]:
+    """Verbs of other packages."""
+    return [name for name in extensions.names("commands") if name not in _own()]
+
+
+def _function(verb: str) -> Any:
+    """The function or group behind a verb."""
+    if module := _own().get(verb):
+        return getattr(import_module(f"glowplug.cli.{module}"), verb)
+    try:
+        return extensions.load("commands", verb)
+    except BadRequest as error:
+        raise CliError(error.message) from error
+
+
+def _text(verb: str) -> str:
+    module = _own().get(verb)
+    return _VERBS[f"{module}.{verb}"] if module else extensions.about("commands", verb)
+
+
 def _app(commands: Mapping[str, Any], **settings: Any) -> typer.Typer:
     """The command with these verbs: a function or a group for each name. `settings`: of the parser of each."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(_options)
-    texts = {path.rpartition(".")[2]: text for path, text in _VERBS.items()}
     for name, found in commands.items():
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, short_help=texts[name])
+            app.add_typer(found, name=name, short_help=_text(name))
         else:
-            app.command(name, short_help=texts[name], cls=Verb, context_settings=settings)(found)
+            app.command(name, short_help=_text(name), cls=Verb, context_settings=settings)(found)
     app.command()(version)
     return app
 
@@ -97,14 +123,13 @@ def _app(commands: Mapping[str, Any], **settings: Any) -> typer.Typer:
 def app_of(verb: str = "") -> typer.Typer:
     """The command with all of its verbs; for one that is given, with that alone: the modules of all take more than a
     second to import."""
-    paths = [path.rpartition(".") for path in _VERBS]
-    paths = [path for path in paths if path[2] == verb] or paths
-    return _app({name: getattr(import_module(f"glowplug.cli.{module}"), name) for module, _, name in paths})
+    every = [*_own(), *_added()]
+    return _app({name: _function(name) for name in ([verb] if verb in every else every)})
 
 
 def listing() -> typer.Typer:
     """The command as its help shows it: with the names of all verbs, none of which does anything here but `version`."""
-    return _app(dict.fromkeys((path.rpartition(".")[2] for path in _VERBS), _nothing))
+    return _app(dict.fromkeys([*_own(), *_added()], _nothing))
 
 
 def _nothing() -> None:
@@ -115,7 +140,7 @@ def _asked_for(arguments: Sequence[str]) -> str:
     """The verb that will run; "" where none will: it is unknown, or an option stands before it, which is --help,
     --version or wrong."""
     first = next((word for word in arguments if word != "--"), "")
-    return first if any(path.endswith(f".{first}") for path in _VERBS) else ""
+    return first if first and not first.startswith("-") and (first in _own() or first in _added()) else ""
 
 
 def _completing(line: str) -> typer.Typer:
@@ -160,6 +185,8 @@ def main() -> None:
             else:
                 verb = _asked_for(sys.argv[1:])
                 app = app_of(verb) if verb else listing()
+                if not verb and sys.argv[1:] and not sys.argv[1].startswith("-") and (hint := extensions.hint()):
+                    raise CliError(f"there is no command {sys.argv[1]!r}{hint}", WRONG_USAGE)
         app(prog_name="glowplug")
     except (CliError, FleetError) as error:
         say(f"glowplug: {error}", err=True)

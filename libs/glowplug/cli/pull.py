@@ -25,7 +25,7 @@ from glowplug.domain.units import show_bytes
 from glowplug.runtime import model_files
 from glowplug.weights.files import NoAnswer
 from glowplug.weights.hub_cache import fill_cache
-from glowplug.weights.source import SCHEMES, SourceInterrupted, local_path, redacted, scheme_of
+from glowplug.weights.source import SourceInterrupted, is_read, local_path, redacted, scheme_of
 from glowplug.weights.sources.hub import HubSource
 from glowplug.weights.split_gguf import NotJoinable, part_names
 
@@ -94,7 +94,7 @@ def _wanted(what: str, fleet: FleetClient | None, none: NoFleet | None) -> list[
         if path.suffix in (".yaml", ".yml") and path.is_file():
             found = model_files.load(path, measure)
             return [Wanted(m.weights, m.key, m.engine) for m in found if m.weights.uri]
-        if scheme_of(what) in (*SCHEMES, "sample") or path.is_file() or ("/" in what and path.exists()):
+        if scheme_of(what) == "sample" or is_read(scheme_of(what)) or path.is_file() or ("/" in what and path.exists()):
             return [Wanted(model_files.weights_at(what, Path.cwd()))]
     except InvalidModelFile as error:
         raise CliError(f"{what}: {error.message}") from error

@@ -1,5 +1,6 @@
 """`glowplug why`: the decisions behind a request, a model, a GPU, a node or an instance."""
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,6 @@ from glowplug.cli.client import FleetClient, Row, connect, segment
 from glowplug.cli.options import JsonOption, RunOption, StateDirOption
 from glowplug.cli.terminal import WRONG_USAGE, CliError, clock, in_line, pairs, say, say_json, seconds, table
 from glowplug.domain.units import show_bytes
-from glowplug.simulator.run_files import read_json, read_lines
-from glowplug.simulator.scenario.errors import ScenarioError
 
 MAX_REQUESTS = 10_000  # as many as the router gives at once
 FILTERS = ("request", "instance", "gpu", "node")
@@ -218,8 +217,11 @@ def decision_text(decision: Row) -> str:
 
 def lines_of(run: Path, name: str) -> Iterator[Row]:
     """The rows of one file of a simulated run's folder. Raises CliError."""
+    path = run / name
     try:
-        read_json(run, "setup.json")
-        yield from read_lines(run, name)
-    except ScenarioError as error:
-        raise CliError(f"--run: {error}", WRONG_USAGE) from error
+        if not (run / "setup.json").is_file():
+            raise CliError(f"--run: {run}: is no folder of a run", WRONG_USAGE)
+        with path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+    except (OSError, ValueError) as error:
+        raise CliError(f"--run: {path}: {error}", WRONG_USAGE) from error

@@ -1,9 +1,12 @@
-"""Name -> driver. A driver is imported when it is asked for, so that no service pays for engines it never starts."""
+"""Name -> driver. A driver is imported when it is asked for, so that no service pays for engines it never starts.
+
+Other packages add theirs as entry points of `glowplug.engines` (domain/extensions.py)."""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+from glowplug.domain import extensions
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EVERYTHING, EngineApi
@@ -14,9 +17,17 @@ _CLASSES = {
     "llamacpp": ("glowplug.engines.llamacpp", "LlamacppDriver"),
     "vllm": ("glowplug.engines.vllm", "VllmDriver"),
     "command": ("glowplug.engines.command", "CommandDriver"),
-    "emulated": ("glowplug.engines.emulated", "EmulatedDriver"),
 }
-NAMES = tuple(_CLASSES)
+
+
+def installed() -> tuple[str, ...]:
+    """Every engine that is installed, ours first."""
+    return (*_CLASSES, *(name for name in extensions.names("engines") if name not in _CLASSES))
+
+
+def is_installed(name: str) -> bool:
+    """Whether an engine has that name."""
+    return name in _CLASSES or name in extensions.names("engines")
 
 
 class Declaration(Protocol):
@@ -32,22 +43,25 @@ class Declaration(Protocol):
 
 
 def declaration(name: str) -> Declaration:
-    """What the driver of that engine declares. Raises BadRequest for a name that is not in `NAMES`."""
+    """What the driver of that engine declares. Raises BadRequest for a name that is not in `installed`."""
     return cast(Declaration, _class(name))
 
 
 def api_of(model: Model) -> EngineApi:
-    """What the model's engine answers, as its driver declares; everything for an engine that is not in `NAMES`."""
-    return declaration(model.engine).api(model) if model.engine in _CLASSES else EVERYTHING
+    """What the model's engine answers, as its driver declares; everything for an engine that is not in `installed`."""
+    return declaration(model.engine).api(model) if is_installed(model.engine) else EVERYTHING
 
 
 def driver(name: str, settings: EngineSettings | None = None) -> EngineDriver:
-    """The driver of that engine. Raises BadRequest for a name that is not in `NAMES`."""
+    """The driver of that engine. Raises BadRequest for a name that is not in `installed`."""
     return cast(Callable[[EngineSettings], EngineDriver], _class(name))(settings or EngineSettings())
 
 
 def _class(name: str) -> Any:
-    if name not in _CLASSES:
-        raise BadRequest(f"unknown engine {name!r}: one of {', '.join(NAMES)}", param="engine")
-    module, attribute = _CLASSES[name]
-    return getattr(import_module(module), attribute)
+    if name in _CLASSES:
+        module, attribute = _CLASSES[name]
+        return getattr(import_module(module), attribute)
+    if not is_installed(name):
+        known = ", ".join(installed()) + extensions.hint()
+        raise BadRequest(f"unknown engine {name!r}: one of {known}", param="engine")
+    return extensions.load("engines", name)

@@ -1,10 +1,13 @@
 """Policies by kind and name, and where each of them is defined. A service picks one from configuration:
-`GLOWPLUG_POLICY_<KIND>=name`, with options behind the name where the policy has any (`options`)."""
+`GLOWPLUG_POLICY_<KIND>=name`, with options behind the name where the policy has any (`options`).
+
+Other packages add theirs as entry points of `glowplug.policies.<kind>` (domain/extensions.py)."""
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from glowplug.domain import extensions
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.options import base_name, configured
 
@@ -19,33 +22,21 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         "minimum_use": "routing.counted:minimum_use",
         "first_room": "routing.counted:first_room",
         "preserve_load_aware": "routing.preserve_load_aware:preserve_load_aware",
-        "llumnix_like": "routing.llumnix_like:llumnix_like",
         "prefix": "routing.prefix:prefix",
-        "sticky": "routing.prefix_baselines:sticky",
-        "llmd_like": "routing.prefix_baselines:llmd_like",
         "union": "routing.prefix:union",
     },
     "fairness": {"vtc": "fairness.vtc:vtc", "fifo": "fairness.fifo:fifo"},
     "placement": {
         "first_fit": "placement.first_fit:place",
         "serverlessllm": "placement.serverlessllm:place",
-        "warmserve": "placement.warmserve_placement:place",
-        "warmserve_unplaced": "placement.warmserve_placement:unplaced",
         "hydraserve": "placement.hydraserve:place",
-        "muxserve_like": "placement.muxserve_like:place",
         "union": "placement.union:place",
     },
     "scaling": {
         "reactive": "scaling.baselines:reactive",
-        "warmserve": "scaling.warmserve:scale",
-        "warmserve_one_way": "scaling.warmserve:one_way",
         "hydraserve": "scaling.hydraserve:scale",
         "preserve": "scaling.preserve:scale",
-        "proactive": "scaling.preserve:proactive",
-        "hybrid": "scaling.preserve:hybrid",
-        "llumnix_like": "scaling.llumnix_like:scale",
         "static": "scaling.baselines:static",
-        "muxserve_like": "scaling.baselines:muxserve_like",
         "union": "scaling.union:scale",
     },
     "eviction": {
@@ -56,15 +47,9 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     "prediction": {
         "none": "prediction.baselines:Nothing",
         "combined": "prediction.learned:combined",
-        "last_window": "prediction.baselines:LastWindow",
-        "moving_average": "prediction.baselines:MovingAverage",
-        "seasonal_naive": "prediction.baselines:SeasonalNaive",
-        "warmserve_csp": "prediction.warmserve_csp:WarmserveCsp",
-        "preserve_workload": "prediction.learned:preserve_workload",
     },
     "prewarming": {
         "none": "prewarming.baselines:nothing",
-        "keep_last": "prewarming.baselines:keep_last",
         "warmserve": "prewarming.warmserve:plan",
         "warmserve_literal": "prewarming.warmserve:literal",
         "warmserve_unplaced": "prewarming.warmserve:unplaced",
@@ -80,13 +65,28 @@ KINDS: Final[dict[str, dict[str, str]]] = {
 }
 
 
+def installed(kind: str) -> list[str]:
+    """Every policy of a kind that is installed, sorted."""
+    return sorted({*KINDS[kind], *extensions.names(f"policies.{kind}")})
+
+
+def is_known(kind: str, name: str) -> bool:
+    """Whether a policy of that name is installed; options behind the name do not matter."""
+    base = base_name(name)
+    return base in KINDS[kind] or base in extensions.names(f"policies.{kind}")
+
+
 def choose(kind: str, name: str) -> Policy:
     """Return the policy `name` of `kind`, with the options behind its name applied. Raises BadRequest naming the field
     and the names there are."""
-    policies, base = KINDS[kind], base_name(name)
-    if base not in policies:
-        known = ", ".join(sorted(policies)) or "none yet"
-        raise BadRequest(f"no {kind} policy named {base!r} (there are: {known})", param=f"policy_{kind}")
-    module, _, attribute = policies[base].partition(":")
-    policy: Policy = getattr(import_module(f"glowplug.policies.{module}"), attribute)
-    return configured(kind, name, policy)
+    if not is_known(kind, name):
+        known = ", ".join(installed(kind)) + extensions.hint()
+        raise BadRequest(f"no {kind} policy named {base_name(name)!r} (there are: {known})", param=f"policy_{kind}")
+    return configured(kind, name, _defined(kind, base_name(name)))
+
+
+def _defined(kind: str, base: str) -> Policy:
+    if base not in KINDS[kind]:
+        return cast(Policy, extensions.load(f"policies.{kind}", base))
+    module, _, attribute = KINDS[kind][base].partition(":")
+    return cast(Policy, getattr(import_module(f"glowplug.policies.{module}"), attribute))

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from glowplug.domain.bounds import OutOfBounds
-from glowplug.domain.errors import EngineMisconfigured, GlowplugError, InvalidModelFile, WeightsUnavailable
+from glowplug.domain.errors import BadRequest, EngineMisconfigured, GlowplugError, InvalidModelFile, WeightsUnavailable
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import lora, vllm_sample
 from glowplug.engines.declaration import WeightsForm
-from glowplug.engines.drivers import NAMES, declaration, driver
+from glowplug.engines.drivers import declaration, driver, installed
 from glowplug.engines.port import Ability
 from glowplug.engines.samples import eight_bits_path, sample_weights_path
 from glowplug.memory.discovery import HOST
@@ -28,12 +28,12 @@ from glowplug.runtime.split_weights import in_one_piece
 from glowplug.weights.files import read_regular
 from glowplug.weights.measure import Measure, not_asked
 from glowplug.weights.source import (
-    SCHEMES,
     SourceInfo,
     check_reference,
     file_uri,
     hub_address,
     is_directory,
+    is_read,
     local_path,
     redacted,
     scheme_of,
@@ -84,11 +84,15 @@ def _invalid(field: str, why: object) -> InvalidModelFile:
     return InvalidModelFile(f"{field}: {why}", param=field)
 
 
+def _engines(schema: dict[str, Any]) -> None:
+    schema["pattern"] = f"^({'|'.join(installed())})?$"
+
+
 class ModelFile(Strict):
     """One served model, as its owner writes it."""
 
     name: str = Field(min_length=1, max_length=200, description="what clients send as model")
-    engine: str = Field("", pattern=f"^({'|'.join(NAMES)})?$", description="of an adapter: that of its base")
+    engine: str = Field("", json_schema_extra=_engines, description="of an adapter: that of its base")
     weights: WeightsFile | str = Field("", description="a uri, or uri with sha256 and num_bytes")
     base: str = Field("", max_length=200, description="name of the model whose engines serve this LoRA adapter")
     adapter: WeightsFile | str = Field("", description="of a LoRA adapter, in place of weights")
@@ -116,6 +120,14 @@ class ModelFile(Strict):
     system_prompt: str = Field("", max_length=100_000, description="of requests that bring none")
     slo: SloFile = SloFile()
     engine_args: dict[str, Any] = Field(default_factory=dict, description="arguments for the engine, one in a line")
+
+    @field_validator("engine")
+    @classmethod
+    def _is_an_engine(cls, given: str) -> str:
+        try:
+            return given and declaration(given).name
+        except BadRequest as error:
+            raise ValueError(error.message) from error
 
     def to_model(self, source: str, base: Path | None = None, measure: Measure = not_asked) -> Model:
         """Raises InvalidModelFile naming the field. Relative weight paths are taken from `base`. The size of weights on
@@ -245,7 +257,7 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
     try:
         check_reference(uri)
     except WeightsUnavailable as error:
-        sample = ", sample:" if scheme_of(uri) not in ("", *SCHEMES) else ""
+        sample = ", sample:" if scheme_of(uri) and not is_read(scheme_of(uri)) else ""
         raise InvalidModelFile(f"weights: {error.message}{sample}", param="weights") from error
     if scheme_of(uri) == "hf":
         uri = hub_address(uri).uri  # models that spell it differently share a copy

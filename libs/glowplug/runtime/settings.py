@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.registry import choose
-from glowplug.policies.systems import SYSTEMS, System
+from glowplug.policies.systems import DEFAULT, System, installed, system
 from glowplug.runtime.web import AllowedHosts, WebRules, parse_origins
 from glowplug.weights.source import SourceOptions
 
@@ -109,23 +109,25 @@ class ServiceSettings(BaseSettings):
     @field_validator("policies")
     @classmethod
     def _is_a_system(cls, given: str) -> str:
-        if given and given not in SYSTEMS:
-            raise ValueError(f"no system of that name (there are: {', '.join(sorted(SYSTEMS))})")
+        try:
+            system(given or DEFAULT)
+        except BadRequest as error:
+            raise ValueError(error.message) from error
         return given
 
     @model_validator(mode="before")
     @classmethod
     def _of_its_system(cls, given: dict[str, Any]) -> dict[str, Any]:
-        system = SYSTEMS.get(str(given.get("policies", "")))
-        chosen = settings_of_system(system) if system else {}
+        named = str(given.get("policies", ""))
+        chosen = settings_of_system(system(named)) if named and named in installed() else {}
         return {name: value for name, value in chosen.items() if name in cls.model_fields} | given
 
 
-def settings_of_system(system: System) -> dict[str, Any]:
+def settings_of_system(chosen: System) -> dict[str, Any]:
     """Setting -> value, of all services."""
-    params = {name: value for part in system.params.values() for name, value in part.items()}
+    params = {name: value for part in chosen.params.values() for name, value in part.items()}
     params["kv_reservation"] = params.pop("reservation")
-    return params | {f"policy_{kind}": name for kind, name in system.policies.items()}
+    return params | {f"policy_{kind}": name for kind, name in chosen.policies.items()}
 
 
 class SourceSettings(ServiceSettings):

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
+from glowplug.domain import extensions
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.window import WindowOf
 
@@ -151,11 +152,17 @@ def scheme_of(uri: str) -> str:
     return found[1].lower() if found else ""
 
 
+def is_read(scheme: str) -> bool:
+    """Whether a source is installed for a scheme: ours, or an entry point of `glowplug.sources`, a class made with
+    (uri, options)."""
+    return scheme in SCHEMES or scheme in extensions.names("sources")
+
+
 def check_reference(uri: str) -> SplitResult:
     """The parts of an address that a source can be asked for. Raises WeightsUnavailable saying what is allowed."""
     scheme = scheme_of(uri)
-    if scheme and scheme not in SCHEMES:
-        allowed = ", ".join(f"{known}:" for known in SCHEMES)
+    if scheme and not is_read(scheme):
+        allowed = ", ".join(f"{known}:" for known in (*SCHEMES, *extensions.names("sources")))
         raise _wrong(f"no source reads {scheme}: addresses ({redacted(uri)}); allowed are a path, {allowed}")
     if any(ord(char) < 32 or ord(char) == 127 for char in uri):
         raise _wrong("the address holds a control character")

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from bench.papers.length_errors import MAX_TOKENS, LengthErrors
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.workload.arrival import Arrival
 
 TABLE = "edges = [0.5, 2.0]\nshares = [0.25, 0.75]\nratios = [[2, 4], [1, 1], [0.5, 0.7]]\n"
 

@@ -7,7 +7,7 @@ import pytest
 from bench.papers import p_oracle
 from bench.papers.experiment import Outcome
 from bench.papers.p_oracle import LEAD_S, WINDOW_S, Search
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug_lab.simulator.workload.arrival import Arrival
 
 PROFILE = {"prompt_per_s": 10, "response_per_s": 2, "total_per_s": 12}
 

@@ -26,7 +26,7 @@ from bench.papers.plots import Lines
 from bench.papers.results import Result
 from bench.papers.table import page, write
 from bench.papers.w_stages import MODELS, PCIE, RANGES, STAGES, STEPS, StartStages, expected_s
-from glowplug.policies.systems import SYSTEMS
+from glowplug_lab.systems import SYSTEMS
 
 ROWS = ["W1", "W2", "W3", "W4", "W5", "H1", "H2", "H3", "H4", "M1", "M2", "S1", "S2", "P1", "P2", "P3", "P4"]
 

@@ -14,7 +14,6 @@ from bench.papers.u_workloads import SYSTEMS as ROWS
 from bench.papers.u_workloads import WORKLOADS, laid_over
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.prefetcher.params import IMPORTANCE
-from glowplug.policies.systems import SYSTEMS
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.services.autoscaler.settings import AutoscalerSettings
 from glowplug.services.placer.main import params_of
@@ -22,9 +21,10 @@ from glowplug.services.placer.settings import PlacerSettings
 from glowplug.services.predictor.settings import PredictorSettings
 from glowplug.services.prefetcher.settings import PrefetcherSettings
 from glowplug.services.router.settings import RouterSettings
-from glowplug.simulator.hardware.node import prefetcher_params
-from glowplug.simulator.scenario.tree import override, read_tree
-from glowplug.simulator.setup import Params, PolicyNames
+from glowplug_lab.simulator.hardware.node import prefetcher_params
+from glowplug_lab.simulator.scenario.tree import override, read_tree
+from glowplug_lab.simulator.setup import Params, PolicyNames
+from glowplug_lab.systems import SYSTEMS
 from tests.simulation import fleets
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"

@@ -18,9 +18,9 @@ from glowplug.cli.demo import HEADERS, Row, idle, write_models
 from glowplug.cli.main import app_of
 from glowplug.cli.talk import Answer, streamed
 from glowplug.cli.terminal import CliError, NoFleet
-from glowplug.cli.what_if import _why_not
 from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
+from glowplug_lab.commands.what_if import _why_not
 
 READY = "glowplug.v1.evt.instance.ready.qwen.i-1"
 PLACE = "glowplug.v1.cmd.placer.place.any"

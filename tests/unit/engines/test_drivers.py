@@ -18,7 +18,7 @@ from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.gguf import InvalidGguf
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous, vllm_args
-from glowplug.engines.drivers import NAMES, driver
+from glowplug.engines.drivers import driver, installed
 from glowplug.engines.gguf import GgufFacts, read_facts
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.landing import Landing
@@ -59,7 +59,7 @@ def request(
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", installed())
 def test_every_name_gives_a_driver_that_says_what_it_is(name: str) -> None:
     made = driver(name)
     assert made.name == name

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from glowplug.memory import peers
-from glowplug.memory.copies import Copier
-from glowplug.memory.gpu_memory import Access, Chunk, GpuError, OutOfGpuMemory
-from glowplug.memory.host_memory import HostMemory
-from glowplug.memory.owner import Owner
-from glowplug.memory.owner import main as owner_main
-from glowplug.memory.owner_client import OwnerClient, OwnerGone
-from glowplug.memory.peers import PeerGone, receive, send
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import Source, activate, donate, evict, prewarm
+from glowplug_lab.gpu_slots import peers
+from glowplug_lab.gpu_slots.copies import Copier
+from glowplug_lab.gpu_slots.gpu_memory import Access, Chunk, GpuError, OutOfGpuMemory
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.owner import Owner
+from glowplug_lab.gpu_slots.owner import main as owner_main
+from glowplug_lab.gpu_slots.owner_client import OwnerClient, OwnerGone
+from glowplug_lab.gpu_slots.peers import PeerGone, receive, send
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import Source, activate, donate, evict, prewarm
 from tests.contract.gpu_memory_rig import RunningOwner
 from tests.waiting import WAIT_S, wait_until
 
@@ -219,7 +219,7 @@ NO_TURN = "import signal; of = signal.signal; signal.signal = lambda number, _: 
 
 @pytest.mark.parametrize("before", ["", NO_TURN])
 def test_the_command_serves_until_it_is_asked_to_end(path: Path, before: str) -> None:
-    code = f"{before}import sys; from glowplug.memory.owner import main; sys.exit(main())"
+    code = f"{before}import sys; from glowplug_lab.gpu_slots.owner import main; sys.exit(main())"
     options = [str(path), "--total", "64KiB", "--chunk", "4KiB", "--kind", "host"]
     served = subprocess.Popen([sys.executable, "-c", code, *options])
     with OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S) as client:

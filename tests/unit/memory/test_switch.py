@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.memory.copies import Copier, CopyBuckets, CopyClass
-from glowplug.memory.gpu_memory import Access, GpuError, OutOfGpuMemory
-from glowplug.memory.host_memory import HostMemory
-from glowplug.memory.pool import ChunkPool
-from glowplug.memory.slots import Slot
-from glowplug.memory.switch import URGENT_BYTES, Source, WeightsLate, activate, donate, evict, prewarm
 from glowplug.weights.region import Region
+from glowplug_lab.gpu_slots.copies import Copier, CopyBuckets, CopyClass
+from glowplug_lab.gpu_slots.gpu_memory import Access, GpuError, OutOfGpuMemory
+from glowplug_lab.gpu_slots.host_memory import HostMemory
+from glowplug_lab.gpu_slots.pool import ChunkPool
+from glowplug_lab.gpu_slots.slots import Slot
+from glowplug_lab.gpu_slots.switch import URGENT_BYTES, Source, WeightsLate, activate, donate, evict, prewarm
 from tests.waiting import WAIT_S, wait_until
 
 CHUNK = 4096

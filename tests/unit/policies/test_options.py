@@ -13,8 +13,8 @@ from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.scaling import preserve
-from glowplug.simulator.scenario.errors import ScenarioError
-from glowplug.simulator.scenario.load import load_tree
+from glowplug_lab.simulator.scenario.errors import ScenarioError
+from glowplug_lab.simulator.scenario.load import load_tree
 from tests.house.tree import ROOT
 
 

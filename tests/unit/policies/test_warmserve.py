@@ -5,7 +5,6 @@ import math
 import pytest
 
 from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan
-from glowplug.policies.placement.warmserve_placement import take_over
 from glowplug.policies.placement.warmserve_scores import (
     MAX_REPLICAS,
     PrewarmDemand,
@@ -14,8 +13,9 @@ from glowplug.policies.placement.warmserve_scores import (
     replicas,
 )
 from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
-from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
+from glowplug_lab.policies.warmserve_csp import CspParams, forecast, season
+from glowplug_lab.policies.warmserve_placement import take_over
 
 GB = 10**9
 ONE = ReplicaShape(num_gpus=1, bytes_per_gpu=13 * GB)

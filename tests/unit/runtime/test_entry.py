@@ -38,6 +38,6 @@ def test_a_service_imports_no_command_line_no_exporter_and_no_numpy(service: str
     """A fleet starts a dozen processes at once, each on a share of a core."""
     code = f"import sys, glowplug.services.{service}.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    late = {"httpx", "requests", "rich", "typer", "numpy", "yaml", "opentelemetry.exporter", "glowplug.simulator"}
+    late = {"httpx", "requests", "rich", "typer", "numpy", "yaml", "opentelemetry.exporter", "glowplug_lab.simulator"}
     assert not late & set(done.stdout.split())
     assert "glowplug.policies.scaling.union" not in done.stdout.split(), "the autoscaler's alone"

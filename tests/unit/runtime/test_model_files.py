@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from glowplug.domain.errors import InvalidModelFile, WeightsUnavailable
-from glowplug.engines.drivers import NAMES
+from glowplug.engines.drivers import installed
 from glowplug.engines.samples import sample_weights_path
 from glowplug.runtime import model_files
 from glowplug.weights.files import NoAnswer
@@ -37,7 +37,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_every_engine_may_be_named() -> None:
-    for engine in NAMES:
+    for engine in installed():
         weights = {"llamacpp": "http://h/w.gguf", "vllm": "s3://b/w/"}.get(engine, "http://h/w")
         data = {"name": "a", "engine": engine, "weights": weights, "weights_bytes": 1}
         assert model_files.parse(data, "REST").engine == engine

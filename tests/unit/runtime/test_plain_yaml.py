@@ -9,7 +9,7 @@ import yaml
 
 from glowplug.domain.errors import GlowplugError
 from glowplug.runtime import model_files, plain_yaml
-from glowplug.simulator.scenario.load import load as load_scenario
+from glowplug_lab.simulator.scenario.load import load as load_scenario
 
 
 def bomb(depth: int, width: int = 10) -> str:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from glowplug.cli.up import settings_of
-from glowplug.policies.systems import DEFAULT, SYSTEMS
+from glowplug.policies.systems import DEFAULT
 from glowplug.runtime.settings import ServiceSettings, explain, settings_of_system
 from glowplug.runtime.supervisor.errors import WrongSetting
 from glowplug.runtime.supervisor.settings import FleetSettings, check_services
@@ -18,6 +18,7 @@ from glowplug.services.placer.settings import PlacerSettings
 from glowplug.services.predictor.settings import PredictorSettings
 from glowplug.services.prefetcher.settings import PrefetcherSettings
 from glowplug.services.router.settings import RouterSettings
+from glowplug_lab.systems import SYSTEMS
 
 DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
 EVERY = (FleetSettings, ConsoleSettings, *DECIDING)
@@ -94,9 +95,8 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     monkeypatch.setenv("GLOWPLUG_POLICIES", "unoin")
     with pytest.raises(ValidationError) as caught:
         PlacerSettings()
-    assert explain(caught.value).startswith(
-        "GLOWPLUG_POLICIES: no system of that name (there are: hybrid, hydraserve, "
-    )
+    said = "GLOWPLUG_POLICIES: no system named 'unoin' (there are: hybrid, hydraserve, "
+    assert explain(caught.value).startswith(said)
 
 
 def test_every_setting_of_a_system_is_one_of_some_service():

@@ -11,10 +11,10 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from glowplug.simulator.workload import generator, generator_fitted
-from glowplug.simulator.workload.formats import counts, length_pairs
-from glowplug.simulator.workload.generator import Span, hours, renewal
-from glowplug.simulator.workload.tables import rows
+from glowplug_lab.simulator.workload import generator, generator_fitted
+from glowplug_lab.simulator.workload.formats import counts, length_pairs
+from glowplug_lab.simulator.workload.generator import Span, hours, renewal
+from glowplug_lab.simulator.workload.tables import rows
 
 DATA = Path(os.environ.get("GLOWPLUG_DATA", "../shared/data"))
 HOUR_S, DAY_S = 3600.0, 86400.0

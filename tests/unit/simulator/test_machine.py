@@ -3,9 +3,9 @@ the figures that the constants were checked against, and pipelines."""
 
 import pytest
 
-from glowplug.simulator.costs import FITTED, FITTED_MS
-from glowplug.simulator.kernel import Kernel
-from glowplug.simulator.links import Link, Links
+from glowplug_lab.simulator.costs import FITTED, FITTED_MS
+from glowplug_lab.simulator.kernel import Kernel
+from glowplug_lab.simulator.links import Link, Links
 
 
 def test_in_order_of_time_then_of_setting():

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from glowplug.simulator.recording.costs import Busy, Costs
-from glowplug.simulator.recording.read import read_recording
-from glowplug.simulator.recording.scenario import scenario_of, write_arrivals
-from glowplug.simulator.scenario.load import Scenario, ScenarioError, load_tree
+from glowplug_lab.simulator.recording.costs import Busy, Costs
+from glowplug_lab.simulator.recording.read import read_recording
+from glowplug_lab.simulator.recording.scenario import scenario_of, write_arrivals
+from glowplug_lab.simulator.scenario.load import Scenario, ScenarioError, load_tree
 
 MODEL = {
     "name": "Chat 7B", "key": "chat-7b", "engine": "vllm", "weights": {"uri": "s3://x"}, "weights_bytes": 10**10,

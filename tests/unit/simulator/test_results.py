@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.simulator.report import page_data
-from glowplug.simulator.report.page_data import Spans
-from glowplug.simulator.results import Accounts, Peak, Quantiles, Results
-from glowplug.simulator.scenario.load import load
+from glowplug_lab.simulator.report import page_data
+from glowplug_lab.simulator.report.page_data import Spans
+from glowplug_lab.simulator.results import Accounts, Peak, Quantiles, Results
+from glowplug_lab.simulator.scenario.load import load
 from tests.unit.simulator.scenarios import write
 
 VALUES = st.lists(st.floats(0, 1e5).filter(lambda v: v == 0 or v > 1e-5), min_size=1, max_size=200)

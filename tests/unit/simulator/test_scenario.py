@@ -9,11 +9,12 @@ import pytest
 
 from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.systems import DEFAULT, SYSTEMS
-from glowplug.simulator.scenario.load import ScenarioError, load
-from glowplug.simulator.scenario.sources import SERVEGEN_LENGTHS, TRACES
-from glowplug.simulator.setup import Params
-from glowplug.simulator.world import World
+from glowplug.policies.systems import DEFAULT
+from glowplug_lab.simulator.scenario.load import ScenarioError, load
+from glowplug_lab.simulator.scenario.sources import SERVEGEN_LENGTHS, TRACES
+from glowplug_lab.simulator.setup import Params
+from glowplug_lab.simulator.world import World
+from glowplug_lab.systems import SYSTEMS
 from tests.unit.simulator.scenarios import TINY, workload, write
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"

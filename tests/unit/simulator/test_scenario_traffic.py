@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from glowplug.cli.simulate import load_with
-from glowplug.simulator.scenario.load import Scenario, ScenarioError, highest, load
-from glowplug.simulator.scenario.sources import Clients
-from glowplug.simulator.scenario.tree import override
-from glowplug.simulator.sweep import cases, variants
-from glowplug.simulator.workload.formats import FORMATS
+from glowplug_lab.commands.simulate import load_with
+from glowplug_lab.simulator.scenario.load import Scenario, ScenarioError, highest, load
+from glowplug_lab.simulator.scenario.sources import Clients
+from glowplug_lab.simulator.scenario.tree import override
+from glowplug_lab.simulator.sweep import cases, variants
+from glowplug_lab.simulator.workload.formats import FORMATS
 from tests.unit.simulator.scenarios import TINY, workload, write
 
 DAY_S = 86_400

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.scenario.load import ScenarioError, load
-from glowplug.simulator.sweep import (
+from glowplug_lab.simulator.jobs import run_cases
+from glowplug_lab.simulator.scenario.load import ScenarioError, load
+from glowplug_lab.simulator.sweep import (
     Search,
     all_met,
     cases,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from glowplug.domain.access import Priority
-from glowplug.simulator.results import summary
-from glowplug.simulator.scenario.load import ScenarioError, load, load_tree
-from glowplug.simulator.world import World
+from glowplug_lab.simulator.results import summary
+from glowplug_lab.simulator.scenario.load import ScenarioError, load, load_tree
+from glowplug_lab.simulator.world import World
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "tenants.yaml"
 LENGTHS = {"prompt_mean": 100, "prompt_cv": 0.5, "response_mean": 20, "response_cv": 0.5}

@@ -10,10 +10,10 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from glowplug.simulator.scenario.load import load
-from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
-from glowplug.simulator.workload.formats import Reading, length_pairs, read
-from glowplug.simulator.workload.sampling import (
+from glowplug_lab.simulator.scenario.load import load
+from glowplug_lab.simulator.workload.arrival import Arrival, TraceError, merge
+from glowplug_lab.simulator.workload.formats import Reading, length_pairs, read
+from glowplug_lab.simulator.workload.sampling import (
     Lengths,
     binomial,
     expected_tokens,
@@ -23,7 +23,7 @@ from glowplug.simulator.workload.sampling import (
     renewal_times,
     with_errors,
 )
-from glowplug.simulator.workload.tables import read_once
+from glowplug_lab.simulator.workload.tables import read_once
 
 ONE_LENGTH = Lengths([(100, 20)])
 

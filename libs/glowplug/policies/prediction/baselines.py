@@ -1,16 +1,10 @@
-"""Forecasters without a model of the load: nothing, the last window, the mean of the last, the same time yesterday.
+"""No forecast, with which every other service works."""
 
-The baselines for every learned forecast (WarmServe section 7.4 and PreServe section 5.2 compare with moving averages
-and seasonal models). All are deterministic and fit nothing.
-"""
-
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
-from glowplug.domain.units import DAY_S
-from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, mean_of, reading_of
+from glowplug.policies.prediction.port import WindowTotals
 
 
 @dataclass(slots=True)
@@ -26,86 +20,3 @@ class Nothing:
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
         """Return no forecast."""
         return ()
-
-
-@dataclass(slots=True)
-class MovingAverage:
-    """Forecast the mean of the last `num_windows` for every window to come, and the mean of their peaks as its peak."""
-
-    WINDOW_S: ClassVar[float] = 60.0
-    SOURCE: ClassVar[str] = "moving_average"
-    window_s: float = 60.0
-    num_windows: int = 10
-    _ended_at: float = 0.0
-    _past: deque[Reading] = field(default_factory=deque)
-
-    def closed(self, window: WindowTotals) -> None:
-        """Keep the window and drop the oldest."""
-        self._past.append(reading_of(window))
-        if len(self._past) > self.num_windows:
-            self._past.popleft()
-        self._ended_at = window.started_at + window.window_s
-
-    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Return the mean for each window ahead."""
-        if not self._past:
-            return ()
-        mean = mean_of(self._past)
-        starts = (self._ended_at + n * self.window_s for n in range(num_ahead))
-        return tuple(forecast_of(mean, at, self.window_s, now_s, self.SOURCE) for at in starts)
-
-
-@dataclass(slots=True)
-class LastWindow(MovingAverage):
-    """Forecast the last window for every window to come: a mean of one."""
-
-    SOURCE: ClassVar[str] = "last_window"
-    num_windows: int = 1
-
-
-@dataclass(slots=True)
-class SeasonalNaive:
-    """Forecast for every window the same window `season_s` (a day) before; on the first day the last window.
-
-    Empty windows are not stored, so that an idle model costs next to nothing.
-    """
-
-    WINDOW_S: ClassVar[float] = 60.0
-    window_s: float = 60.0
-    season_s: float = DAY_S
-    _ended_at: float = 0.0
-    _first_at: float | None = None
-    _past: dict[int, Reading] = field(default_factory=dict)  # window number -> load
-
-    def closed(self, window: WindowTotals) -> None:
-        """Keep the window for a season."""
-        if self._first_at is None:
-            self._first_at = window.started_at
-        number = self._number(window.started_at)
-        reading = reading_of(window)
-        self._past.pop(number - self._per_season, None)
-        if reading == NOTHING:
-            self._past.pop(number, None)
-        else:
-            self._past[number] = reading
-        self._ended_at = window.started_at + window.window_s
-
-    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Return the load of a season before, for each window ahead."""
-        if self._first_at is None:
-            return ()
-        found = []
-        for n in range(num_ahead):
-            starts_at = self._ended_at + n * self.window_s
-            before_at = starts_at - self.season_s
-            last = self._past.get(self._number(self._ended_at) - 1, NOTHING)
-            then = self._past.get(self._number(before_at), NOTHING) if before_at >= self._first_at else last
-            found.append(forecast_of(then, starts_at, self.window_s, now_s, "seasonal_naive"))
-        return tuple(found)
-
-    @property
-    def _per_season(self) -> int:
-        return max(1, round(self.season_s / self.window_s))
-
-    def _number(self, at_s: float) -> int:
-        return round(at_s / self.window_s)

@@ -1,35 +1,13 @@
-"""Forecasters that need numpy, which the extra `predictor` installs: without it, making one raises an error by its
-name."""
+"""The factory of `combined`, which needs numpy: without the extra `predictor`, making one raises BadRequest."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.units import DAY_S
 from glowplug.policies.prediction.port import Forecaster
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesParams:
-    num_past: int = 12  # k
-    num_hidden: int = 8
-    num_epochs: int = 120
-    learning_rate: float = 0.01
-    held_out: float = 0.2  # share of the samples held out, the newest
-    max_batch: int = 240  # samples per pass: with more, every second or third one, alternating
-    max_days: int = 7  # trained on; a day of 10-minute windows is about 1 kB
-    seed: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadParams:
-    min_days: int = 2  # days of data before the first training
-    min_active: float = 0.5  # share of windows with any token
-    epochs_per_window: int = 5  # about 50 ms of a core for both series
-    season_s: float = DAY_S  # a day; less for traces squeezed in time
-    series: SeriesParams = field(default_factory=SeriesParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +39,6 @@ class MakeCombined:
         return made
 
 
-@dataclass(frozen=True)
-class MakePreserveWorkload:
-    """The factory of `preserve_workload` for the port. Raises BadRequest where numpy is missing."""
-
-    WINDOW_S: float = 600.0
-
-    def __call__(
-        self, window_s: float, *, season_s: float = 0.0, params: WorkloadParams = WorkloadParams()
-    ) -> Forecaster:
-        module = _module("preserve_workload")
-        made: Forecaster = module.PreserveWorkload(window_s, replace(params, season_s=season_s or params.season_s))
-        return made
-
-
 def _module(name: str) -> Any:
     try:
         return import_module(f"glowplug.policies.prediction.{name}")
@@ -87,4 +51,3 @@ def _module(name: str) -> Any:
 
 
 combined = MakeCombined()
-preserve_workload = MakePreserveWorkload()

@@ -1,9 +1,4 @@
-"""Prewarming that makes no replica: none at all, and keeping the copies there are.
-
-`keep_last` is SLLM-GPU, the autoscaling baseline of WarmServe section 7.1: models that drained stay on their GPUs until
-the memory is needed. It makes no replica; of those kept, the least recently used model's is worth least, and is dropped
-first (among equal starts, the place where least is lost is taken).
-"""
+"""No prewarming."""
 
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 
@@ -11,13 +6,3 @@ from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 def nothing(view: PrewarmView) -> PrewarmPlan:
     """Plan no replica; existing ones, left by a policy that was in force before, are worth nothing."""
     return PrewarmPlan(drops=outdated(view))
-
-
-def keep_last(view: PrewarmView) -> PrewarmPlan:
-    """Score replicas by recency: 1 for a model used now, 1/2 a second later, towards 0."""
-    scores = {
-        row.instance_id: 1 / (1 + max(0.0, view.now_s - view.last_used_at.get(row.model_key, 0.0)))
-        for rows in view.fleet.dormant.values()
-        for row in rows
-    }
-    return PrewarmPlan(drops=outdated(view), scores=scores)

@@ -2,8 +2,7 @@
 
 - Reactive (PreServe section 5.3): enough instances for what waits and runs now, num_wanted = ceil((waiting + in flight)
   / B) clamped to [min, max]; HydraServe's keep-alive (section 8.1) decides when the last instance goes.
-- Static (the same): `min_instances` of each model all the time (the paper's "static 8"). MuxServe-like: one of every
-  model from its deployment on (MuxServe in WarmServe section 7.1: "instances are created in prior").
+- Static (the same): `min_instances` of each model all the time (the paper's "static 8").
 
 Departures:
 - PreServe's reactive scaler scales by the KV memory in use, for which the paper gives no rule; here requests count,
@@ -62,10 +61,3 @@ def static(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
     """Keep the model's minimum."""
     least = view.floor or (1 if view.demand else 0)
     return settle(view, least, f"its least number, {counted(view.floor, 'instance')}, is kept at all times"), None
-
-
-def muxserve_like(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """Keep the model's minimum, and at least one instance of every model from its deployment on."""
-    least = max(1, view.floor)
-    why = f"its least number, {counted(least, 'instance')}, is kept from its deployment on"
-    return settle(view, least, why, keep_alive_s=-1), None

@@ -23,11 +23,6 @@ Departures:
   neither clean windows nor a profile, the look-ahead alone decides, and the reactive rule where no router looks ahead.
 - At least one instance stays, as in the paper, while any load is expected; when none is, the model's keep-alive ends
   the last one. `keep_alive_s: -1` in the model is the paper's.
-
-Section 5.3's baselines with the same forecast: `proactive` takes its number alone, `hybrid` the larger of that and
-reactive's. Before tokens and capacities are known the forecast's number is the expected concurrency over the batch
-size. Without a forecast proactive keeps what runs (and says so) and hybrid is reactive. A held request always gets an
-instance.
 """
 
 import math
@@ -257,41 +252,3 @@ def outlooks_of(view: ScalingView) -> Outlooks:
     if any(i.instance_id not in known for i in ready):
         ready = [i for i in ready if i.instance_id in known and known[i.instance_id].over_share > 0]
     return [(i.instance_id, known[i.instance_id]) for i in ready]
-
-
-# the baselines of section 5.3
-
-
-NOTHING_EXPECTED = 0.01  # expected concurrency below this counts as none
-
-
-def proactive(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """Decide for the number of instances that the forecast needs."""
-    wanted, reason = target(view)
-    return settle(view, wanted, reason), None
-
-
-def hybrid(view: ScalingView, state: ReactiveState | None = None) -> tuple[ScaleDecision, ReactiveState | None]:
-    """Decide for the larger of the forecast's number and the present demand's."""
-    if view.forecast is None:
-        return reactive(view, state)
-    wanted, reason = target(view)
-    if view.needed > wanted:
-        wanted, reason = view.needed, why_now(view)
-    return settle(view, wanted, reason), None
-
-
-def target(view: ScalingView) -> tuple[int, str]:
-    """The number of instances for the forecast of the current window, and why."""
-    if view.forecast is None:
-        there = max(view.num_coming_or_there, 1) if view.demand else 0
-        return there, "there is no forecast, so that what runs stays while requests come"
-    forecast, capacity = view.forecast, capacity_in(view.forecast)
-    source = f"a forecast that is {max(0.0, view.now_s - forecast.made_at):.0f} s old"
-    expected = forecast.concurrency_peak
-    if capacity != Capacity() and forecast.prompt_tokens + forecast.response_tokens >= 1:
-        return instances_for(forecast, capacity), f"{source} expects {tokens_of(forecast)}"
-    if expected >= NOTHING_EXPECTED:
-        wanted = math.ceil(expected / view.per_instance - 1e-9)
-        return max(1, wanted), f"{source} expects {expected:.2f} requests at once"
-    return (1 if view.demand else 0), f"{source} expects nothing"

@@ -7,8 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import glowplug
+from glowplug.domain import extensions
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import samples, vllm_env, vllm_sample
+from glowplug.engines.drivers import is_installed
 from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.statedir import disk_errors
 
@@ -49,6 +51,8 @@ def prepare(engine: str, models_dir: Path, make: Callable[[], Path] = samples.pr
                 raise NotInstalled(reason)
             if needs_samples:
                 vllm_sample.prepare()
+        elif not is_installed(engine):
+            raise NotInstalled(f"the {engine} engine is not installed{extensions.hint()}")
     except GlowplugError as error:
         others = "`--engine emulated` needs no weights, and GLOWPLUG_MODELS_DIR names a folder of your own model files"
         raise NotInstalled(f"{error.message} ({others})") from error

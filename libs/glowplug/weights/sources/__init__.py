@@ -1,5 +1,6 @@
 """Sources by scheme. `open_source` is the one place that reads a weights URI."""
 
+from glowplug.domain import extensions
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.source import OBJECTS, Source, SourceOptions, check_reference, redacted, scheme_of
 from glowplug.weights.sources import hub, objects
@@ -35,8 +36,10 @@ def _open_one(uri: str, options: SourceOptions) -> Source:
         return HttpSource(uri, options)
     if scheme == "hf":
         return HubSource(uri, options)
-    assert scheme in OBJECTS, scheme  # SCHEMES has no other
-    return ObjectSource(uri, options)
+    if scheme in OBJECTS:
+        return ObjectSource(uri, options)
+    made: Source = extensions.load("sources", scheme)(uri, options)
+    return made
 
 
 def load_libraries() -> None:

@@ -14,10 +14,10 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ClassLoad, ModelLoad
 from glowplug.events.facts import ForecastMade, InstanceDraining, InstanceReady, RequestFinished, RouterRequestsFinished
-from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.throughput import Capacity, CapacityParams
+from glowplug_lab.policies.warmserve_csp import WarmserveCsp
+from glowplug_lab.policies.windows import LastWindow
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from glowplug.engines.emulated_host.api import Api
-from glowplug.engines.emulated_host.engine import Engine, EngineConfig
-from glowplug.engines.emulated_host.faults import Faults
-from glowplug.engines.emulated_host.http import MAX_BODY_BYTES, Connection
-from glowplug.engines.emulated_host.profiles import PROFILES
+from glowplug_lab.emulated.api import Api
+from glowplug_lab.emulated.engine import Engine, EngineConfig
+from glowplug_lab.emulated.faults import Faults
+from glowplug_lab.emulated.http import MAX_BODY_BYTES, Connection
+from glowplug_lab.emulated.profiles import PROFILES
 from tests.waiting import WAIT_S, until
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.engines.emulated_host.answer import StopCutter
-from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence, Step
-from glowplug.engines.emulated_host.faults import Faults, as_json, changed
-from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
-from glowplug.engines.emulated_host.text import LABEL, answer_tokens, count_tokens, embedding, token_ids
+from glowplug_lab.emulated.answer import StopCutter
+from glowplug_lab.emulated.batch import BLOCK_TOKENS, Batch, Sequence, Step
+from glowplug_lab.emulated.faults import Faults, as_json, changed
+from glowplug_lab.emulated.profiles import DEFAULT_PROFILE, PROFILES
+from glowplug_lab.emulated.text import LABEL, answer_tokens, count_tokens, embedding, token_ids
 
 
 def a_batch(num_blocks: int = 100, max_running: int = 4, max_step_tokens: int = 2048) -> Batch:

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from glowplug.engines.emulated_host.api import Api
-from glowplug.engines.emulated_host.engine import Engine, EngineConfig, Whole
-from glowplug.engines.emulated_host.faults import Faults
-from glowplug.engines.emulated_host.http import Connection
-from glowplug.engines.emulated_host.profiles import PROFILES
-from glowplug.engines.emulated_host.stages import StageLink, StageLost, StepPart
-from glowplug.engines.emulated_host.text import answer_tokens
+from glowplug_lab.emulated.api import Api
+from glowplug_lab.emulated.engine import Engine, EngineConfig, Whole
+from glowplug_lab.emulated.faults import Faults
+from glowplug_lab.emulated.http import Connection
+from glowplug_lab.emulated.profiles import PROFILES
+from glowplug_lab.emulated.stages import StageLink, StageLost, StepPart
+from glowplug_lab.emulated.text import answer_tokens
 from tests.waiting import WAIT_S, until
 
 PROFILE = PROFILES["qwen2.5-7b/a10"]

@@ -12,7 +12,7 @@ from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.expect import Expected, expect
 from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.registry import KINDS, choose
+from glowplug.policies.registry import choose, installed
 from glowplug.policies.start_times import PRIORS, StartTimes
 from tests.fleet_builder import a_model, a_node, an_instance
 
@@ -143,7 +143,7 @@ def test_each_stage_of_a_pipeline_fetches_and_loads_its_part() -> None:
     assert [phases["fetch"] for phases in found.by_phase] == pytest.approx([4.0, 4.0])
 
 
-@pytest.mark.parametrize("policy", sorted(KINDS["placement"]))
+@pytest.mark.parametrize("policy", installed("placement"))
 def test_every_policys_placement_has_a_prediction(policy: str) -> None:
     view = PlacementView(now_s=200.0, nodes=[node()], times=StartTimes())
     request = PlaceRequest(instance_id="i", model=MODEL)

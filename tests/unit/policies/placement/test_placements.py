@@ -3,9 +3,10 @@
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.placement import first_fit, muxserve_like, warmserve_placement
+from glowplug.policies.placement import first_fit
 from glowplug.policies.placement.dormant import grow, with_drops
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug_lab.policies import muxserve_like, warmserve_placement
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 

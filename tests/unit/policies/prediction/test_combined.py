@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glowplug.policies.prediction.baselines import LastWindow, SeasonalNaive
 from glowplug.policies.prediction.combined import UNITS, Alike, Combined, Mixture
 from glowplug.policies.prediction.combined_experts import NAMES, Experts
 from glowplug.policies.prediction.combined_weights import prior_of
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Forecaster, Reading, WindowTotals
-from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
+from glowplug_lab.policies.warmserve_csp import WarmserveCsp
+from glowplug_lab.policies.windows import LastWindow, SeasonalNaive
 
 W = 600.0
 PER_DAY = 24

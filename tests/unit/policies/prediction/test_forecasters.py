@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
+from glowplug.policies.prediction.baselines import Nothing
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.warmserve_csp import CspParams, WarmserveCsp, forecast
+from glowplug_lab.policies.warmserve_csp import CspParams, WarmserveCsp, forecast
+from glowplug_lab.policies.windows import LastWindow, MovingAverage, SeasonalNaive
 
 W = 60.0
 

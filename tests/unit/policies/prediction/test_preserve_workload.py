@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.prediction.learned import SeriesParams, WorkloadParams
 from glowplug.policies.prediction.port import WindowTotals, make_with
-from glowplug.policies.prediction.preserve_mlstm import Trainer, draw_weights, gradients, predict
-from glowplug.policies.prediction.preserve_workload import PreserveWorkload, TokenSeries
-from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.registry import choose
+from glowplug_lab.policies.preserve_mlstm import Trainer, draw_weights, gradients, predict
+from glowplug_lab.policies.preserve_workload import PreserveWorkload, SeriesParams, TokenSeries, WorkloadParams
+from glowplug_lab.policies.warmserve_csp import WarmserveCsp
 
 PER_DAY = 48
 DAY_S = PER_DAY * 600.0
@@ -196,9 +195,8 @@ def test_the_same_windows_give_the_same_forecasts():
     assert one == other
 
 
-def test_by_name_and_refused_by_name_without_numpy(monkeypatch):
-    make = choose("prediction", "preserve_workload")
-    assert make.WINDOW_S == 600.0 and isinstance(make(300.0), PreserveWorkload)
+def test_combined_is_refused_by_name_without_numpy(monkeypatch):
+    make = choose("prediction", "combined")
     real = builtins.__import__
 
     def none(name, *args, **kwargs):
@@ -206,12 +204,17 @@ def test_by_name_and_refused_by_name_without_numpy(monkeypatch):
             raise ModuleNotFoundError(f"No module named {name!r}", name="numpy")
         return real(name, *args, **kwargs)
 
-    for name in [n for n in sys.modules if n.startswith("glowplug.policies.prediction.preserve_")]:
+    for name in [n for n in sys.modules if n.startswith("glowplug.policies.prediction.combined")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", none)
     with pytest.raises(BadRequest, match=r"needs numpy, .*predictor") as caught:
         make(600.0)
     assert caught.value.param == "policy_prediction"
+
+
+def test_by_name():
+    make = choose("prediction", "preserve_workload")
+    assert make.WINDOW_S == 600.0 and isinstance(make(300.0), PreserveWorkload)
 
 
 def test_a_squeezed_trace_has_shorter_days():

@@ -10,11 +10,12 @@ from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.prewarming import union, warmserve
-from glowplug.policies.prewarming.baselines import keep_last, nothing
+from glowplug.policies.prewarming.baselines import nothing
 from glowplug.policies.prewarming.port import PrewarmView, reads_profile, weighs_worth
 from glowplug.policies.prewarming.warmserve import LayerProfile, first_layers, first_layers_bytes
 from glowplug.policies.registry import choose
 from glowplug.policies.worth import Holding
+from glowplug_lab.policies.keep_last import keep_last
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 A, B = a_model("a"), a_model("b")  # 100 MiB each

@@ -4,9 +4,9 @@ import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.registry import choose
-from glowplug.policies.routing.llumnix_like import Freest, freeness
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import LoadAware
+from glowplug_lab.policies.llumnix_like import Freest, freeness
 
 LARGE = 10_000
 COUNTED = ("least_loaded", "round_robin", "minimum_use", "first_room")

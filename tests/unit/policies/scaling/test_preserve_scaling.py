@@ -1,7 +1,7 @@
 """PreServe sections 4.1 and 4.3.2 (Algorithm 2) on the fleet, and its baselines "Proactive" and "Hybrid" (5.1)."""
 
 from glowplug.policies.scaling import preserve
-from glowplug.policies.scaling.preserve import hybrid, proactive
+from glowplug_lab.policies.preserve_baselines import hybrid, proactive
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
 MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}

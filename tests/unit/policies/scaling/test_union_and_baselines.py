@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
-from glowplug.policies.registry import KINDS, choose
-from glowplug.policies.scaling import baselines, hydraserve, llumnix_like, union
+from glowplug.policies.registry import choose, installed
+from glowplug.policies.scaling import baselines, hydraserve, union
+from glowplug_lab.policies import llumnix_like, muxserve_like
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
@@ -58,12 +59,12 @@ def test_static_is_the_minimum_whatever_the_load():
 
 def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_go():
     """WarmServe section 7.1: "LLM serving instances are created in prior"."""
-    asked = Asked(baselines.muxserve_like)
+    asked = Asked(muxserve_like.scale)
     assert asked(100.0, load()).num_wanted == 1
     after_a_day = asked(86_400.0, load(), ready(1))
     assert (after_a_day.num_wanted, after_a_day.drain) == (1, ())
     assert asked(86_401.0, load(waiting=100), ready(1)).num_wanted == 1
-    assert Asked(baselines.muxserve_like, min_instances=3)(100.0, load()).num_wanted == 3
+    assert Asked(muxserve_like.scale, min_instances=3)(100.0, load()).num_wanted == 3
 
 
 def test_what_is_expected_neither_brings_the_first_instance_nor_keeps_the_last():
@@ -245,7 +246,7 @@ def test_a_last_pipeline_that_has_run_nothing_for_the_keep_alive_goes_as_an_inst
     assert drained[20] == () and drained[-1] == ("i-1",)
 
 
-POLICIES = [(name, choose("scaling", name)) for name in sorted(KINDS["scaling"])]
+POLICIES = [(name, choose("scaling", name)) for name in installed("scaling")]
 instances = st.lists(st.tuples(st.sampled_from(["ready", "starting", "draining"]), st.integers(0, 8)), max_size=5)
 
 

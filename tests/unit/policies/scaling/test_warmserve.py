@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.scaling.warmserve import Level, one_way, scale
+from glowplug_lab.policies.warmserve_scaling import Level, one_way, scale
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
 

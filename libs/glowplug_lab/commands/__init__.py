@@ -1,0 +1,1 @@
+"""`glowplug simulate`, `plan` and `replay`."""

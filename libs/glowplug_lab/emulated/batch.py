@@ -1,0 +1,155 @@
+"""Which sequences an engine step runs: continuous batching over paged KV memory, in vLLM's V1 order. Pure.
+
+Running sequences first, each with one token (decode) or the next piece of its prompt; then the waiting queue, first
+come first served, while seats, step budget and blocks last. When a decode finds no free block, the youngest running
+sequence is preempted: it loses its blocks and computes them again later.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from glowplug_lab.emulated.profiles import Profile
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request inside the engine. Its `num_computed` tokens have KV; `num_generated` tokens went to the client."""
+
+    sequence_id: str
+    num_prompt: int
+    num_wanted: int  # tokens it will generate
+    num_computed: int = 0
+    num_generated: int = 0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose content is known: prompt and generated."""
+        return self.num_prompt + self.num_generated
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_generated > 0 and self.num_computed == self.num_known - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One forward pass: how many new tokens each sequence computes, and what it costs."""
+
+    pieces: dict[Sequence, int]
+    seconds: float
+    num_prefill_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The scheduler's state. Invariant: `num_used_blocks` is the sum over running sequences, never above the total."""
+
+    profile: Profile
+    num_blocks: int
+    max_running: int
+    max_step_tokens: int = 2048
+    long_prefill_tokens: int = 0  # of one prompt in a step while other requests are there; 0: no limit
+    running: list[Sequence] = field(default_factory=list)
+    waiting: deque[Sequence] = field(default_factory=deque)
+    num_used_blocks: int = 0
+    num_preemptions: int = 0
+    admitting: bool = True
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        return self.num_used_blocks / self.num_blocks
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Finish or abort: its blocks are free at once. Unknown sequences are ignored."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def plan(self) -> Step | None:
+        """The next step, or None when nothing can run. Blocks are taken now; `commit` follows when time has passed."""
+        pieces: dict[Sequence, int] = {}
+        budget = self.max_step_tokens
+        preempted_before = self.num_preemptions
+        most = (self.long_prefill_tokens if len(self.running) + len(self.waiting) > 1 else 0) or budget
+        for sequence in list(self.running):
+            if sequence not in self.running or budget == 0:
+                continue  # preempted by an older one in this very step, or next time
+            piece = min(sequence.num_known - sequence.num_computed, budget, most)
+            if self._grow(sequence, piece):
+                pieces[sequence] = piece
+                budget -= piece
+        pieces = {sequence: piece for sequence, piece in pieces.items() if sequence in self.running}
+        can_admit = self.admitting and self.num_preemptions == preempted_before
+        while can_admit and self.waiting and budget and len(self.running) < self.max_running:
+            sequence = self.waiting[0]
+            piece = min(sequence.num_known, budget, most)
+            if not self._take(sequence, _blocks(sequence.num_known + 1)):  # whole prompt, so that it cannot starve
+                break
+            self.running.append(self.waiting.popleft())
+            pieces[sequence] = piece
+            budget -= piece
+        return self._cost(pieces) if pieces else None
+
+    def commit(self, step: Step) -> list[Sequence]:
+        """Sequences that got a token by this step, in running order. Those removed meanwhile get none."""
+        emitted = []
+        for sequence, piece in step.pieces.items():
+            if sequence not in self.running:
+                continue
+            sequence.num_computed += piece
+            if sequence.num_computed == sequence.num_known:
+                sequence.num_generated += 1
+                emitted.append(sequence)
+        return emitted
+
+    def _cost(self, pieces: dict[Sequence, int]) -> Step:
+        decoding = [sequence for sequence in pieces if sequence.is_decoding]
+        prefill = {sequence: piece for sequence, piece in pieces.items() if not sequence.is_decoding}
+        tok = sum(prefill.values())
+        sq = sum((s.num_computed + piece) ** 2 - s.num_computed**2 for s, piece in prefill.items())
+        ctx = sum(sequence.num_known for sequence in decoding)
+        seconds = self.profile.step_s(tok=tok, sq=sq, num_decoding=len(decoding), ctx=ctx)
+        return Step(pieces=pieces, seconds=seconds, num_prefill_tokens=tok)
+
+    def _grow(self, sequence: Sequence, piece: int) -> bool:
+        """Blocks for `piece` more tokens of a running sequence, preempting the youngest as needed."""
+        needed = _blocks(sequence.num_computed + piece)
+        while not self._take(sequence, needed):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _take(self, sequence: Sequence, num_blocks: int) -> bool:
+        more = max(0, num_blocks - sequence.num_blocks)
+        if more > self.num_blocks - self.num_used_blocks:
+            return False
+        sequence.num_blocks += more
+        self.num_used_blocks += more
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.num_used_blocks -= sequence.num_blocks
+        sequence.num_blocks = 0
+
+
+def _blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_TOKENS)

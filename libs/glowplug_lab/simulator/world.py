@@ -1,0 +1,122 @@
+"""One run, composed of servers, the services' controllers, traffic and a virtual clock that starts at an epoch time.
+
+A fault breaks a node or an engine, or makes a consolidation fail or hang.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from glowplug_lab.simulator.checkers import Checker
+from glowplug_lab.simulator.control_plane import ControlPlane, Delivery
+from glowplug_lab.simulator.hardware.node import SimNode
+from glowplug_lab.simulator.results import Accounts, Results
+from glowplug_lab.simulator.run import Run
+from glowplug_lab.simulator.setup import Fault, Setup
+from glowplug_lab.simulator.traffic import Traffic
+from glowplug_lab.simulator.workload.arrival import Arrival
+
+OBJECTS_PER_COLLECTION = 100_000
+
+
+class World(Run):
+    """One run with all of its parts. `setup` and `arrivals` (in order, times from 0) determine it, but for what
+    `delivery` does to events; the default is calm delivery."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        arrivals: Iterable[Arrival],
+        *,
+        check: bool = False,
+        label: str = "a run",
+        delivery: Delivery | None = None,
+    ) -> None:
+        super().__init__(setup, label)
+        self.control = ControlPlane(
+            setup.policies,
+            setup.params,
+            self.kernel,
+            models=[one.model for one in setup.models],
+            history=setup.history,
+            delivery=delivery,
+        )
+        self.nodes: dict[str, SimNode] = {}
+        self.traffic = Traffic(self, self.control, self.nodes, iter(arrivals))
+        for server in setup.servers:
+            for number in range(1, server.num_servers + 1):
+                node_id = f"{server.name}-{number}"
+                self.nodes[node_id] = SimNode(self, self.control, self.traffic, node_id, server, self.nodes)
+        self.accounts = Accounts(self.began_s)
+        self.control.on_save.append(self.accounts.saved)
+        self._checker = Checker(self, self.control, self.nodes, self.traffic) if check else None
+
+    def run(
+        self, seconds: float, *, drain_s: float = 300.0, progress: Callable[[float], None] | None = None
+    ) -> Results:
+        """Simulate `seconds` of traffic, and up to `drain_s` more for the last answers. With `check`, raises
+        AssertionError naming the first invariant that breaks after any event."""
+        with _few_collections():
+            return self._run(seconds, drain_s, progress)
+
+    def _run(self, seconds: float, drain_s: float, progress: Callable[[float], None] | None) -> Results:
+        self.start()
+        end_s = self.began_s + seconds
+        step_s = max(1.0, seconds / 100)
+        while self.kernel.now_s < end_s or (self.traffic.num_open and self.kernel.now_s < end_s + drain_s):
+            self.run_until(
+                min(self.kernel.now_s + step_s, end_s) if self.kernel.now_s < end_s else self.kernel.now_s + 1.0
+            )
+            if progress is not None:
+                progress(min(1.0, (self.kernel.now_s - self.began_s) / seconds))
+        self.results.seconds = self.kernel.now_s - self.began_s
+        self.results.normalised_peak.close()
+        self.accounts.close(self.results, self.kernel.now_s)
+        return self.results
+
+    def start(self) -> None:
+        """Start all services, advance the clock to the beginning of the traffic, and schedule the first request. Raises
+        ValueError for a fault of an unknown node."""
+        for node in self.nodes.values():
+            node.start()
+        self.control.start()
+        self.kernel.run(self.began_s)
+        for fault in self.setup.faults:
+            if fault.node_id not in self.nodes:
+                raise ValueError(f"faults: there is no node {fault.node_id!r}")
+            self.kernel.at(self.began_s + fault.at_s, break_at, self.nodes[fault.node_id], fault)
+        self.traffic.start()
+
+    def run_until(self, end_s: float) -> None:
+        """Simulate up to `end_s` (epoch seconds), checking the invariants after each event with `check`."""
+        if self._checker is None:
+            self.kernel.run(end_s)
+        else:
+            self._checker.run(end_s)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Collect garbage seldom: a run makes millions of objects with hardly any reference cycles, and Python's default
+    collection every 700 objects takes a tenth of its time."""
+    before = gc.get_threshold()
+    gc.set_threshold(OBJECTS_PER_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def break_at(node: SimNode, fault: Fault) -> None:
+    """Apply a fault to its node now."""
+    if fault.kind in ("consolidation", "hang"):
+        (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
+    elif fault.model:
+        serving = (one for one in node.engines.values() if one.model.model.key == fault.model and one.serving)
+        if (engine := next(serving, None)) is not None:
+            node.kill(engine.instance_id, "killed by a fault")
+    else:
+        node.is_down = True
+        node.control.down |= {fault.node_id, f"prefetcher-{fault.node_id}"}
+        for instance_id in list(node.engines):
+            node.end(instance_id)
