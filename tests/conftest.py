@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
@@ -53,10 +54,18 @@ def _folder(name: str) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def infra() -> Iterator[Infra]:
-    """Real NATS (JetStream on file) and Valkey (AOF) for the whole session. Do not stop or empty them."""
+def servers() -> Iterator[Infra]:
     with _folder("infra") as folder, NatsProcess(folder / "nats") as bus, ValkeyProcess(folder / "valkey") as store:
         yield Infra(bus, store)
+
+
+@pytest.fixture(scope="module")
+def infra(servers: Infra) -> Iterator[Infra]:
+    """Real NATS (JetStream on file) and Valkey (AOF), the same for all files. Do not stop or empty them. Tables are
+    emptied behind a file: routers of the next one would ask for the keys that it left."""
+    yield servers
+    with redis.Redis.from_url(servers.valkey.url) as store:
+        store.flushall()
 
 
 @pytest.fixture
