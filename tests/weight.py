@@ -1,7 +1,8 @@
 """What the tree weighs: `make weight` prints the table of tests/weight.txt as it is now, beside what is written there.
 
-A number rises only by hand: `make weight ARGS=--write` in a commit of its own that says why. tests/house holds it, and
-asks for the same where a package has lost a twentieth of its lines, so that the table follows down. `prose` is words of
+The table holds each number rounded up a little. One that grows past it rises by hand: `make weight ARGS=--write` in a
+commit of its own that says why. tests/house holds it, and asks for the same where a package has lost a twentieth of its
+lines, so that the table follows down. `prose` is words of
 docstrings and comments for 100 lines of code; `what` is that word for 1,000 of them, which tells a translation from
 English."""
 
@@ -10,6 +11,7 @@ import ast
 import functools
 import importlib.util
 import io
+import math
 import re
 import sys
 import tokenize
@@ -28,6 +30,7 @@ JS_COMMENT = re.compile(r"/\*.*?\*/|(?<![:\"'])//[^\n]*", re.DOTALL)
 WORD = re.compile(r"[A-Za-z][\w'-]*")
 AIMS = {"prose": 110.0, "what": 3.0}
 FALLEN = 0.95  # of the held lines
+STEPS = {"lines": 100, "prose": 1, "what": 0.5, "count": 1, "words": 100}  # held numbers are rounded up to these
 HEAD = """\
 # Held by tests/house: no number may rise. `make weight` prints it, ARGS=--write writes it.
 """
@@ -100,6 +103,11 @@ def render(rows: dict[str, dict[str, float]]) -> str:
     return HEAD + "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+def ceilings(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """What is held: each number rounded up to a whole step."""
+    return {name: {k: math.ceil(v / STEPS[k]) * STEPS[k] for k, v in row.items()} for name, row in rows.items()}
+
+
 def read(said: str) -> dict[str, dict[str, float]]:
     """What `render` wrote."""
     found = (re.match(r"(.*?)\s{2,}(.*)", line) for line in said.splitlines() if line and not line.startswith("#"))
@@ -128,7 +136,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table to tests/weight.txt")
     now = table()
     if parser.parse_args().write:
-        HELD.write_text(render(now))
+        HELD.write_text(render(ceilings(now)))
     sys.stdout.write(render(now))
     more = list(excess(now, read(HELD.read_text())))
     print("".join(f"\nnot as held: {line}" for line in more), end="\n" if more else "")

@@ -15,6 +15,13 @@ def test_a_table_is_read_as_it_was_written() -> None:
     assert weight.read(weight.render(rows)) == rows
 
 
+def test_what_is_held_leaves_room_for_a_small_change() -> None:
+    assert weight.ceilings({"a": {"lines": 101, "prose": 10.2, "what": 1.1}, "settings": {"count": 7}}) == {
+        "a": {"lines": 200, "prose": 11, "what": 1.5},
+        "settings": {"count": 7},
+    }
+
+
 def test_what_rises_is_named() -> None:
     held = {"a": ROW}
     assert list(weight.excess({"a": ROW}, held)) == []
