@@ -127,7 +127,7 @@ def excess(now: dict[str, dict[str, float]], held: dict[str, dict[str, float]]) 
     for name, row in now.items():
         for key, value in row.items():
             was = held.get(name, {}).get(key, 0)
-            if value > max(was, AIMS.get(key, 0)) or (key == "lines" and value < FALLEN * was):
+            if value > max(was, AIMS.get(key, 0)) or (key == "lines" and value < FALLEN * was - STEPS[key]):
                 yield f"{name}: {key} {value:,}, held at {was:,}"
 
 

@@ -28,7 +28,9 @@ def test_what_rises_is_named() -> None:
     assert list(weight.excess({"a": ROW | {"what": 3.0, "lines": 99}}, held)) == []  # the aim is 3
     assert list(weight.excess({"a": ROW | {"what": 3.1}}, held)) == ["a: what 3.1, held at 2.0"]
     assert list(weight.excess({"a": ROW | {"prose": 120.1}}, held)) == ["a: prose 120.1, held at 120.0"]
-    assert list(weight.excess({"a": ROW | {"lines": 94}}, held)) == ["a: lines 94, held at 100"]
+    assert list(weight.excess({"a": ROW | {"lines": 794}}, {"a": ROW | {"lines": 1000}})) == [
+        "a: lines 794, held at 1,000"
+    ]
     assert list(weight.excess({"b": {"lines": 1}}, held)) == ["b: lines 1, held at 0"]
 
 
