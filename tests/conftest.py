@@ -54,17 +54,17 @@ def _folder(name: str) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Infra]:
+def session_servers() -> Iterator[Infra]:
     with _folder("infra") as folder, NatsProcess(folder / "nats") as bus, ValkeyProcess(folder / "valkey") as store:
         yield Infra(bus, store)
 
 
 @pytest.fixture(scope="module")
-def infra(servers: Infra) -> Iterator[Infra]:
+def infra(session_servers: Infra) -> Iterator[Infra]:
     """Real NATS (JetStream on file) and Valkey (AOF), the same for all files. Do not stop or empty them. Tables are
     emptied behind a file: routers of the next one would ask for the keys that it left."""
-    yield servers
-    with redis.Redis.from_url(servers.valkey.url) as store:
+    yield session_servers
+    with redis.Redis.from_url(session_servers.valkey.url) as store:
         store.flushall()
 
 
